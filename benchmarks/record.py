@@ -32,6 +32,7 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
     "attention_bf16": ("what", "batch", "keys", "heads", "key_heads", "size"),
     "compile": ("model", "case", "cache"),
     "decode_smollm2": ("batch",),
+    "demo": ("what", "side", "way", "prompt"),
     "elementwise": ("operations", "op", "dtype", "mebibytes"),
     "engine": ("layers",),
     "engine_rows": ("operator", "tokens", "columns"),
@@ -55,6 +56,7 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
     "sampling": ("rows", "temperature", "peak"),
     "tests": ("tests",),
     "transform_smollm2": ("what", "batch"),
+    "trees": ("case",),
 }
 """What identifies a cell, by benchmark. A field may be missing from a cell."""
 

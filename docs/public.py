@@ -31,7 +31,8 @@ def modules() -> list[str]:
 def public_names(module: str) -> list[str]:
     """Returns the names that a module of ours offers: no modules, nothing that another package defines."""
     namespace = importlib.import_module(module)
-    return sorted(name for name, member in vars(namespace).items() if not name.startswith("_") and _is_ours(member))
+    # `dir`, because some names are imported when they are first used.
+    return sorted(n for n in dir(namespace) if not n.startswith("_") and _is_ours(getattr(namespace, n)))
 
 
 def _is_ours(member: Any) -> bool:

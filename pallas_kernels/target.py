@@ -19,6 +19,10 @@ _FEATURES: Final[dict[str, range]] = {
 }
 """The compute capabilities, times ten, that have an instruction family."""
 
+_SHARED_KIB: Final[dict[int, int]] = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99, 121: 99}
+_LEAST_SHARED_KIB: Final = 48
+"""Shared memory that every GPU has for a thread block."""
+
 
 @dataclass(frozen=True)
 class Target:
@@ -27,19 +31,21 @@ class Target:
     Attributes:
         platform: As JAX names it: "cpu", "cuda", ...
         architecture: "sm_90" for an NVIDIA GPU of compute capability 9.0; "" if the platform has none or it is unknown.
+        backend: The backend whose kernels are preferred (`pallas_kernels.registry.find`); "" if none is.
 
     Raises:
         ValueError: If a name is invalid, or the platform has no architectures.
 
     Example:
         >>> Target("cuda", "sm_90")
-        Target(platform='cuda', architecture='sm_90')
+        Target(platform='cuda', architecture='sm_90', backend='')
         >>> str(Target.parse("sm_80")), str(Target.parse("cpu"))
         ('sm_80', 'cpu')
     """
 
     platform: str
     architecture: str = ""
+    backend: str = ""
 
     def __post_init__(self) -> None:
         has_it = self.platform == _CUDA and _ARCHITECTURE.fullmatch(self.architecture)
@@ -72,6 +78,18 @@ class Target:
         """
         return frozenset(name for name, generations in _FEATURES.items() if self.generation in generations)
 
+    @property
+    def shared_memory(self) -> int:
+        """Bytes of shared memory that a thread block can have; the least of all GPUs if this one is not listed.
+
+        Source: table "Technical Specifications per Compute Capability" of the CUDA C++ Programming Guide.
+
+        Example:
+            >>> Target.parse("sm_80").shared_memory, Target.parse("sm_89").shared_memory
+            (166912, 101376)
+        """
+        return _SHARED_KIB.get(self.generation, _LEAST_SHARED_KIB) * 1024
+
     def is_at_least(self, other: "Target") -> bool:
         """Returns whether this target has the same platform and the same or a later generation.
 
@@ -103,7 +121,8 @@ def rank(pattern: str, target: Target) -> tuple[int, int] | None:
     if pattern.endswith("+"):
         return (2, described.generation) if target.is_at_least(described) else None
     if described.architecture:
-        return (3, described.generation) if described == target else None
+        is_it = (described.platform, described.architecture) == (target.platform, target.architecture)
+        return (3, described.generation) if is_it else None
     return (0, 0) if described.platform == target.platform else None
 
 

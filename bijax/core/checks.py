@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bijax.core.explicit_axes import gathered
+from pallas_kernels.errors import UnsupportedError
 
 FLOATS = ("float32", "bfloat16", "float16")
 
@@ -36,6 +37,7 @@ def as_array(op: str, name: str, x: Any, holds: str) -> jax.Array | np.ndarray:
         TypeError: If it is no array of numbers, nor nested sequences of them.
     """
     if isinstance(x, jax.Array):
+        _check_sizes(op, name, x)
         return gathered(x)
     try:
         array = np.asarray(x)
@@ -44,6 +46,19 @@ def as_array(op: str, name: str, x: Any, holds: str) -> jax.Array | np.ndarray:
     if array.dtype.kind in "OSU":
         raise TypeError(f"{op}: {name} must be an array of {holds}, got {type(x).__name__}.")
     return array
+
+
+def _check_sizes(op: str, name: str, x: jax.Array) -> None:
+    """Checks that the size of every axis is known.
+
+    Raises:
+        UnsupportedError: If one is symbolic.
+    """
+    if not all(isinstance(n, int) for n in x.shape):
+        raise UnsupportedError(
+            f"{op}: {name} must have axes of known sizes, got {describe(x)}; symbolic sizes (jax.export.symbolic_shape)"
+            " are not supported. Export one program for each batch size, which has the same bits in every row."
+        )
 
 
 def integer_array(op: str, name: str, x: Any, *, on_host: bool = True) -> Any:
@@ -76,6 +91,7 @@ def float_array(op: str, name: str, x: Any) -> jax.Array:
         array = gathered(jnp.asarray(x))
     except (TypeError, ValueError, OverflowError) as error:  # a ValueError for None and for lists of unequal lengths
         raise TypeError(f"{op}: {name} must be an array of {' or '.join(FLOATS)}, got {type(x).__name__}.") from error
+    _check_sizes(op, name, array)
     if array.dtype.name not in FLOATS:
         raise TypeError(
             f"{op}: {name} must have one of the dtypes {', '.join(FLOATS)}, got {describe(array)};"

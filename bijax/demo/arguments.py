@@ -6,16 +6,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bijax.demo.prompts import BUILT_IN, choose_prompts
-from bijax.demo.ways import BATCH_SIZES, CHUNKS, QUICK_BATCH_SIZES, QUICK_CHUNKS
+from bijax.demo.ways import BATCH_SIZES, CHUNK, QUICK_BATCH_SIZES
+
+type Dtype = Literal["bfloat16", "float16", "float32"]
 
 PROMPTS, TOKENS = len(BUILT_IN), 32
-QUICK_PROMPTS, QUICK_TOKENS = 2, 8
+QUICK_PROMPTS, QUICK_TOKENS = 2, 20
+DTYPES: tuple[Dtype, ...] = ("bfloat16", "float16", "float32")
 
 DESCRIPTION = """\
-Generates texts with a real model, greedily, in many ways: each prompt alone (the reference), in batches of {batches}
-with changing neighbours, and with the prompt prefilled in chunks ({chunks}) from a contiguous and from a paged cache;
-first with plain JAX, then with bijax. Compares every token and every bit of its log-probability with the reference,
-prints a table and draws a picture."""
+Generates texts with a real model, greedily: each prompt alone, then in batches of {batches} with changing neighbours,
+with prompts prefilled in chunks of {chunk}, and with a paged cache; first with plain JAX, then with bijax. Shows texts
+that change side by side, compares the bits of all log-probabilities, prints a table and draws a picture."""
 EPILOG = """\
 exit code: 0 if bijax shows no difference at all, 1 if it shows one, 2 if the comparison could not be made"""
 
@@ -29,8 +31,9 @@ class Arguments:
         prompts: At least one prompt.
         text: Whether the prompts are continued as raw text, not answered.
         tokens: Maximum length of a text, in tokens; at least 1.
-        seed: Who meets whom in the batches; at least 0.
-        quick: Whether to take fewer batch sizes and chunks.
+        dtype: Dtype of weights and computation.
+        seed: How prompts are grouped into batches; at least 0.
+        quick: Whether to take fewer ways of computing.
         quantize: "int8" for int8 linear layers, or None.
         json: Where to write the figures, or None.
         picture: Where to draw the picture.
@@ -40,6 +43,7 @@ class Arguments:
     prompts: tuple[str, ...]
     text: bool
     tokens: int
+    dtype: Dtype
     seed: int
     quick: bool
     quantize: Literal["int8"] | None
@@ -59,6 +63,7 @@ class Arguments:
             prompts=choose_prompts(str(prompts) if parsed.prompts is None else parsed.prompts),
             text=parsed.text,
             tokens=tokens if parsed.tokens is None else parsed.tokens,
+            dtype=parsed.dtype,
             seed=parsed.seed,
             quick=parsed.quick,
             quantize=parsed.quantize,
@@ -72,6 +77,7 @@ class Arguments:
             "prompts": len(self.prompts),
             "text": self.text,
             "tokens": self.tokens,
+            "dtype": self.dtype,
             "seed": self.seed,
             "quick": self.quick,
             "quantize": self.quantize,
@@ -83,7 +89,7 @@ def add_demo_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParse
     parser = commands.add_parser(
         "demo",
         help="show the same bits alone and in a batch, with a real model",
-        description=DESCRIPTION.format(batches=_listed(BATCH_SIZES), chunks=_listed(CHUNKS)),
+        description=DESCRIPTION.format(batches=_listed(BATCH_SIZES), chunk=CHUNK),
         epilog=EPILOG,
     )
     parser.add_argument(
@@ -106,13 +112,19 @@ def add_demo_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParse
     )
     parser.add_argument("--tokens", type=_from_one, metavar="N", help=f"longest text, in tokens (default: {TOKENS})")
     parser.add_argument(
-        "--seed", type=_from_zero, default=0, metavar="N", help="decides who meets whom in the batches (default: 0)"
+        "--dtype",
+        choices=DTYPES,
+        default="bfloat16",
+        help="dtype of weights and computation (default: %(default)s, in which most models are served)",
+    )
+    parser.add_argument(
+        "--seed", type=_from_zero, default=0, metavar="N", help="seed for grouping prompts into batches (default: 0)"
     )
     parser.add_argument(
         "--quick",
         action="store_true",
         help=f"{QUICK_PROMPTS} prompts and {QUICK_TOKENS} tokens, unless given; only batches of "
-        f"{_listed(QUICK_BATCH_SIZES)} and chunks of {_listed(QUICK_CHUNKS)}",
+        f"{_listed(QUICK_BATCH_SIZES)}",
     )
     parser.add_argument(
         "--quantize",
@@ -129,9 +141,9 @@ def add_demo_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParse
     )
 
 
-def _listed(values: tuple[int | None, ...]) -> str:
-    words = ["whole" if value is None else str(value) for value in values]
-    return f"{', '.join(words[:-1])} and {words[-1]}"
+def _listed(values: tuple[int, ...]) -> str:
+    words = list(map(str, values))
+    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else words[0]
 
 
 def _from_one(text: str) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bijax.testing import bits, ulp_distance
+from bijax.testing import bits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,16 +31,21 @@ class Comparison:
     Attributes:
         prompt: Index of the prompt.
         other: The text.
-        ulps: Distance of the log-probabilities, uint64 array over the common beginning.
+        distances: Absolute differences of the log-probabilities, float64 array over the common beginning.
         differing: Where their bits differ, bool array over the common beginning.
         parted: Tokens after the common beginning, of the longer text.
     """
 
     prompt: int
     other: Text
-    ulps: np.ndarray
+    distances: np.ndarray
     differing: np.ndarray
     parted: int
+
+    @property
+    def common(self) -> int:
+        """Tokens of the common beginning."""
+        return int(self.distances.size)
 
 
 def compare(prompt: int, alone: Text, other: Text) -> Comparison:
@@ -48,16 +53,17 @@ def compare(prompt: int, alone: Text, other: Text) -> Comparison:
 
     Example:
         >>> alone = Text(np.array([5, 6, 7]), np.array([-1, -2, -3], np.float32))
-        >>> other = Text(np.array([5, 6, 8]), np.array([-1, -2.0000002, -3], np.float32))
+        >>> other = Text(np.array([5, 6, 8]), np.array([-1, -2.5, -3], np.float32))
         >>> found = compare(0, alone, other)
-        >>> found.ulps, found.differing, found.parted
-        (array([0, 1], dtype=uint64), array([False,  True]), 1)
+        >>> found.distances, found.differing, found.parted
+        (array([0. , 0.5]), array([False,  True]), 1)
     """
     shorter, longer = sorted((len(alone.tokens), len(other.tokens)))
     unequal = np.flatnonzero(alone.tokens[:shorter] != other.tokens[:shorter])
     common = int(unequal[0]) if unequal.size else shorter
     ours, theirs = alone.logprobs[:common], other.logprobs[:common]
-    return Comparison(prompt, other, ulp_distance(ours, theirs), bits(ours) != bits(theirs), longer - common)
+    distances = np.abs(ours.astype(np.float64) - theirs.astype(np.float64))
+    return Comparison(prompt, other, distances, bits(ours) != bits(theirs), longer - common)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,21 +73,18 @@ class Figures:
     Attributes:
         texts: Texts compared with the ones generated alone.
         texts_differing: Texts with different tokens.
-        unique_texts: Distinct texts per prompt, including the one generated alone, summed over prompts: equals the
-            number of prompts if nothing differs.
         tokens: Tokens in the common beginnings, whose log-probabilities were compared.
         tokens_differing: Those whose log-probabilities differ in any bit.
         tokens_parted: Tokens that could not be compared, since the texts had parted before.
-        largest_ulp: Largest distance of two log-probabilities compared.
+        largest_difference: Largest absolute difference of two log-probabilities compared.
     """
 
     texts: int
     texts_differing: int
-    unique_texts: int
     tokens: int
     tokens_differing: int
     tokens_parted: int
-    largest_ulp: int
+    largest_difference: float
 
     @property
     def identical(self) -> bool:
@@ -89,21 +92,13 @@ class Figures:
         return self.tokens > 0 and self.tokens_differing == self.texts_differing == 0
 
 
-def figures(alone: Sequence[Text], comparisons: Sequence[Comparison]) -> Figures:
-    """Adds up comparisons.
-
-    Args:
-        alone: The texts generated alone, by prompt.
-        comparisons: The comparisons of one or several ways of computing.
-    """
-    unique = {(prompt, *text.tokens.tolist()) for prompt, text in enumerate(alone)}
-    unique |= {(found.prompt, *found.other.tokens.tolist()) for found in comparisons}
+def figures(comparisons: Sequence[Comparison]) -> Figures:
+    """Adds up the comparisons of one or several ways of computing."""
     return Figures(
         texts=len(comparisons),
         texts_differing=sum(found.parted > 0 for found in comparisons),
-        unique_texts=len(unique),
-        tokens=sum(found.ulps.size for found in comparisons),
+        tokens=sum(found.common for found in comparisons),
         tokens_differing=sum(int(found.differing.sum()) for found in comparisons),
         tokens_parted=sum(found.parted for found in comparisons),
-        largest_ulp=max((int(found.ulps.max()) for found in comparisons if found.ulps.size), default=0),
+        largest_difference=max((float(found.distances.max()) for found in comparisons if found.common), default=0.0),
     )

@@ -76,7 +76,7 @@ class SideResult:
     @property
     def total(self) -> Figures:
         """The figures of all ways together."""
-        return figures(self.alone, self.comparisons)
+        return figures(self.comparisons)
 
 
 def compute_side(
@@ -132,7 +132,7 @@ def compute_side(
     for way in others:
         texts, seconds = run(way)
         comparisons = tuple(compare(prompt, alone[prompt], text) for prompt, text in texts)
-        result = WayResult(way, comparisons, figures(alone, comparisons), seconds)
+        result = WayResult(way, comparisons, figures(comparisons), seconds)
         watcher.end(side, way.name, result.figures, seconds)
         results.append(result)
     return SideResult(side, alone, alone_seconds, tuple(results))
@@ -146,5 +146,5 @@ def _check_finite(side: str, way: Way, texts: Sequence[tuple[int, Text]]) -> Non
             raise DemoError(
                 f"{side}, {way.name}, prompt {prompt + 1}: every log-probability must be finite, got "
                 f"{text.logprobs[bad[0]]} for token {bad[0] + 1}; the weights are damaged, or their numbers do not fit "
-                "float32"
+                "the dtype; try --dtype float32"
             )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+import jax.numpy as jnp
 from flax import nnx
 
 from bijax.demo.compare import Text
@@ -16,21 +17,22 @@ from flax_layers.ops import PLAIN
 type Models = tuple[Generate, Generate]
 
 
-def open_models(checkpoint: Checkpoint, *, max_new_tokens: int) -> Models:
+def open_models(checkpoint: Checkpoint, *, dtype: str, max_new_tokens: int) -> Models:
     """Builds one model with plain JAX and one with bijax, on the same arrays of weights.
 
     Args:
         checkpoint: The checkpoint.
+        dtype: Dtype of weights and computation.
         max_new_tokens: Longest text, in tokens. A text ends earlier at a token that ends generation.
 
     Raises:
         CheckpointError: If a weight cannot be read.
     """
-    return _generators(Llama.from_checkpoint(checkpoint), checkpoint, max_new_tokens)
+    return _generators(_load(checkpoint, dtype), checkpoint, max_new_tokens)
 
 
 def open_quantized_models(
-    checkpoint: Checkpoint, tokenizer: Tokenizer, prompt: Sequence[int], *, max_new_tokens: int
+    checkpoint: Checkpoint, tokenizer: Tokenizer, prompt: Sequence[int], *, dtype: str, max_new_tokens: int
 ) -> tuple[Models, tuple[Quality, Quality]]:
     """Builds the same models with int8 linear layers.
 
@@ -38,6 +40,7 @@ def open_quantized_models(
         checkpoint: The checkpoint.
         tokenizer: Its tokenizer.
         prompt: Token ids.
+        dtype: Dtype of the other weights and of the computation.
         max_new_tokens: Longest text, in tokens.
 
     Returns:
@@ -46,11 +49,15 @@ def open_quantized_models(
     Raises:
         CheckpointError: If a weight cannot be read.
     """
-    model = Llama.from_checkpoint(checkpoint)
+    model = _load(checkpoint, dtype)
     before = assess(model, tokenizer, prompt, max_new_tokens=max_new_tokens)
     convert(model, quantize="int8")
     after = assess(model, tokenizer, prompt, max_new_tokens=max_new_tokens)
     return _generators(model, checkpoint, max_new_tokens), (before, after)
+
+
+def _load(checkpoint: Checkpoint, dtype: str) -> Llama:
+    return Llama.from_checkpoint(checkpoint, dtype=jnp.dtype(dtype), param_dtype=jnp.dtype(dtype))
 
 
 def _generators(model: Llama, checkpoint: Checkpoint, max_new_tokens: int) -> Models:

@@ -52,8 +52,10 @@ class ProgressDisplay:
 
     def end(self, side: str, way: str, found: Figures | None, seconds: float) -> None:
         """Prints the results of a way of computing; None for the reference."""
-        outcome = "the reference" if found is None else f"{found.tokens_differing} of {found.tokens} tokens differ"
-        if found is not None and found.texts_differing:
-            outcome += f", {found.texts_differing} of {found.texts} texts differ"
-        line = f"{side:9}  {way:20} {seconds:6.1f} s  {outcome}"
+        outcome = (
+            "what the others are compared with"
+            if found is None
+            else f"{found.texts_differing} of {found.texts} texts change"
+        )
+        line = f"{side:9}  {way:32} {seconds:6.1f} s  {outcome}"
         self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -4,21 +4,16 @@ from pathlib import Path
 
 from bijax.demo.errors import DemoError
 
-# Of different lengths, so that batches are ragged and a chunk edge falls elsewhere in each; the longest pass 64 tokens.
+# Open questions, whose answers have many equally probable words; of different lengths, so that batches are ragged.
 BUILT_IN = (
-    "Why does a bicycle stay upright while it moves?",
+    "Tell me a short story about a robot.",
+    "Invent a name for a coffee shop.",
+    "Write a haiku about autumn.",
+    "Write a postcard from the mountains.",
+    "What is love?",
+    "Write a Python function that returns the words of a list that are palindromes, ignoring case.",
+    "What should I do on a rainy Sunday?",
     "Write a short poem about the sea and the wind.",
-    "What is 17 * 23 + 4096? Show every step of the calculation.",
-    "¿Por qué el cielo es azul durante el día y rojo al atardecer?",
-    "Hi!",
-    "Write a Python function that takes a list of words and returns the ones that are palindromes, "
-    "ignoring upper and lower case. Explain how it works and give two examples of its use.",
-    "请用一句话介绍一下北京。",
-    "Please summarise the following text in one sentence. The lighthouse on the northern cape was built in 1871 from "
-    "granite that had to be shipped across the bay in 64 separate loads. For ninety years a keeper and his family "
-    "lived at its foot, trimmed the lamp every four hours, and wrote down the weather, the passing ships and the "
-    "birds that struck the glass. When the light was made automatic in 1961, the last keeper left eleven thousand "
-    "pages of notes, which biologists now read to learn how the routes of migrating birds have changed.",
 )
 
 
@@ -37,7 +32,7 @@ def choose_prompts(choice: str) -> tuple[str, ...]:
 
     Example:
         >>> choose_prompts("1")
-        ('Why does a bicycle stay upright while it moves?',)
+        ('Tell me a short story about a robot.',)
     """
     try:
         count = int(choice)

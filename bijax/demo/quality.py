@@ -34,12 +34,14 @@ def assess(model: Llama, tokenizer: Tokenizer, prompt: Sequence[int], *, max_new
     return Quality(text, math.exp(-logprobs.mean()), len(passage))
 
 
-def quality_lines(quality: tuple[Quality, Quality], decode: Callable[[np.ndarray], str]) -> Iterator[str]:
-    """Yields lines on the perplexity and the text of a quantised model and of the float32 model."""
+def quality_lines(
+    quality: tuple[Quality, Quality], decode: Callable[[np.ndarray], str], *, dtype: str
+) -> Iterator[str]:
+    """Yields lines on the perplexity and the text of a quantised model and of the model before."""
     before, after = quality
     yield (
-        f"perplexity of a passage of {before.tokens} tokens: float32 {before.perplexity:.3f}, int8"
+        f"perplexity of a passage of {before.tokens} tokens: {dtype} {before.perplexity:.3f}, int8"
         f" {after.perplexity:.3f}. The first prompt's text:"
     )
-    for name, found in (("float32", before), ("int8", after)):
-        yield f"  {name:7}  {decode(found.text)!r}"
+    for name, found in ((dtype, before), ("int8", after)):
+        yield f"  {name:8}  {decode(found.text)!r}"

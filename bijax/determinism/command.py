@@ -3,6 +3,7 @@
 import argparse
 import importlib.util
 
+from bijax.serving.model_options import ModelOptions
 from bijax.serving.options import EngineOptions
 
 MODES = ("single", "mixed", "prefix", "radix", "chunk", "preempt", "speculative", "restart")
@@ -32,12 +33,19 @@ def add_determinism_parser(commands: "argparse._SubParsersAction[argparse.Argume
         " asked and must answer alike",
     )
     parser.add_argument("--api-key", default=None, metavar="KEY", help="of the servers; also BIJAX_API_KEY")
-    parser.add_argument("--model", default=None, metavar="PATH", help=f"checkpoint, or '{TOY}' (default: SmolLM2)")
+    parser.add_argument(
+        "--model",
+        default=None,
+        metavar="MODEL",
+        help=f"a file, a folder, a name on the Hugging Face hub, or '{TOY}' (default: SmolLM2)",
+    )
     parser.add_argument("--trials", type=int, default=50, metavar="N", help="rounds (default: 50)")
     parser.add_argument("--max-new-tokens", type=int, default=32, metavar="N", help="tokens of an output (default: 32)")
     parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0 is greedy (default: 1)")
     parser.add_argument("--seed", type=int, default=42, metavar="N", help="seed of every request (default: 42)")
+    parser.add_argument("--json", action="store_true", help="print the counts and the verdict as JSON")
     parser.add_argument("--plain", action="store_true", help="use JAX's own operations, to see what they do")
+    ModelOptions.add_flags(parser.add_argument_group("model"))
     EngineOptions.add_flags(parser.add_argument_group("engine"))
 
 
@@ -51,8 +59,7 @@ def run_determinism(parsed: argparse.Namespace) -> int:
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise DeterminismError(
-            f"packages are not installed: {', '.join(missing)}; install them with `pip install"
-            " 'batch-invariant-jax[demo]'`"
+            f"packages are not installed: {', '.join(missing)}; install them with `pip install {' '.join(missing)}`"
         )
     for name in ("trials", "max_new_tokens"):
         if getattr(parsed, name) < 1:

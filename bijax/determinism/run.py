@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import json
 import os
 
 from rich.console import Console
@@ -13,7 +14,7 @@ from bijax.determinism.modes import MODES as RUNNERS
 from bijax.determinism.modes import REMOTE_MODES, Run, Samples
 from bijax.determinism.remote import RemoteEngine
 from bijax.determinism.sources import LocalSource, RemoteSource
-from bijax.serving import EngineOptions, SamplingParams
+from bijax.serving import EngineOptions, ModelOptions, SamplingParams
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -22,7 +23,7 @@ def run(parsed: argparse.Namespace) -> int:
     Raises:
         DeterminismError: If an option is wrong, the model cannot be read, or a server cannot be asked.
     """
-    console = Console()
+    console = Console(stderr=parsed.json)  # the progress of a run whose results are JSON
     try:
         params = SamplingParams(
             temperature=parsed.temperature,
@@ -31,7 +32,7 @@ def run(parsed: argparse.Namespace) -> int:
             ignore_eos=True,
             logprobs=True,
         )
-        given = EngineOptions.from_flags(parsed)
+        given, model_options = EngineOptions.from_flags(parsed), ModelOptions.from_flags(parsed)
     except (TypeError, ValueError) as error:
         raise DeterminismError(str(error)) from error
     sources: list[LocalSource | RemoteSource] = []
@@ -41,7 +42,7 @@ def run(parsed: argparse.Namespace) -> int:
     else:
         if parsed.plain:
             given = dataclasses.replace(given, enable_deterministic_inference=False)
-        sources.append(LocalSource(parsed.model, given))
+        sources.append(LocalSource(parsed.model, model_options, given))
     every = REMOTE_MODES if parsed.url else MODES
     modes = every if parsed.mode == "all" else (parsed.mode,)
     found: dict[tuple[str, str], Samples] = {}
@@ -64,8 +65,41 @@ def run(parsed: argparse.Namespace) -> int:
                 for samples in results:
                     kept = found.setdefault((mode, samples.name), Samples(samples.name))
                     kept.completions += samples.completions
-    console.print(_table(found, title=", ".join(parsed.url or ["plain JAX" if parsed.plain else "bijax"])))
-    return 0 if all(samples.unique_bits == 1 for samples in found.values()) else 1
+    title = ", ".join(parsed.url or ["plain JAX" if parsed.plain else "bijax"])
+    is_one = all(samples.unique_bits == 1 for samples in found.values())
+    if parsed.json:
+        print(json.dumps(_figures(found, title, is_one), indent=2))
+    else:
+        console.print(_table(found, title=title))
+        console.print(verdict(found))
+    return 0 if is_one else 1
+
+
+def verdict(found: dict[tuple[str, str], Samples]) -> str:
+    """Returns the verdict in one line."""
+    several = [f"{name} ({mode})" for (mode, name), samples in found.items() if samples.unique_bits > 1]
+    total = sum(len(samples.completions) for samples in found.values())
+    if several:
+        return f"not deterministic: {len(several)} of {len(found)} requests have several outputs: {', '.join(several)}"
+    return f"deterministic: each of {len(found)} requests had one output, to the last bit, in {total} samples"
+
+
+def _figures(found: dict[tuple[str, str], Samples], title: str, is_one: bool) -> dict[str, object]:
+    return {
+        "of": title,
+        "deterministic": is_one,
+        "verdict": verdict(found),
+        "requests": [
+            {
+                "mode": mode,
+                "request": name,
+                "samples": len(samples.completions),
+                "unique_texts": samples.unique_texts,
+                "unique_bits": samples.unique_bits,
+            }
+            for (mode, name), samples in found.items()
+        ],
+    }
 
 
 def _check_remote(parsed: argparse.Namespace) -> None:
@@ -78,7 +112,7 @@ def _check_remote(parsed: argparse.Namespace) -> None:
         raise DeterminismError(
             "--plain is an option of the server here: start it with --no-enable-deterministic-inference"
         )
-    theirs = [field.name for field in dataclasses.fields(EngineOptions)] + ["model"]
+    theirs = [f.name for options in (EngineOptions, ModelOptions) for f in dataclasses.fields(options)] + ["model"]
     for name in theirs:
         if getattr(parsed, name) is not None:
             raise DeterminismError(f"--{name.replace('_', '-')} is an option of the server; it goes not with --url")

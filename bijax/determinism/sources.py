@@ -1,14 +1,13 @@
 """Where engines and prompts come from: models that are read here, or servers."""
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bijax.determinism.command import TOY, DeterminismError
 from bijax.determinism.remote import RemoteEngine
-from bijax.serving import Engine, EngineOptions
+from bijax.serving import Engine, EngineOptions, ModelOptions
 from bijax.serving.model import Model
 from bijax.serving.toy import ToyModel
 
@@ -19,15 +18,17 @@ class LocalSource:
     """Makes engines in this process.
 
     Args:
-        path: A checkpoint; None for SmolLM2, "toy" for a toy model.
+        path: A checkpoint, or the name of a model on the hub; None for SmolLM2, "toy" for a toy model.
+        model_options: Of the model.
         options: Of the engines.
 
     Raises:
         DeterminismError: If the model cannot be read.
     """
 
-    def __init__(self, path: str | None, options: EngineOptions) -> None:
+    def __init__(self, path: str | None, model_options: ModelOptions, options: EngineOptions) -> None:
         self._path = path
+        self._model_options = model_options
         self._options = options
         self._tokenizer: Any = None
         self._model = self._read()
@@ -62,13 +63,13 @@ class LocalSource:
     def _read(self) -> Model:
         if self._path == TOY:
             return ToyModel.random(seed=0)
-        from flax_layers.checkpoint import CheckpointError, load_checkpoint, smollm2_path
-        from flax_layers.models import Llama, ServedLlama
+        from bijax.serving.load import find_model, load_model
+        from flax_layers.checkpoint import CheckpointError, load_checkpoint
 
         try:
-            checkpoint = load_checkpoint(smollm2_path() if self._path is None else Path(self._path))
+            checkpoint = load_checkpoint(find_model(self._path))
             self._tokenizer = checkpoint.tokenizer
-            return ServedLlama(Llama.from_checkpoint(checkpoint))
+            return load_model(checkpoint, self._model_options)
         except (CheckpointError, OSError) as error:
             raise DeterminismError(str(error)) from error
 

@@ -6,8 +6,9 @@ store the file and the line in the instruction.
 
 import dataclasses
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 _LIBRARIES: Final = re.compile(
     r"/bijax/(?:core|dispatch|lax|ops|hlo|transform|parallel|testing|sampling|serving)/|/(?:pallas_kernels|flax_layers|(?:site|dist)-packages)/"
@@ -60,6 +61,20 @@ def user_line(stack: Sequence[tuple[str, int]]) -> str:
         stack: Files and lines, the innermost first.
     """
     return next((f"{file}:{line}" for file, line in stack if not _LIBRARIES.search(f"/{file}")), "")
+
+
+def short_line(line: str) -> str:
+    """Returns "FILE:LINE" without folders; a cell of a notebook is named as the notebook names it, "In[5]:14".
+
+    Args:
+        line: "FILE:LINE", or empty.
+    """
+    file, _, number = line.rpartition(":")
+    # IPython compiles each cell as a file with a hash for its name.
+    shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    naming = getattr(getattr(shell, "compile", None), "format_code_name", None)
+    cell = naming(file) if naming and file else None
+    return f"{cell[1]}:{number}" if cell else line.rpartition("/")[2]
 
 
 def read_frames(tables: Mapping[str, list[str]]) -> Frames:

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import TYPE_CHECKING, Any, Literal
 
+from bijax.hlo._frames import short_line
 from bijax.hlo._libraries import Verdict
 from bijax.hlo._table import Rows, percent
 
@@ -102,6 +103,7 @@ class Report:
             "platform": self.platform,
             "stage": self.stage,
             "invariant": self.invariant,
+            "verdict": self.verdict,
             "flops": self.flops,
             "instructions": self.instructions,
             "findings": [dataclasses.asdict(f) | {"dtypes": list(f.dtypes)} for f in self.findings],
@@ -117,7 +119,7 @@ class Report:
                 f.how,
                 f.shape,
                 percent(f.share),
-                f.source.rpartition("/")[2],
+                short_line(f.source),
                 f.reason,
             )
             for f in shown
@@ -126,11 +128,13 @@ class Report:
             f"{self.stage} program for {self.platform}, {self.instructions} instructions, {self.flops:,} FLOPs",
             ("verdict", "instruction", "by", "shape", "FLOPs", "line", "why"),
             rows,
-            self._summary(),
+            self.verdict,
             right=(4,),
         )
 
-    def _summary(self) -> str:
+    @property
+    def verdict(self) -> str:
+        """The verdict in one line, with the numbers of findings."""
         counts = {v: sum(f.count for f in self.findings if f.verdict == v) for v in _ORDER}
         ours = percent(sum(f.share for f in self.ours))
         parts = [f"{n} {v}" for v, n in counts.items() if n and v != "ours"]
@@ -140,6 +144,9 @@ class Report:
 
     def __str__(self) -> str:
         return self.table().plain()
+
+    def _repr_html_(self) -> str:
+        return self.table().html()
 
     def __rich__(self) -> "Group":
         return self.table().rich()

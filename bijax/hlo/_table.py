@@ -6,12 +6,14 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator
+from html import escape
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Group
 
 STYLES = {"variant": "bold red", "suspect": "yellow", "note": "dim", "ours": "green"}
+_COLOURS = {"red": "#c62828", "yellow": "#b26a00", "green": "#2e7d32", "cyan": "#00838f", "dim": "#808080"}
 _NARROW = 10
 
 
@@ -57,6 +59,29 @@ class Rows:
                 part.rjust(w) if n in self.right else part.ljust(w)
                 for n, (part, w) in enumerate(zip(parts, widths, strict=True))
             ).rstrip()
+
+    def html(self, styles: dict[str, str] = STYLES) -> str:
+        """Returns the table as HTML for a notebook; texts of the last column are numbered and follow below.
+
+        Args:
+            styles: Row style by first cell, as for `rich`.
+        """
+        notes = list(dict.fromkeys(row[-1] for row in self.rows))
+        head = "".join(f"<th{self._align(n)}>{escape(name)}</th>" for n, name in enumerate(self.header))
+        body = []
+        for row in self.rows:
+            words = styles.get(row[0], "").split()
+            colour = next((_COLOURS[w] for w in words if w in _COLOURS), "")
+            cells = (*row[:-1], str(1 + notes.index(row[-1])))
+            columns = "".join(f"<td{self._align(n)}>{escape(cell)}</td>" for n, cell in enumerate(cells))
+            body.append(f"<tr{f' style="color:{colour}"' if colour else ''}>{columns}</tr>")
+        below = "".join(f"<li>{escape(note)}</li>" for note in notes)
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table><ol>{below}</ol>"
+        footer = "<br>".join(map(escape, self.footer.splitlines()))
+        return f"<div><p>{escape(self.title)}</p>{table if self.rows else ''}<p><b>{footer}</b></p></div>"
+
+    def _align(self, column: int) -> str:
+        return f' style="text-align:{"right" if column in self.right else "left"}"'
 
     def rich(self, styles: dict[str, str] = STYLES) -> "Group":
         """Returns the table for a rich console; needs rich.

@@ -15,6 +15,7 @@ from bijax.core.tag import KERNEL, TAG
 from bijax.hlo._trace import traced
 from bijax.inspect.audit_flops import flops
 from bijax.inspect.audit_report import Audit, Decision, Operation
+from bijax.inspect.rows.report import follow_rows
 from bijax.transform.hook.callbacks import GUARDED, RAISING
 from bijax.transform.hook.entered import why_not
 from bijax.transform.hook.state import Request, of_equation
@@ -31,6 +32,7 @@ _BELIEVED: Final = (ORDER_FREE, OWN_CONTRACT)
 def audit(
     fn: Callable[..., Any],
     *args: Any,
+    batch_axes: Any = None,
     compiled: bool = False,
     platform: str | None = None,
     architecture: str | None = None,
@@ -47,20 +49,24 @@ def audit(
             raises Flax's `TraceContextError`.
         *args: Its arguments: arrays or `jax.ShapeDtypeStruct`. Static ones, of a function
             that is not jitted with them, go into a `functools.partial`.
+        batch_axes: The batch axis of each argument, as in `jax.vmap`'s `in_axes`: an int for all arrays, or a tuple
+            with an int, None or a pytree of them for each positional argument (keyword arguments then have no rows).
+            With it the rows are followed through the program, and `rows` of the result says where they meet.
         compiled: Whether to inspect the compiled program too, with `bijax.hlo.inspect`; for a platform other than the
             current one, the input of its compiler.
         platform: "cpu" or "cuda"; None for the current one.
         architecture: Architecture of the GPU, such as "sm_90"; None for this process's, or the one named by
             `bijax.lowering_for`. Without one, the contracts of a program for CUDA are not reported.
-        **kwargs: Its keyword arguments. For arguments named `compiled`, `platform` or `architecture`, pass a
-            `functools.partial`.
+        **kwargs: Its keyword arguments. For arguments named `batch_axes`, `compiled`, `platform` or `architecture`,
+            pass a `functools.partial`.
 
     Returns:
         The operations with their verdicts; `variant` holds those to check.
 
     Raises:
-        TypeError: If `fn` is not callable.
-        ValueError: If there are no rules for the platform, or the architecture is invalid.
+        TypeError: If `fn` is not callable, or `batch_axes` holds something other than ints and None.
+        ValueError: If there are no rules for the platform, the architecture is invalid, or `batch_axes` does not fit
+            the arguments or marks fewer than 2 rows.
         UnsupportedError: If a program for CUDA is to be lowered (`compiled`) and its architecture is unknown.
 
     Example:
@@ -72,38 +78,46 @@ def audit(
         ['dot_general']
         >>> audit(bijax.invariant(f), x, w).invariant
         True
+        >>> audit(bijax.invariant(lambda x: x - x.mean(0)), x, batch_axes=0).rows.verdict
+        'mixes rows'
     """
     check_callable("bijax.audit", fn)
     compiled, platform = flag("bijax.audit", "compiled", compiled), platform_of("bijax.audit", platform)
     with contextlib.nullcontext() if architecture is None else lowering_for(architecture):
-        found = looked_at(fn, args, kwargs, platform, strict=False)
-        operations = _operations([operation for operation, *_ in found])
+        program = program_of(fn, args, kwargs)
+        rows = None if batch_axes is None else follow_rows(program, args, kwargs, batch_axes, platform)
+        operations = _operations([operation for operation, *_ in looked_at(program, platform, strict=False)])
         report = None
         if compiled and not any(o.verdict == "refused" for o in operations):
             here = platform == _present()
             look = functools.partial(hlo.inspect if here else functools.partial(hlo.inspect_for, platform), fn)
             report = look(*args, **kwargs)
-    return Audit(operations, platform, sum(o.flops for o in operations), report)
+    return Audit(operations, platform, sum(o.flops for o in operations), report, rows)
 
 
-def looked_at(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], platform: str, *, strict: bool
-) -> Iterator[tuple[Operation, tuple[str, ...], Request]]:
-    """Yields every operation of a program, its contracts from `uses`, and its request.
+def program_of(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Returns the program of a call as JAX lowers it, with operations such as `jnp.searchsorted` expanded.
 
     Args:
         fn: As for `audit`, like the following ones.
         args: Its arguments.
         kwargs: Its keyword arguments.
+    """
+    stage = traced(fn, args, kwargs)
+    return getattr(stage, "lojax", stage).jaxpr
+
+
+def looked_at(program: Any, platform: str, *, strict: bool) -> Iterator[tuple[Operation, tuple[str, ...], Request]]:
+    """Yields every operation of a program, its contracts from `uses`, and its request.
+
+    Args:
+        program: The program, from `program_of`.
         platform: The platform.
         strict: Whether to raise where contracts cannot be found.
 
     Raises:
         UnsupportedError: If `strict`, as in `uses`.
     """
-    stage = traced(fn, args, kwargs)
-    # What JAX lowers: operations of a higher level, such as jnp.searchsorted, are expanded first.
-    program = getattr(stage, "lojax", stage).jaxpr
     known: dict[Any, tuple[str, ...]] = {}
     for equation in equations(program, platform):
         operation = _operation(equation, platform)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from bijax.transform.rules._elementwise import FENCED, VECTORS
 from bijax.transform.rules.equations import Equation
 
-_ELEMENTWISE: Final = {"add", "add_any", "sub", "max", "min", "neg", "abs", "select_n", "sqrt", *FENCED, *VECTORS}
+ELEMENTWISE: Final = {"add", "add_any", "sub", "max", "min", "neg", "abs", "select_n", "sqrt", *FENCED, *VECTORS}
 _OTHERS: Final = ("reduce_precision", "reduce_window")  # the latter's function is counted separately
 
 
@@ -29,7 +29,7 @@ def flops(equation: Equation) -> int:
 def _once(equation: Equation) -> int:
     if count := _COUNTS.get(equation.name):
         return count(equation)
-    if equation.name in _ELEMENTWISE:
+    if equation.name in ELEMENTWISE:
         return _size(equation.results[0])
     adds = equation.name.startswith(("reduce_", "cum", "psum")) and equation.name not in _OTHERS
     return _size(equation.operands[0]) if adds or equation.name.startswith("bijax_") else 0
@@ -87,6 +87,7 @@ _COUNTS: Final[dict[str, Callable[[Equation], int]]] = {
     "scatter-add": _updates,
     "scatter-mul": _updates,
     "bijax_matmul": _product,
+    "bijax_k_split_matmul": _product,
     "bijax_stacked_matmul": _product,
     "bijax_weight_gradient": _product,
     "bijax_stacked_weight_gradient": _product,

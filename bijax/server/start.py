@@ -1,6 +1,7 @@
 """Starts a server for a checkpoint."""
 
 import asyncio
+import dataclasses
 import logging
 import os
 import threading
@@ -8,9 +9,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bijax.serving import AsyncEngine, Engine, EngineOptions
-from flax_layers.checkpoint import Checkpoint, CheckpointError, load_checkpoint, smollm2_path
-from flax_layers.models import Llama, ServedLlama
+from bijax.serving import AsyncEngine, Engine, EngineOptions, ModelOptions
+from bijax.serving.fingerprint import fingerprint
+from bijax.serving.load import find_model, load_model, load_weights
+from flax_layers.checkpoint import Checkpoint, CheckpointError, load_checkpoint
 
 from .errors import ServeError
 from .logs import set_up_logs
@@ -25,12 +27,13 @@ _THREAD = "bijax-start"
 PROGRESS_S = 5.0  # between two lines about the warm-up
 
 
-def start(path: Path | None, options: ServerOptions, engine_options: EngineOptions) -> int:
+def start(name: str | None, options: ServerOptions, model_options: ModelOptions, engine_options: EngineOptions) -> int:
     """Serves a checkpoint until a signal arrives.
 
     Args:
-        path: A GGUF file, or a Hugging Face folder; None for SmolLM2.
+        name: A GGUF file, a Hugging Face folder, or a name on the hub; None for SmolLM2.
         options: Of the server.
+        model_options: Of the model.
         engine_options: Of the engine.
 
     Returns:
@@ -40,7 +43,7 @@ def start(path: Path | None, options: ServerOptions, engine_options: EngineOptio
         ServeError: If there is no such checkpoint, or the address cannot be bound.
     """
     try:
-        path = smollm2_path() if path is None else path
+        path = find_model(name)
         checkpoint = load_checkpoint(path, tokenizer=not options.skip_tokenizer_init)
     except (CheckpointError, OSError) as error:
         raise ServeError(str(error)) from error
@@ -49,16 +52,17 @@ def start(path: Path | None, options: ServerOptions, engine_options: EngineOptio
     except OSError as error:
         raise ServeError(f"cannot listen on {options.host} port {options.port}: {error.strerror or error}") from error
     set_up_logs(options.log_format)
-    model = _served_model(checkpoint, path, options.served_model_name, engine_options)
+    model = _served_model(checkpoint, name or path.name, options.served_model_name, (model_options, engine_options))
     if checkpoint.tokenizer is None:
         log.info("no tokenizer: requests must bring token ids (input_ids of /generate)")
     log.info("%s on http://%s:%d", model.name, *listener.getsockname()[:2])
 
     async def open_engine() -> AsyncEngine:
-        return AsyncEngine(await _in_thread(lambda: _warm_engine(checkpoint, engine_options)))
+        engine, service.fingerprint = await _in_thread(lambda: _warm_engine(checkpoint, model_options, engine_options))
+        return AsyncEngine(engine)
 
     try:
-        service = Service(model, options, open_engine, engine_options)
+        service = Service(model, options, open_engine, engine_options, model_options)
     except ValueError as error:
         raise ServeError(str(error)) from error
     code = serve(service, listener)
@@ -69,27 +73,43 @@ def start(path: Path | None, options: ServerOptions, engine_options: EngineOptio
     return code
 
 
-def _served_model(checkpoint: Checkpoint, path: Path, name: str | None, options: EngineOptions) -> ServedModel:
-    config = checkpoint.config
-    longest = min(config.max_position_embeddings, options.num_pages * options.page_size)
+def _served_model(
+    checkpoint: Checkpoint, path: str, name: str | None, options: tuple[ModelOptions, EngineOptions]
+) -> ServedModel:
+    config, (model_options, engine_options) = checkpoint.config, options
+    longest = config.max_position_embeddings
+    if engine_options.num_pages is not None:
+        longest = min(longest, engine_options.num_pages * engine_options.page_size)
+    if name is None:  # "." has no name of its own
+        name = Path(path).resolve().name.removesuffix(".gguf") if Path(path).exists() else path
     return ServedModel(
-        name=name or path.resolve().name.removesuffix(".gguf"),
-        path=str(path),
+        name=name,
+        path=path,
         vocab_size=config.vocab_size,
-        max_model_len=longest if options.max_length is None else min(longest, options.max_length),
+        max_model_len=longest if engine_options.max_length is None else min(longest, engine_options.max_length),
         tokenizer=checkpoint.tokenizer,
-        load_weights=lambda other: Llama.from_checkpoint(load_checkpoint(other, tokenizer=False)),
+        load_weights=lambda other: load_weights(_same_dtype(checkpoint, find_model(other)), model_options),
     )
 
 
-def _warm_engine(checkpoint: Checkpoint, options: EngineOptions) -> Engine:
+def _same_dtype(served: Checkpoint, path: Path) -> Checkpoint:
+    """Other weights for a model keep its dtype, whatever dtype they are stored in."""
+    return dataclasses.replace(load_checkpoint(path, tokenizer=False), dtype=served.dtype)
+
+
+def _warm_engine(
+    checkpoint: Checkpoint, model_options: ModelOptions, options: EngineOptions
+) -> tuple[Engine, str | None]:
+    """Returns an engine, and the fingerprint of its contracts if it has any."""
     log.info("loading the weights")
+    model = load_model(checkpoint, model_options)
     engine = Engine(
-        ServedLlama(Llama.from_checkpoint(checkpoint)),
+        model,
         tokenizer=checkpoint.tokenizer,
         eos_token_ids=checkpoint.config.eos_token_ids,
         options=options,
     )
+    log.info("the cache has room for %d tokens", engine.stats().cache_tokens)
     told = 0.0
 
     def on_progress(done: int, total: int) -> None:
@@ -99,7 +119,9 @@ def _warm_engine(checkpoint: Checkpoint, options: EngineOptions) -> Engine:
             log.info("warming up: %d of %d shapes", done, total)
 
     engine.warm_up(on_progress)
-    return engine
+    if not options.enable_deterministic_inference:
+        return engine, None
+    return engine, fingerprint(model, page_size=options.page_size)
 
 
 async def _in_thread[T](function: Callable[[], T]) -> T:

@@ -1,12 +1,15 @@
 """The engine: requests in, tokens out, step by step."""
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from bijax.serving.batches import cut
+from bijax.serving.cache_size import choose_num_pages
 from bijax.serving.errors import EngineError, QueueFullError
+from bijax.serving.grammar import Grammars
 from bijax.serving.model import Model, Tokenizer
 from bijax.serving.options import EngineOptions
 from bijax.serving.outputs import EngineStats, FinishReason, RequestOutput
@@ -33,11 +36,16 @@ class Engine:
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If the options do not fit the model.
+        ValueError: If the options do not fit the model, or there is no memory for the cache.
 
-    Guarantee: tokens, texts and the bits of log-probabilities of a request depend on the request, the weights and the
-    options `enable_deterministic_inference` and `default_seed` alone: not on other requests, their order and number,
-    chunks, the cache and its pages, preemption, speculation, or the moment.
+    Attributes:
+        options: The same, with the number of pages that the cache has.
+
+    Guarantee: tokens, texts and the bits of log-probabilities of a request depend on the request, its seed, the weights
+    and the option `enable_deterministic_inference` alone: not on other requests, their order and number, chunks, the
+    cache and its pages, preemption, speculation, or the moment. A request that names no seed and has a temperature gets
+    a random one, so that eight such requests are eight samples; `Completion.seed` tells it. The options `default_seed`
+    and `seed_from_prompt` make these reproducible too.
 
     Example:
         >>> from bijax.serving.toy import ToyModel
@@ -56,14 +64,16 @@ class Engine:
         options: EngineOptions | None = None,
     ) -> None:
         check_engine(model, eos_token_ids, options)
-        self.options = EngineOptions() if options is None else options
+        options = EngineOptions() if options is None else options
         self.tokenizer = tokenizer
         self.eos_token_ids = frozenset(eos_token_ids)
-        self.max_length = min(model.max_length, self.options.max_length or model.max_length)
+        self.max_length = min(model.max_length, options.max_length or model.max_length)
+        self.num_pages = choose_num_pages(model, options, max_length=self.max_length)
+        self.options = dataclasses.replace(options, num_pages=self.num_pages)
         self.weight_version = "default"
         self._model = model
         self._scheduler = Scheduler(
-            num_pages=self.options.num_pages,
+            num_pages=self.num_pages,
             page_size=self.options.page_size,
             max_running=self.options.max_running,
             max_prefill_tokens=self.options.max_prefill_tokens,
@@ -77,7 +87,7 @@ class Engine:
                 max_prefill_tokens=self.options.max_prefill_tokens,
                 speculative_tokens=self.options.speculative_tokens,
             ),
-            num_pages=self.options.num_pages,
+            num_pages=self.num_pages,
             page_size=self.options.page_size,
             table_width=-(-self.max_length // self.options.page_size),
             num_slots=self.options.max_running,
@@ -86,6 +96,7 @@ class Engine:
         # Drafts are looked up among the last tokens, which must be read for that.
         self._ahead = self.options.dispatch_ahead and not self.options.speculative_tokens
         self._in_flight: Step | None = None
+        self._grammars = Grammars(tokenizer, model.vocab_size, self.eos_token_ids)
         self._requests: dict[str, Request] = {}
         self._arrivals = 0
         self._steps = 0
@@ -107,7 +118,7 @@ class Engine:
     @property
     def max_request_tokens(self) -> int:
         """Longest sequence that model and cache have room for."""
-        return min(self.max_length, self.options.num_pages * self.options.page_size)
+        return min(self.max_length, self.num_pages * self.options.page_size)
 
     def add(
         self,
@@ -150,6 +161,8 @@ class Engine:
             tokenizer=self.tokenizer,
             eos_token_ids=self.eos_token_ids,
             default_seed=self.options.default_seed,
+            seed_from_prompt=self.options.seed_from_prompt,
+            grammars=self._grammars,
         )
         waiting = len(self._scheduler.waiting)
         if waiting and waiting + params.n > self.options.max_waiting:
@@ -250,13 +263,14 @@ class Engine:
             self.weight_version = str(self._counts["updates"]) if version is None else version
 
     def warm_up(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Compiles all programs, so that none is compiled while requests run.
+        """Compiles all programs, so that none is compiled while requests run, and prepares the vocabulary for grammars.
 
         Args:
             on_progress: Called with the number of finished shapes and their total.
         """
         with self._in_one_piece():
             self._programs.warm_up(on_progress)
+            self._grammars.prepare()
 
     def stats(self) -> EngineStats:
         """Returns numbers of this moment."""
@@ -275,6 +289,7 @@ class Engine:
             accepted_tokens=self._counts["accepted_tokens"],
             finished=dict(self._finished),
             weight_version=self.weight_version,
+            cache_tokens=self.num_pages * self.options.page_size,
         )
 
     def generate(

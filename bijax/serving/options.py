@@ -11,7 +11,8 @@ MAX_DRAFTS = 7
 class EngineOptions(Options):
     """How an engine works. It checks itself.
 
-    No option but `enable_deterministic_inference` and `default_seed` can change a bit of a request's output.
+    No option but `enable_deterministic_inference` can change a bit of the output of a request that names its seed;
+    `default_seed` and `seed_from_prompt` choose the seed of one that does not.
 
     Raises:
         TypeError: If an option has the wrong type; the message names it.
@@ -27,7 +28,15 @@ class EngineOptions(Options):
     """
 
     page_size: int = option(16, "tokens of a page of the cache", least=1)
-    num_pages: int = option(512, "pages of the cache", least=1)
+    num_pages: int | None = option(None, "pages of the cache; by default as many as there is memory for", least=1)
+    mem_fraction_static: float | None = option(
+        None,
+        "part of the memory for weights and cache (0.85 by default on a GPU; on a CPU part of the free memory, for the"
+        " cache, by default 1 GiB or a quarter)",
+        kind=float,
+        least=0.01,
+        most=1.0,
+    )
     max_running: int = option(32, "sequences computed at once, at most", least=1)
     max_waiting: int = option(1024, "sequences that may wait; more are refused", least=1)
     max_prefill_tokens: int = option(256, "tokens of prompts computed in a step, at most", least=1)
@@ -43,8 +52,19 @@ class EngineOptions(Options):
         True, "same bits for a request under any load; off: plain JAX operations", kind=bool
     )
     default_seed: int | None = option(
-        None, "seed of requests that name none (SGLang: 42); by default a hash of the prompt", least=0, most=2**64 - 1
+        None, "seed of requests that name none, the same for all; by default a new random one for each", least=0,
+        most=2**64 - 1,
+    )  # fmt: skip
+    seed_from_prompt: bool = option(
+        False, "requests that name no seed take a hash of their prompt: equal requests get equal texts", kind=bool
     )
     aging_steps: int = option(
         256, "steps of the engine after which a request counts as much as one a priority above", least=1
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.seed_from_prompt and self.default_seed is not None:
+            raise ValueError(
+                f"EngineOptions: default_seed must be None with seed_from_prompt, got {self.default_seed}; choose one."
+            )

@@ -39,6 +39,7 @@ class Completion:
         finish_reason: None while it is not finished; "stop" at a stop string, a stop token or the end of the text,
             "length" at `max_new_tokens` or where model or cache have room for no more, "abort" if it was aborted.
         stop_reason: The stop string or token that ended it.
+        seed: Of its random numbers: a request for one output with this seed gets the same output.
     """
 
     index: int
@@ -47,6 +48,7 @@ class Completion:
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    seed: int | None = None
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ class EngineStats:
         accepted_tokens: Proposed tokens that the model sampled too.
         finished: Requests finished, by reason.
         weight_version: Of the weights.
+        cache_tokens: Tokens that the cache has room for.
     """
 
     num_running: int
@@ -106,3 +109,4 @@ class EngineStats:
     accepted_tokens: int = 0
     finished: dict[FinishReason, int] = field(default_factory=dict)
     weight_version: str = "default"
+    cache_tokens: int = 0

@@ -4,10 +4,11 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from typing import Any
 
+from bijax.serving.grammar import Grammars
 from bijax.serving.model import Tokenizer
 from bijax.serving.options import EngineOptions
 from bijax.serving.params import SamplingParams
-from bijax.serving.sequence import Request, Sequence, seed_of
+from bijax.serving.sequence import Request, Sequence, random_seed, seed_of
 from bijax.serving.text import TextStream
 from bijax.serving.tokens import read_prompt
 
@@ -43,6 +44,8 @@ def make_request(
     tokenizer: Tokenizer | None,
     eos_token_ids: frozenset[int],
     default_seed: int | None,
+    seed_from_prompt: bool = False,
+    grammars: Grammars | None = None,
 ) -> Request:
     """Returns a request with its sequences.
 
@@ -55,11 +58,13 @@ def make_request(
         longest: Tokens that there is room for.
         tokenizer: For its texts, or None.
         eos_token_ids: End-of-text tokens of the model.
-        default_seed: Used if it has no seed; None for a hash of the prompt.
+        default_seed: Used if it has no seed; None for a random one.
+        seed_from_prompt: Whether it is a hash of the prompt then.
+        grammars: Compiles its grammar.
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If a token is outside the vocabulary, or the prompt is empty or too long.
+        ValueError: If a token is outside the vocabulary, the prompt is empty or too long, or the grammar invalid.
     """
     if not isinstance(name, str):
         raise TypeError(f"Engine: request_id must be a string, got {name!r}.")
@@ -76,8 +81,10 @@ def make_request(
             f"Engine: the prompt must have at most {room} tokens, which model and cache have room for, got"
             f" {len(tokens)}."
         )
+    matcher = None if params.grammar is None or grammars is None else grammars.matcher(params.grammar)
     seed = params.seed if params.seed is not None else default_seed
-    seed = seed_of(tokens) if seed is None else seed
+    if seed is None:
+        seed = seed_of(tokens) if seed_from_prompt else random_seed()
     request = Request(name, given, params, key, vocab_size)
     stop_tokens = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_token_ids)
     request.sequences = [
@@ -90,6 +97,7 @@ def make_request(
             None if tokenizer is None else TextStream(tokenizer, params.stop, left_out),
             least=len(tokens) + params.min_new_tokens,
             most=min(len(tokens) + params.max_new_tokens, longest),
+            matcher=None if matcher is None else matcher.copy(),
         )
         for index in range(params.n)
     ]

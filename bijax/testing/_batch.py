@@ -1,13 +1,13 @@
 """Taking a call apart into rows along its batch axes, and putting batches together again."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bijax.core.batch_axes import different_counts, per_argument, per_leaf
 from bijax.testing._bits import is_float
 from bijax.testing._data import neighbour_rows
 
@@ -16,10 +16,11 @@ _Rows = tuple[tuple[str, np.ndarray], ...]
 
 @dataclasses.dataclass(frozen=True)
 class _Batched:
-    """A leaf with a batch axis: its rows (batch axis moved to the front) and where the axis belongs."""
+    """A leaf with a batch axis: its rows (batch axis moved to the front), where the axis belongs, and its name."""
 
     rows: np.ndarray
     axis: int
+    name: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +47,7 @@ class BatchedCall:
     def __init__(self, args: tuple[Any, ...], batch_axes: Any):
         self._arguments = [
             _flatten_argument(f"argument {i}", arg, axes)
-            for i, (arg, axes) in enumerate(zip(args, _per_argument(args, batch_axes), strict=True))
+            for i, (arg, axes) in enumerate(zip(args, per_argument(args, batch_axes), strict=True))
         ]
         batched = [leaf for argument in self._arguments for leaf in argument.leaves if isinstance(leaf, _Batched)]
         counts = {len(leaf.rows) for leaf in batched}
@@ -56,10 +57,17 @@ class BatchedCall:
                 "Give each batched argument the axis of its rows, as in jax.vmap's in_axes."
             )
         if len(counts) > 1:
-            found = ", ".join(f"{leaf.rows.dtype}{leaf.rows.shape[1:]}: {len(leaf.rows)} rows" for leaf in batched)
             raise ValueError(
-                f"expected the same number of rows in every batched array; got (dtype and shape of one row) {found}. "
-                f"{batch_axes=}: mark the arguments without rows, such as weights, with None."
+                different_counts(
+                    [(leaf.name, len(leaf.rows)) for leaf in batched],
+                    [
+                        f"argument {i}"
+                        for i, a in enumerate(self._arguments)
+                        for x in a.leaves
+                        if isinstance(x, _Batched)
+                    ],
+                    batch_axes,
+                )
             )
         self.rows: int = counts.pop()
         if self.rows < 2:
@@ -120,7 +128,7 @@ def output_rows(out: Any, out_batch_axes: Any, batch_size: int) -> _Rows:
     Raises:
         ValueError: `out_batch_axes` does not fit the output, or marks no part of it.
     """
-    axes = _broadcast(out_batch_axes, out, "out_batch_axes", "the output")
+    axes = per_leaf(out_batch_axes, out, "out_batch_axes", "the output")
     found = []
     for (path, leaf), axis in zip(jax.tree_util.tree_leaves_with_path(out, is_leaf=_is_none), axes, strict=True):
         if leaf is None or axis is None:
@@ -142,44 +150,14 @@ def output_rows(out: Any, out_batch_axes: Any, batch_size: int) -> _Rows:
     return tuple(found)
 
 
-def _per_argument(args: tuple[Any, ...], batch_axes: Any) -> Sequence[Any]:
-    if batch_axes is None or isinstance(batch_axes, int):
-        return [batch_axes] * len(args)
-    if not isinstance(batch_axes, tuple | list):
-        raise TypeError(
-            "batch_axes: expected an int, None, or a tuple with one entry (int, None or a pytree of them) per "
-            f"argument, as in jax.vmap's in_axes; got {batch_axes!r}."
-        )
-    if len(batch_axes) != len(args):
-        raise ValueError(
-            f"batch_axes: expected one entry per argument, {len(args)}; got {len(batch_axes)}: {batch_axes!r}. "
-            "Mark arguments without rows, such as weights, with None."
-        )
-    return batch_axes
-
-
 def _flatten_argument(where: str, arg: Any, axes: Any) -> _Argument:
-    flat_axes = _broadcast(axes, arg, f"batch_axes for {where}", where)
-    leaves, tree = jax.tree_util.tree_flatten(arg, is_leaf=_is_none)
+    flat_axes = per_leaf(axes, arg, f"batch_axes for {where}", where)
+    leaves, tree = jax.tree_util.tree_flatten_with_path(arg, is_leaf=_is_none)
     flat = [
-        leaf if axis is None or leaf is None else _split(leaf, axis, where)
-        for leaf, axis in zip(leaves, flat_axes, strict=True)
+        leaf if axis is None or leaf is None else _split(leaf, axis, f"{where}{jax.tree_util.keystr(path)}")
+        for (path, leaf), axis in zip(leaves, flat_axes, strict=True)
     ]
     return _Argument(arg, tuple(flat), tree)
-
-
-def _broadcast(axes: Any, tree: Any, name: str, of: str) -> list[int | None]:
-    try:
-        flat = jax.tree_util.tree_leaves(jax.tree.broadcast(axes, tree, is_leaf=_is_none), is_leaf=_is_none)
-    except ValueError as error:
-        raise ValueError(
-            f"{name}: expected an int, None or a pytree of them that is a prefix of {of}; got {axes!r} for "
-            f"{jax.tree_util.tree_structure(tree)}."
-        ) from error
-    for axis in flat:
-        if axis is not None and (isinstance(axis, bool) or not isinstance(axis, int)):
-            raise TypeError(f"{name}: expected ints and None; got {axis!r} of type {type(axis).__name__}.")
-    return flat
 
 
 def _split(leaf: Any, axis: int, where: str) -> _Batched:
@@ -207,7 +185,7 @@ def _split(leaf: Any, axis: int, where: str) -> _Batched:
             f"{where}: expected a dtype that JAX keeps; got {rows.dtype}, which becomes {converted.dtype} under the "
             "present jax_enable_x64. Convert it yourself, or enable x64."
         )
-    return _Batched(converted, axis)
+    return _Batched(converted, axis, where)
 
 
 def _make(leaf: _Batched, row_ids: np.ndarray, hostile: np.ndarray, kind: str, rng: np.random.Generator) -> jax.Array:

@@ -1,6 +1,7 @@
 """The findings of a batch-invariance sweep."""
 
 import dataclasses
+from typing import Final
 
 from bijax.testing._compare import ElementDifference, describe_largest
 
@@ -56,6 +57,8 @@ class BatchVarianceReport:
         nan_mismatches: number of differing elements without a distance because a nan takes part.
         differing_batch_sizes: the batch sizes with a difference.
         first: the first difference; None if there is none.
+        too_large_for_rounding: whether values differ by more than another order of additions explains: rows that hold
+            the same numbers give results that differ in more than half of their digits, or in integers.
     """
 
     cases: int
@@ -66,6 +69,7 @@ class BatchVarianceReport:
     nan_mismatches: int
     differing_batch_sizes: tuple[int, ...]
     first: BatchDifference | None
+    too_large_for_rounding: bool = False
 
     @property
     def invariant(self) -> bool:
@@ -86,7 +90,15 @@ class BatchVarianceReport:
             f"in all {self.differing_cases} of {self.cases} cases and {self.differing_elements} of {self.elements} "
             f"elements differ, at batch sizes {', '.join(map(str, self.differing_batch_sizes))}\n"
             f"  largest ULP distance {describe_largest(self.max_ulp_distance, self.nan_mismatches)}"
+            f"{_MIXES if self.too_large_for_rounding else ''}"
         )
+
+
+_MIXES: Final = (
+    "\nThese differences are too large for rounding: the function seems to mix rows (batch normalisation in training,"
+    " a mean over the batch axis, one key for the noise of all rows, a loop that stops for all rows at once), or to"
+    " depend on their positions. bijax.audit(fn, *args, batch_axes=...) finds the lines."
+)
 
 
 class BatchInvarianceError(AssertionError):

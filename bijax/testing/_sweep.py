@@ -12,7 +12,7 @@ from bijax.testing._batch import BatchedCall, output_rows
 from bijax.testing._batch_report import BatchDifference, BatchInvarianceError, BatchVarianceReport
 from bijax.testing._bits import unequal_bits
 from bijax.testing._cases import BATCH_SIZES, MODES, NEIGHBOURS, Case, cases, check_choices
-from bijax.testing._compare import ArrayDifference, ElementDifference, compare_bits
+from bijax.testing._compare import ArrayDifference, ElementDifference, compare_bits, too_large_for_rounding
 
 
 def assert_batch_invariant(
@@ -188,6 +188,7 @@ class _Tally:
         self._nan_bits = nan_bits
         self._cases = self._differing_cases = self._elements = self._differing = self._nan_mismatches = 0
         self._largest: int | None = None
+        self._large = False
         self._sizes: dict[int, None] = {}
         self._first: BatchDifference | None = None
 
@@ -205,8 +206,9 @@ class _Tally:
             return
         self._differing_cases += 1
         self._sizes[len(case.row_ids)] = None
-        for *_, difference in found:
+        for _, rows, alone, difference in found:
             self._count(difference)
+            self._large = self._large or too_large_for_rounding(rows, alone)
         if self._first is None:
             # The earliest position over all outputs, then the earliest output.
             name, rows, alone, difference = min(found, key=lambda item: item[3].first.index[0])
@@ -222,6 +224,7 @@ class _Tally:
             nan_mismatches=self._nan_mismatches,
             differing_batch_sizes=tuple(self._sizes),
             first=self._first,
+            too_large_for_rounding=self._large,
         )
 
     def _count(self, difference: ArrayDifference) -> None:

@@ -135,20 +135,21 @@ class GradientAccumulation:
 
     def _one_unit(self, args: tuple[Any, ...], unit: list[PyTree], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
         arguments = list(args)
-        for i, part in zip(self._batched(args), unit, strict=True):
+        for i, part in zip(self.batched(args), unit, strict=True):
             arguments[i] = part
         value, grads = self._gradient(*arguments, **kwargs)
         value, aux = value if self._has_aux else (value, None)
         return value, aux, grads
 
-    def _batched(self, args: tuple[Any, ...]) -> tuple[int, ...]:
+    def batched(self, args: tuple[Any, ...]) -> tuple[int, ...]:
+        """Returns which of the positional arguments hold examples."""
         if self._batch_argnums is None:
             return tuple(i for i in range(len(args)) if i not in self._argnums)
         return self._batch_argnums
 
     def _cut(self, args: tuple[Any, ...]) -> tuple[int, list[PyTree]]:
         """Returns the number of units, and the arguments with examples, each leaf as (units, unit, ...)."""
-        batched = self._batched(args)
+        batched = self.batched(args)
         if any(i >= len(args) for i in (*self._argnums, *batched)):
             raise TypeError(
                 f"accumulate_gradients: expected positional arguments up to number {max(*self._argnums, *batched)},"

@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol, overload
 
 import jax
 
@@ -16,7 +16,23 @@ from bijax.transform.hook.state import Request, requested
 _STAGES = ("lower", "trace", "eval_shape")
 
 
-def invariant[**P, R](fn: Callable[P, R], *, allow: Iterable[str] = (), fuse_rows: bool = True) -> Callable[P, R]:
+class Decorator(Protocol):
+    """What `bijax.invariant` returns without a function."""
+
+    def __call__[**P, R](self, fn: Callable[P, R], /) -> Callable[P, R]:
+        """Makes a function batch-invariant."""
+        ...
+
+
+@overload
+def invariant[**P, R](fn: Callable[P, R], *, allow: Iterable[str] = ..., fuse_rows: bool = ...) -> Callable[P, R]: ...
+
+
+@overload
+def invariant(*, allow: Iterable[str] = ..., fuse_rows: bool = ...) -> Decorator: ...
+
+
+def invariant(fn: Callable[..., Any] | None = None, *, allow: Iterable[str] = (), fuse_rows: bool = True) -> Any:
     """Makes a function batch-invariant.
 
     Inside, every operation that would choose its order of summation by the batch is replaced by one whose bits depend
@@ -34,7 +50,8 @@ def invariant[**P, R](fn: Callable[P, R], *, allow: Iterable[str] = (), fuse_row
     captures may be contracted with a sum inside.
 
     Args:
-        fn: A function of arrays, jitted or not, or a callable module.
+        fn: A function of arrays, jitted or not, or a callable module. Without it a decorator is returned:
+            `@bijax.invariant(allow=("pure_callback",))`.
         allow: Names of primitives that would be refused and should be left to XLA: their results, and everything
             computed from them, may then depend on the batch, and the promise is the caller's. It has no effect on what
             is made invariant, such as JAX code inside such a primitive; only the rest is allowed. `bijax.audit` lists
@@ -78,10 +95,19 @@ def invariant[**P, R](fn: Callable[P, R], *, allow: Iterable[str] = (), fuse_row
         >>> bool((f(x)[:1] == f(x[:1])).all())
         True
     """
-    _check(fn)
+    if fn is not None:
+        _check(fn)
     request = Request(True, allowed_names(allow), flag("bijax.invariant", "fuse_rows", fuse_rows))
     install()
+    return functools.partial(_decorated, request) if fn is None else _covered(fn, request)
 
+
+def _decorated(request: Request, fn: Callable[..., Any]) -> Callable[..., Any]:
+    _check(fn)
+    return _covered(fn, request)
+
+
+def _covered(fn: Callable[..., Any], request: Request) -> Callable[..., Any]:
     def covered(method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method, updated=())  # a module has its own attributes
         def wrapper(*args: Any, **kwargs: Any) -> Any:

@@ -60,6 +60,13 @@ def open_tensors(folder: Path) -> tuple[dict[str, Shape], Callable[[str], np.nda
     return found, read
 
 
+def stored_dtype(folder: Path, name: str) -> str:
+    """Returns the dtype in which a tensor of the folder is stored: F32, F16 or BF16."""
+    files, _ = _list_tensors(folder)
+    with safetensors.safe_open(files[name], framework="np") as file:
+        return str(file.get_slice(name).get_dtype())
+
+
 def _list_tensors(folder: Path) -> tuple[dict[str, Path], dict[str, Shape]]:
     """Returns the file and the shape of every tensor in the folder."""
     listed = _listed_shards(folder)

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from .config import LlamaConfig
+from .dtype import Dtype, gguf_dtype, hf_dtype
 from .errors import CheckpointError
 from .gguf_file import open_gguf
 from .gguf_llama import gguf_config, gguf_weights
@@ -27,11 +28,13 @@ class Checkpoint:
         config: The model's numbers.
         weights: Its weights under Hugging Face names, float32, read at each access.
         tokenizer: Its tokenizer and chat template, or None.
+        dtype: The dtype that it was made for: "bfloat16", "float16" or "float32".
     """
 
     config: LlamaConfig
     weights: Weights
     tokenizer: Tokenizer | None
+    dtype: Dtype = "float32"
 
 
 def load_checkpoint(path: str | os.PathLike[str], *, tokenizer: bool = True) -> Checkpoint:
@@ -71,15 +74,18 @@ def load_checkpoint(path: str | os.PathLike[str], *, tokenizer: bool = True) -> 
     if not path.exists():
         raise FileNotFoundError(_not_there(path))
     text: Tokenizer | None = None
+    dtype: Dtype
     if path.is_dir():
         config = hf_config(path)
         weights = hf_weights(path, config)
+        dtype = hf_dtype(path)
         if tokenizer:
             text = hf_tokenizer(path, config.eos_token_ids)
     else:
         file = open_gguf(path)
         config = gguf_config(file)
         weights = gguf_weights(file, config)
+        dtype = gguf_dtype(file)
         if tokenizer:
             text = gguf_tokenizer(file, config.eos_token_ids)
     if text is not None and text.vocab_size > config.vocab_size:
@@ -87,7 +93,7 @@ def load_checkpoint(path: str | os.PathLike[str], *, tokenizer: bool = True) -> 
             f"{path}: the tokenizer has {text.vocab_size} token ids, but the model only {config.vocab_size}; "
             "tokenizer and model do not belong together"
         )
-    return Checkpoint(config, weights, text)
+    return Checkpoint(config, weights, text, dtype)
 
 
 def _not_there(path: Path) -> str:

@@ -2,7 +2,14 @@
 
 from typing import Final
 
-from pallas_kernels.contract import XLA_FUNCTIONS, DeltaRuleContract, FoldContract, chunk_contract, row_contract
+from pallas_kernels.contract import (
+    XLA_FUNCTIONS,
+    DeltaRuleContract,
+    FoldContract,
+    TreeContract,
+    chunk_contract,
+    row_contract,
+)
 from pallas_kernels.registry import Kernel
 
 _ON: Final = ("cpu", "cuda")
@@ -10,6 +17,7 @@ _OPS: Final = "pallas_kernels"
 _RULE: Final = f"{_OPS}.delta_rule"
 _ROWS: Final = row_contract()
 _CHUNKS: Final = chunk_contract()
+_TREE: Final = TreeContract()
 _SCATTER: Final = FoldContract("scatter")
 _DELTA: Final = DeltaRuleContract()
 
@@ -31,6 +39,8 @@ KERNELS: Final = (
     Kernel("cross_entropy", _ON, f"{_OPS}.cross_entropy.portable:cross_entropy", _ROWS, XLA_FUNCTIONS),
     Kernel("cross_entropy_gradient", _ON, f"{_OPS}.cross_entropy.portable:cross_entropy_gradient", None, XLA_FUNCTIONS),
     Kernel("sum_axis", _ON, f"{_OPS}.rows.portable:sum_axis", _ROWS),
+    Kernel("tree_sum", "cpu", f"{_OPS}.rows.tree:tree_sum", _TREE),
+    Kernel("tree_sum", "cuda", f"{_OPS}.rows.tree:tree_sum_on_gpu", _TREE),
     Kernel("sum_rows", _ON, f"{_OPS}.rows.portable:sum_rows", _CHUNKS),
     Kernel("variance", _ON, f"{_OPS}.rows.portable:variance", _ROWS),
     Kernel("variance_gradient", _ON, f"{_OPS}.rows.portable:variance_gradient", None, XLA_FUNCTIONS),

@@ -36,9 +36,13 @@ from pallas_kernels.elementwise.contract import ElementwiseContract as Elementwi
 from pallas_kernels.matmul.contract.batch_sum import ROW_CHUNK as ROW_CHUNK
 from pallas_kernels.matmul.contract.batch_sum import ChunkContract as ChunkContract
 from pallas_kernels.matmul.contract.batch_sum import chunk_contract as chunk_contract
+from pallas_kernels.matmul.contract.k_split import KSplitContract as KSplitContract
 from pallas_kernels.matmul.contract.limbs import PartsChunkContract as PartsChunkContract
 from pallas_kernels.matmul.contract.limbs import PartsContract as PartsContract
 from pallas_kernels.matmul.contract.matmul import MatmulContract as MatmulContract
+from pallas_kernels.matmul.contract.matmul import MmaChunkContract as MmaChunkContract
+from pallas_kernels.matmul.contract.matmul import MmaContract as MmaContract
+from pallas_kernels.matmul.contract.matmul import MmaTf32Contract as MmaTf32Contract
 from pallas_kernels.matmul.contract.matmul import Tf32Contract as Tf32Contract
 from pallas_kernels.matmul.contract.matmul import WgmmaChunkContract as WgmmaChunkContract
 from pallas_kernels.matmul.contract.matmul import WgmmaContract as WgmmaContract
@@ -59,6 +63,7 @@ from pallas_kernels.rows.contract.fold import FoldContract as FoldContract
 from pallas_kernels.rows.contract.rows import LANES as LANES
 from pallas_kernels.rows.contract.rows import RowContract as RowContract
 from pallas_kernels.rows.contract.rows import row_contract as row_contract
+from pallas_kernels.rows.contract.tree import TreeContract as TreeContract
 from pallas_kernels.sampling.contract import GUMBEL as GUMBEL
 from pallas_kernels.sampling.contract import GumbelContract as GumbelContract
 from pallas_kernels.softmax.contract import OnlineRowContract as OnlineRowContract

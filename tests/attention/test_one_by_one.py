@@ -47,8 +47,9 @@ def test_a_reference_that_differs_is_not_used_in_silence(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(launch, "one_by_one", other)
     launch._reference_of_probe.cache_clear()
+    assert not launch.honours_contract.__wrapped__.__wrapped__(Tile(3, 1), SHAPES[0])
     with pytest.raises(UnsupportedError, match="joins operations"):
-        launch.honours_contract.__wrapped__.__wrapped__(Tile(3, 1), SHAPES[0])
+        launch.honours_contract.__wrapped__.__wrapped__(REFERENCE, SHAPES[0])
     launch._reference_of_probe.cache_clear()
 
 

@@ -16,6 +16,7 @@ FLOOR_0_IMPORTS = {"numpy", "pallas_kernels"}
 FLOORS = (
     ("pallas_kernels.contract", 0),
     ("pallas_kernels.errors", 0),
+    ("pallas_kernels.packages", 0),
     ("pallas_kernels.target", 0),
     ("pallas_kernels.registry", 0),
     ("pallas_kernels.backends", 0.25),
@@ -30,21 +31,22 @@ FLOORS = (
     ("bijax.hlo", 2.75),
     ("bijax.transform", 3),
     ("bijax.sampling", 3),
+    ("bijax.parallel", 3.125),
     ("bijax.inspect", 3.25),
-    ("bijax.parallel", 3),
     ("flax_layers", 4),
     ("bijax.serving", 5),
     ("bijax.server", 5),
     ("bijax.determinism", 5),
     ("bijax.integrations", 5),
     ("bijax.cli", 5),
+    ("bijax.completion", 5),
     ("bijax.demo", 5),
     ("bijax.__main__", 5),
 )
 ROOT_FLOOR = 3.5  # of `bijax` itself, which exports what is below
 OF_KERNELS = {"contract": 0, "schedule": 0.25}  # in every operation's folder, and for what several share
-SHARED = {*OF_KERNELS, "errors", "target", "registry", "backends", "parts", "runtime"}
-BACKENDS = {"portable", "cpu", "hopper", "pallas_triton"}
+SHARED = {*OF_KERNELS, "errors", "packages", "target", "registry", "backends", "parts", "runtime"}
+BACKENDS = {"portable", "cpu", "hopper", "jax_triton", "pallas_triton"}
 
 
 def floor(module: str) -> float:

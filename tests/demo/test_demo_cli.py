@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bijax import cli
-from bijax.demo import run
+from bijax.demo import measure
 from bijax.demo.compare import Text
 from bijax.demo.prompts import BUILT_IN
 from bijax.demo.quality import Quality
@@ -43,19 +43,19 @@ def demo(monkeypatch, tmp_path, capsys):
     """Runs `bijax demo` with fake models; returns the exit code, what it printed, and its JSON if it wrote one."""
     checkpoint = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=1000), tokenizer=ByteTokenizer())
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(run, "smollm2_path", lambda: tmp_path / "fake.gguf")
-    monkeypatch.setattr(run, "load_checkpoint", lambda path: checkpoint)
+    monkeypatch.setattr(measure, "smollm2_path", lambda: tmp_path / "fake.gguf")
+    monkeypatch.setattr(measure, "load_checkpoint", lambda path: checkpoint)
 
     def call(*arguments, plain=None, bijax=None):
-        def open_models(checkpoint, *, max_new_tokens):
+        def open_models(checkpoint, *, dtype, max_new_tokens):
             return tuple(FakeModel(max_new_tokens, *([] if f is None else [f])) for f in (plain, bijax))
 
-        def open_quantized_models(checkpoint, tokenizer, prompt, *, max_new_tokens):
+        def open_quantized_models(checkpoint, tokenizer, prompt, *, dtype, max_new_tokens):
             quality = Quality(np.array([65]), 10.5, 7), Quality(np.array([66]), 11.25, 7)
-            return open_models(checkpoint, max_new_tokens=max_new_tokens), quality
+            return open_models(checkpoint, dtype=dtype, max_new_tokens=max_new_tokens), quality
 
-        monkeypatch.setattr(run, "open_models", open_models)
-        monkeypatch.setattr(run, "open_quantized_models", open_quantized_models)
+        monkeypatch.setattr(measure, "open_models", open_models)
+        monkeypatch.setattr(measure, "open_quantized_models", open_quantized_models)
         code = cli.main(["demo", *arguments])
         written = tmp_path / "figures.json"
         return code, capsys.readouterr(), json.loads(written.read_text()) if written.exists() else None
@@ -70,9 +70,12 @@ def test_texts_without_a_chat_template(demo, monkeypatch):
     assert "has no chat template, as base models have none; run with --text" in printed.err
     code, printed, found = demo("--quick", "--text", "--json", "figures.json")
     assert code == 0
-    assert "2 texts, up to 8 tokens each" in printed.out
+    assert "2 texts, up to 20 tokens each" in printed.out
     assert found["arguments"]["text"]
     assert [prompt["tokens"] for prompt in found["prompts"]] == [len(text.encode()) for text in BUILT_IN[:2]]
+
+
+PAGED = "batches of 8, chunks of 7, paged"
 
 
 def move(way, batch_size, place, text):
@@ -80,7 +83,7 @@ def move(way, batch_size, place, text):
 
 
 def part(way, batch_size, place, text):
-    return text if way.name != "chunk 7, paged" else Text(text.tokens + 1, text.logprobs)
+    return text if way.name != PAGED else Text(text.tokens + 1, text.logprobs)
 
 
 def test_no_difference_on_bijax_is_success(demo, tmp_path):
@@ -88,7 +91,8 @@ def test_no_difference_on_bijax_is_success(demo, tmp_path):
     assert code == 0
     assert printed.err == ""
     lines = printed.out.splitlines()
-    assert re.fullmatch(r"bijax: 0 of \d+ log-probabilities differ in any bit. plain JAX: [1-9]\d* of \d+.", lines[-1])
+    assert re.fullmatch(r"bijax: all \d+ texts stay the same; 0 of \d+ log-probabilities differ in any bit.", lines[-1])
+    assert re.fullmatch(r"plain JAX: 0 of \d+ texts change; [1-9]\d* of \d+ log-prob.* in any bit.", lines[-2])
     assert "Picture: bijax-demo.png" in lines
     assert (tmp_path / "bijax-demo.png").read_bytes().startswith(b"\x89PNG")
     assert "\x1b" not in printed.out
@@ -103,25 +107,36 @@ def test_a_difference_on_bijax_is_failure(demo, disturb):
 def test_plain_jax_without_differences_is_reported_so(demo):
     code, printed, _ = demo("--quick")
     assert code == 0
-    assert " plain JAX: 0 of " in printed.out.splitlines()[-1]
+    assert printed.out.splitlines()[-2].startswith("plain JAX: all ")
+    assert "prompt: " not in printed.out  # no text to show side by side
 
 
 def test_a_text_that_differs_is_shown(demo):
     code, printed, found = demo("--prompts", "1", "--tokens", "6", "--json", "figures.json", plain=part)
     assert code == 0
-    assert "plain JAX: 1 of" in printed.out
-    assert re.search(r" plain JAX: 0 of \d+, and [1-9] tokens more come after texts have parted.\n$", printed.out)
-    assert repr(BUILT_IN[0]) in printed.out
+    assert f"prompt: {BUILT_IN[0]}" in printed.out
+    assert f"in {PAGED}" in printed.out
     plain = found["sides"][0]
-    assert plain["total"]["texts_differing"] == 1
-    assert plain["example"]["way"] == "chunk 7, paged"
-    assert repr(plain["example"]["other"]) in printed.out
-    assert found["sides"][1]["example"] is None
+    assert plain["total"]["texts_differing"] == 8  # one prompt fills the batch of 8
+    (example,) = found["examples"]
+    assert (example["prompt"], example["way"]) == (BUILT_IN[0], PAGED)
+    plain, bijax = example["pairs"]
+    assert (plain["parts_at"], bijax["parts_at"]) == (1, None)
+    assert plain["alone"]["before"] == "" != plain["alone"]["token"]
+    assert plain["alone"]["token"] != plain["batch"]["token"]
+    assert bijax["alone"] == bijax["batch"]
+    # The first differing token is marked where there are no colours.
+    assert f"▶{plain['alone']['token']}" in printed.out
+    assert f"▶{plain['batch']['token']}" in printed.out
 
 
 def test_json_holds_the_same_figures(demo):
     _, printed, found = demo("--tokens", "6", "--seed", "5", "--json", "figures.json", plain=move)
-    assert found["arguments"] == {"prompts": 8, "tokens": 6, "seed": 5, "quick": False, "quantize": None, "text": False}
+    assert found["arguments"] == {"prompts": 8, "tokens": 6, "seed": 5, "quick": False} | {
+        "dtype": "bfloat16",
+        "quantize": None,
+        "text": False,
+    }
     assert found["model"] == "fake.gguf"
     assert {"device", "jax", "date"} <= found.keys()
     assert [prompt["text"] for prompt in found["prompts"]] == list(BUILT_IN)
@@ -132,18 +147,18 @@ def test_json_holds_the_same_figures(demo):
         for key in ("tokens", "tokens_differing", "tokens_parted", "texts"):
             assert side["total"][key] == sum(way[key] for way in side["ways"])
     by_name = {way["way"]: way for way in plain["ways"]}
-    assert by_name["batches of 3"]["tokens_differing"] == by_name["batches of 3"]["tokens"] > 0
-    assert by_name["batches of 3"]["largest_ulp"] == plain["total"]["largest_ulp"] == 3
-    assert by_name["chunk 1, paged"]["tokens_differing"] == 0
+    assert by_name["batches of 4"]["tokens_differing"] == by_name["batches of 4"]["tokens"] > 0
     total = plain["total"]
-    closing = f" plain JAX: {total['tokens_differing']} of {total['tokens']}."
-    assert printed.out.splitlines()[-1].endswith(closing)
+    assert max(way["largest_difference"] for way in plain["ways"]) == total["largest_difference"] > 0
+    assert bijax["total"]["largest_difference"] == 0
+    closing = f" {total['tokens_differing']} of {total['tokens']} log-probabilities differ in any bit."
+    assert printed.out.splitlines()[-2].endswith(closing)
 
 
 def test_a_quantised_model_stands_beside_the_float_one(demo):
     code, printed, found = demo("--quick", "--quantize", "int8", "--json", "figures.json")
     assert code == 0
-    assert "perplexity of a passage of 7 tokens: float32 10.500, int8 11.250" in printed.out
+    assert "perplexity of a passage of 7 tokens: bfloat16 10.500, int8 11.250" in printed.out
     assert found["arguments"]["quantize"] == "int8"
     assert [quality["text"] for quality in found["quality"]] == ["65", "66"]
     assert demo("--quick", "--json", "figures.json")[2]["quality"] is None
@@ -152,7 +167,7 @@ def test_a_quantised_model_stands_beside_the_float_one(demo):
 def test_quick_gives_way_to_numbers(demo):
     _, _, found = demo("--quick", "--tokens", "4", "--json", "figures.json")
     assert (found["arguments"]["prompts"], found["arguments"]["tokens"]) == (2, 4)
-    assert [way["way"] for way in found["sides"][0]["ways"]][:2] == ["batches of 2", "batches of 5"]
+    assert [way["way"] for way in found["sides"][0]["ways"]] == ["batches of 4", "batches of 4, chunks of 7, paged"]
 
 
 def test_prompts_from_a_file(demo, tmp_path):
@@ -162,7 +177,7 @@ def test_prompts_from_a_file(demo, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--tokens", "0"], ["--tokens", "x"], ["--seed", "-1"], ["--nonsense"], ["more"]]
+    "arguments", [["--tokens", "0"], ["--tokens", "x"], ["--dtype", "int8"], ["--seed", "-1"], ["--nonsense"], ["more"]]
 )
 def test_bad_arguments_show_the_usage(demo, arguments, capsys):
     with pytest.raises(SystemExit) as stopped:
@@ -202,7 +217,7 @@ def test_a_model_that_cannot_be_read(demo, monkeypatch, error):
     def load_checkpoint(path):
         raise error
 
-    monkeypatch.setattr(run, "load_checkpoint", load_checkpoint)
+    monkeypatch.setattr(measure, "load_checkpoint", load_checkpoint)
     code, printed, _ = demo("--model", "some.gguf")
     assert code == 2
     assert printed.err == f"bijax demo: error: {error}\n"
@@ -243,7 +258,7 @@ def test_missing_packages_are_named(demo, monkeypatch):
     code, printed, _ = demo("--quick")
     assert code == 2
     assert "not installed: rich" in printed.err
-    assert "pip install 'batch-invariant-jax[demo]'" in printed.err
+    assert "`pip install rich`" in printed.err
 
 
 def test_version_and_help(capsys):

@@ -15,8 +15,6 @@ def test_the_quick_demo(real, tmp_path, capsys, monkeypatch):
     arguments = ["demo", "--quick", "--tokens", "4", "--picture", str(picture), "--json", str(figures)]
     if not real:
         monkeypatch.setattr("bijax.demo.ways.QUICK_BATCH_SIZES", (5,))
-        monkeypatch.setattr("bijax.demo.ways.QUICK_CHUNKS", (7,))
-        monkeypatch.setattr("bijax.demo.ways.CACHES", ("paged",))
         fields = {**files.hf_fields(), "max_position_embeddings": 512}
         arguments += ["--model", str(files.write_folder(tmp_path / "model", fields))]
     code = cli.main(arguments)
@@ -33,13 +31,12 @@ def test_the_quick_demo(real, tmp_path, capsys, monkeypatch):
 def test_the_quantised_demo(tmp_path, capsys, monkeypatch):
     """The same with int8 linear layers, whose perplexity on a passage stands beside the float model's."""
     monkeypatch.setattr("bijax.demo.ways.QUICK_BATCH_SIZES", (5,))
-    monkeypatch.setattr("bijax.demo.ways.QUICK_CHUNKS", ())
-    monkeypatch.setattr("bijax.demo.ways.CACHES", ("paged",))
+    monkeypatch.setattr("bijax.demo.ways.QUICK_PREFILLS", ())
     monkeypatch.setattr("bijax.demo.quality.PASSAGE", "the water comes first to the mill")
     folder = files.write_folder(tmp_path / "model", {**files.hf_fields(), "max_position_embeddings": 512})
     figures = tmp_path / "figures.json"
     places = ["--picture", str(tmp_path / "picture.png"), "--json", str(figures), "--model", str(folder)]
-    code = cli.main(["demo", "--quick", "--tokens", "4", "--quantize", "int8", *places])
+    code = cli.main(["demo", "--quick", "--tokens", "4", "--quantize", "int8", "--dtype", "float32", *places])
     printed = capsys.readouterr().out
     assert code == 0, printed
     found = json.loads(figures.read_text())

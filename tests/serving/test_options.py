@@ -29,8 +29,9 @@ def test_every_option_has_a_flag_and_a_variable() -> None:
     for option in dataclasses.fields(EngineOptions):
         assert getattr(parsed, option.name) is None
         kind = option.metadata["kind"]
-        environ = {"BIJAX_" + option.name.upper(): "1" if kind is bool else "7"}
-        assert getattr(EngineOptions.read(environ=environ), option.name) == (True if kind is bool else 7)
+        text, value = {bool: ("1", True), float: ("0.5", 0.5), int: ("7", 7)}[kind]
+        environ = {"BIJAX_" + option.name.upper(): text}
+        assert getattr(EngineOptions.read(environ=environ), option.name) == value
 
 
 def test_the_environment_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

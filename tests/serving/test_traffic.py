@@ -141,11 +141,25 @@ def test_samples_of_one_prompt_are_those_of_their_seeds() -> None:
         assert (one.tokens, one.logprobs) == (completion.tokens, completion.logprobs)
 
 
-def test_seeds_by_default() -> None:
+def test_requests_without_a_seed_are_different_samples_and_tell_their_seeds() -> None:
+    prompt, params = (5, 6, 7), SamplingParams(max_new_tokens=12, ignore_eos=True, logprobs=True)
+    outputs = engine(seed_from_prompt=False, max_running=4).generate([prompt] * 4, params)
+    assert len({output.completions[0].tokens for output in outputs}) == 4
+    [several] = engine(seed_from_prompt=False).generate([prompt], dataclasses.replace(params, n=4))
+    assert {c.tokens for c in several.completions}.isdisjoint(output.completions[0].tokens for output in outputs)
+    for completion in (outputs[2].completions[0], several.completions[3]):
+        assert completion.seed is not None
+        [again] = alone(prompt, dataclasses.replace(params, seed=completion.seed)).completions
+        assert (again.tokens, again.logprobs) == (completion.tokens, completion.logprobs)
+
+
+def test_options_for_requests_without_a_seed() -> None:
     prompt, params = (5, 6, 7), SamplingParams(max_new_tokens=8)
     assert bits(engine().generate([prompt], params)[0]) == bits(engine().generate([prompt], params)[0])
-    fixed = engine(default_seed=42).generate([prompt], params)[0]
+    fixed = engine(default_seed=42, seed_from_prompt=False).generate([prompt], params)[0]
     assert bits(fixed) == bits(alone(prompt, SamplingParams(max_new_tokens=8, seed=42)))
+    with pytest.raises(ValueError, match="default_seed must be None with seed_from_prompt, got 42"):
+        EngineOptions(default_seed=42, seed_from_prompt=True)
 
 
 def test_the_cache_of_a_prompt_is_found() -> None:

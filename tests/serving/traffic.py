@@ -17,6 +17,7 @@ SMALL: dict[str, Any] = {
     "max_running": 2,
     "max_prefill_tokens": 16,
     "speculative_tokens": 3,
+    "seed_from_prompt": True,
 }
 """Few sizes, so few programs; few pages, so that requests press each other out."""
 

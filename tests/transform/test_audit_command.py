@@ -141,3 +141,43 @@ def test_bad_arguments_show_the_usage(run, arguments, capsys):
         run(*arguments)
     assert stopped.value.code == 2
     assert "usage: bijax audit" in capsys.readouterr().err
+
+
+ROWS = """
+import jax.numpy as jnp
+import bijax
+
+@bijax.invariant
+def centred(x, scale):
+    return scale * (x - x.mean(0))
+
+def arguments():
+    return jnp.ones((4, 8)), jnp.ones(8)
+"""
+
+
+def test_rows_that_meet(run, tmp_path):
+    (tmp_path / "rows_meet.py").write_text(ROWS)
+    call = ("rows_meet:centred", "--args", "rows_meet:arguments")
+    assert run(*call)[0] == 0
+    code, (out, _) = run(*call, "--batch-axis", "0,none")
+    assert code == 1
+    assert "mixes rows  reduce_sum" in out
+    assert out.splitlines()[-1] == "mixes rows: a row depends on other rows, or on its position (1 operation)"
+    found = json.loads(run(*call, "--batch-axis", "0,None", "--json")[1].out)
+    assert (found["rows"]["verdict"], found["invariant"]) == ("mixes rows", False)
+    assert "argument 1 has 8 rows" in run(*call, "--batch-axis", "0")[1].err
+    with pytest.raises(SystemExit):
+        run(*call, "--batch-axis", "first")
+
+
+def test_annotations(run, tmp_path):
+    (tmp_path / "rows_noted.py").write_text(ROWS)
+    code, (out, _) = run("rows_noted:centred", "--args", "rows_noted:arguments", "--batch-axis", "0,none", "--github")
+    assert code == 1
+    first, *_, last = out.splitlines()
+    assert first.startswith("::error file=rows_noted.py,line=7,title=bijax audit%2C mixes rows::reduce_sum: it reduces")
+    assert last.startswith("mixes rows: ")
+    code, (out, _) = run("audited_network:network", "--args", "audited_network:arguments", "--github")
+    assert code == 1
+    assert "audited_network.py,line=7,title=bijax audit%2C variant::dot_general: left to XLA" in out

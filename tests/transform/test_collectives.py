@@ -1,4 +1,4 @@
-"""Sums over devices: fixed order, any shape; in a process of its own, which has four CPU devices."""
+"""Sums over devices: a fixed tree, any shape; in a process of its own, which has four CPU devices."""
 
 import os
 import subprocess
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 PROGRAM = """
-import jax, jax.numpy as jnp, numpy as np, functools
+import jax, jax.numpy as jnp, numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 import bijax
@@ -28,10 +28,12 @@ def summed(axes, how):
 for dtype in (jnp.float32, jnp.bfloat16):
     for shape in ((4,), (300, 77)):
         x = jnp.asarray(rng.standard_normal((4, *shape)) * 2.0 ** rng.integers(-20, 20, (4, *shape)), dtype)
-        upwards = functools.reduce(jnp.add, [s.astype(jnp.float32) for s in x]).astype(dtype)
+        a, b, c, d = (s.astype(jnp.float32) for s in x)
+        as_tree, upwards = ((a + b) + (c + d)).astype(dtype), (((a + b) + c) + d).astype(dtype)
+        assert len(shape) == 1 or (bits(as_tree) != bits(upwards)).any()
         for how in ("psum", "psum_scatter"):
             program = summed(("a", "b"), how)
-            assert (bits(program(x)) == bits(upwards)).all(), (how, dtype, shape)
+            assert (bits(program(x)) == bits(as_tree)).all(), (how, dtype, shape)
             assert "all_reduce" not in program.lower(x).as_text(), how
             assert "reduce_scatter" not in program.lower(x).as_text(), how
 
@@ -47,6 +49,23 @@ assert (bits(grouped(x)) == bits(jnp.stack([x[0] + x[2], x[1] + x[3]] * 2))).all
 
 assert jax.jit(bijax.invariant(jax.shard_map(
     lambda n: lax.psum(n, "a"), mesh=mesh, in_specs=P("a"), out_specs=P())))(jnp.arange(4)).tolist() == [2, 4]
+
+three = jax.make_mesh((3,), ("a",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:3])
+for reduce in (lax.psum, lambda x, axis: lax.psum_scatter(x, axis, tiled=True)):
+    program = jax.jit(bijax.invariant(jax.shard_map(
+        lambda x: reduce(x, "a"), mesh=three, in_specs=P("a"), out_specs=P("a"), check_vma=False)))
+    try:
+        program.lower(jnp.ones(9))
+    except bijax.NotInvariantError as error:
+        assert "must be a power of two, got 3; use a mesh" in str(error), error
+    else:
+        raise AssertionError("a sum over three devices was lowered")
+
+# A sum rounded to bfloat16 stays rounded, whatever is computed next.
+x = jnp.asarray(rng.standard_normal((4, 512)), jnp.bfloat16)
+program = jax.jit(bijax.invariant(jax.shard_map(
+    lambda x: lax.psum(x, ("a", "b")).astype(jnp.float32), mesh=mesh, in_specs=P(("a", "b")), out_specs=P())))
+assert (bits(program(x)) == bits(program(x).astype(jnp.bfloat16).astype(jnp.float32))).all()
 
 w = jnp.asarray(rng.standard_normal((512, 48)), jnp.float32)
 def loss(w, x):

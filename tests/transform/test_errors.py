@@ -137,3 +137,43 @@ def test_cudnn_attention_has_these_names() -> None:
     names = {p.name for p in vars(cudnn).values() if isinstance(p, Primitive)}
     assert len(names) >= 8
     assert names <= {*REFUSED, *CUDNN_ATTENTION}
+
+
+def test_a_decorator_with_options() -> None:
+    @bijax.invariant(allow=("pure_callback",))
+    def double(x: jax.Array) -> jax.Array:
+        return jax.pure_callback(lambda x: 2 * x, x, x)
+
+    @bijax.invariant
+    def plain(x: jax.Array) -> jax.Array:
+        return x + x
+
+    assert double.__name__ == "double"
+    assert (double(X) == plain(X)).all()
+    with pytest.raises(TypeError, match="expected a function"):
+        bijax.invariant(allow=())(3)  # type: ignore[type-var]
+    with pytest.raises(ValueError, match="pure_callbak"):
+        bijax.invariant(allow=("pure_callbak",))
+
+
+@pytest.mark.parametrize("allow", [(), ("dot_general",)])
+def test_symbolic_sizes(allow: tuple[str, ...]) -> None:
+    """What bijax replaces is not to be allowed: the advice is to export one program for each size."""
+    (batch,) = jax.export.symbolic_shape("b")
+    rows = jax.ShapeDtypeStruct((batch, 4), jnp.float32)
+    with pytest.raises(bijax.NotInvariantError, match=r"export one program for each batch size") as caught:
+        jax.export.export(jax.jit(bijax.invariant(lambda x: x @ X, allow=allow)))(rows)
+    assert "let it pass" not in str(caught.value)
+    for operation in (bijax.softmax, lambda x: bijax.matmul(x, X), lambda x: bijax.mean(x, axis=1)):
+        with pytest.raises(bijax.UnsupportedError, match=r"symbolic sizes .* Export one program for each batch size"):
+            jax.export.export(jax.jit(operation))(rows)
+
+
+def test_forward_mode() -> None:
+    """The library's operations name the way that has it, which has the derivative of plain JAX."""
+    for operation in (lambda x: bijax.matmul(x, X), bijax.softmax):
+        for derive in (lambda f: jax.jvp(f, (X,), (X,)), lambda f: jax.jacfwd(f)(X), lambda f: jax.hessian(f)(X)):
+            with pytest.raises(TypeError, match=r"bijax\.invariant\(jnp\.matmul\)"):
+                derive(operation)
+    ours, theirs = (jax.jvp(f, (X, X), (X, 2 * X)) for f in (bijax.invariant(jnp.matmul), jnp.matmul))
+    assert all((a == b).all() for a, b in zip(ours, theirs, strict=True))

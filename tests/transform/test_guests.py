@@ -183,6 +183,21 @@ def test_compiled_programs_are_watched_only_while_something_is_requested() -> No
     assert_bits_equal(compiled(X), X + 1)
 
 
+def test_a_thread_that_ends_in_the_mode_ends_its_watch() -> None:
+    stock = jax.stages.Compiled.__call__
+    seen = []
+
+    def enable() -> None:
+        bijax.enable_batch_invariant_mode()
+        seen.append(jax.stages.Compiled.__call__ is not stock)
+
+    thread = threading.Thread(target=enable)
+    thread.start()
+    thread.join()
+    assert seen == [True]
+    assert jax.stages.Compiled.__call__ is stock
+
+
 def test_what_others_put_around_a_call_meanwhile_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     stock = jax.stages.Compiled.__call__
     seen = []

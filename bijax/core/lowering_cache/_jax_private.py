@@ -3,6 +3,8 @@
 - `config.trace_context` has all that JAX's own caches of traced programs depend on: settings, contexts, metadata.
 - `_jax_mlir_ext.inlined_func_call` copies a function's body to its call site, as JAX does with its own rules.
 - `util.cache` makes a cache that `jax.clear_caches` empties.
+- `core.trace_ctx` holds the axes of `jax.shard_map` while its body is lowered, `config._check_vma` whether it checks
+  types, and `SPMDAxisContext` is the context of that body: kernels are lowered the same way on all meshes.
 - `config.persistent_cache_min_compile_time_secs`, which is public for the process, can be set for a thread.
 """
 
@@ -10,10 +12,11 @@ import contextlib
 import dataclasses
 import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jax._src import config, util
+import jax
+from jax._src import config, core, sharding_impls, util
 from jaxlib.mlir._mlir_libs import _jax_mlir_ext
 
 
@@ -25,8 +28,29 @@ def missing() -> list[str]:
         (_jax_mlir_ext, "inlined_func_call"),
         (util, "cache"),
         (config, "persistent_cache_min_compile_time_secs"),
+        (config, "_check_vma"),
+        (core.TracingContext, "set_axis_env"),
+        (sharding_impls, "SPMDAxisContext"),
     )
     return [f"there is no {m.__name__}.{name}" for m, name in wanted if not callable(getattr(m, name, None))]
+
+
+@contextlib.contextmanager
+def as_on_any_mesh(ctx: Any) -> Iterator[Any]:
+    """Yields the context of a rule inside `jax.shard_map` over all axes, with a mesh that stands for all others."""
+    axes = core.trace_ctx.axis_env
+    core.trace_ctx.set_axis_env(core.top_axis_env)
+    try:
+        with config._check_vma(False):
+            yield ctx.replace(module_context=ctx.module_context.replace(axis_context=_ANY_MESH))
+    finally:
+        core.trace_ctx.set_axis_env(axes)
+
+
+_ANY_MESH: Any = sharding_impls.SPMDAxisContext(
+    jax.sharding.AbstractMesh((2,), ("any",)),  # type: ignore[arg-type]
+    manual_axes=frozenset({"any"}),
+)
 
 
 def state_of_tracing() -> str | None:

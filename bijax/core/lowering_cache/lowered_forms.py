@@ -6,9 +6,11 @@ operands and the state of JAX, not on the surrounding program. So it is cached: 
 `jax.clear_caches()`, and for other processes on this machine where JAX has a folder for its compilation cache
 (`pallas_kernels.runtime.disk_cache`).
 
-A call without a stable text key is lowered every time: one with a user's function among its parameters, on a mesh,
-with unknown shapes, for several platforms, or for export; and one for a target that has kernels registered by third
-parties.
+A kernel computes on one device, so inside `jax.shard_map` over all axes its module is the same for every mesh.
+
+A call without a stable text key is lowered every time: one with a user's function among its parameters, with unknown
+shapes, where XLA partitions the program, for several platforms, or for export; and one for a target that has kernels
+registered by third parties.
 """
 
 import contextlib
@@ -29,9 +31,10 @@ from jax.extend.mlir.dialects import func
 from jax.interpreters import mlir
 from jax.interpreters.mlir import ir
 
-from bijax.core.architecture import cuda_architecture, target_for
+from bijax.core.architecture import cuda_architecture, preferred_backend, target_for
 from bijax.core.lowering_cache import _jax_private
 from bijax.core.lowering_cache.kernels_ahead import compile_ahead, compile_ahead_of, make_ready
+from bijax.core.partitioning import is_partitioned
 from bijax.core.record_tree import RecordTree
 from pallas_kernels import registry
 from pallas_kernels.errors import UnsupportedError
@@ -61,7 +64,8 @@ def lower_once(function: Callable[..., Any], *, name: str = "", multiple_results
     def rule(ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
         if not is_on():
             return list(lower(ctx, *operands, **parameters))
-        question = _question(ctx, name or function, parameters)
+        with _as_cached(ctx) as alone:
+            question = _question(alone, name or function, parameters)
         if question is None:
             results = list(lower(ctx, *operands, **parameters))
             if tuple(ctx.platforms or ctx.module_context.platforms) == ("cuda",):
@@ -71,13 +75,22 @@ def lower_once(function: Callable[..., Any], *, name: str = "", multiple_results
         if not kept.forms:
             with _alone(kept.lock):
                 if not kept.forms:
-                    form, is_kept = _made(question, lower, ctx, operands, parameters)
+                    with _as_cached(ctx) as alone:
+                        form, is_kept = _made(question, lower, alone, operands, parameters)
                     if not is_kept:
                         return _insert(ctx, form, operands)
                     kept.forms.append(form)
         return _insert(ctx, kept.forms[0], operands)
 
     return rule
+
+
+def _as_cached(ctx: Context) -> contextlib.AbstractContextManager[Context]:
+    """Returns a context manager of the rule's context, without the mesh if each device runs the same kernel."""
+    module = ctx.module_context
+    if getattr(module.axis_context, "manual_axes", None) and not is_partitioned(module):
+        return _jax_private.as_on_any_mesh(ctx)
+    return contextlib.nullcontext(ctx)
 
 
 def _made(
@@ -149,7 +162,9 @@ def _question(ctx: Context, function: Any, parameters: Mapping[str, Any]) -> str
     """Returns everything that the lowered module depends on as text, None if it has no text."""
     module = ctx.module_context
     platforms = tuple(ctx.platforms or module.platforms)
-    several = len(platforms) != 1 or bool(ctx.dim_var_values) or getattr(module.axis_context, "num_devices", 0) != 1
+    axes = module.axis_context
+    manual = "in shard_map" if getattr(axes, "manual_axes", None) else ""
+    several = len(platforms) != 1 or bool(ctx.dim_var_values) or (not manual and getattr(axes, "num_devices", 0) != 1)
     if several or module.lowering_parameters != mlir.LoweringParameters():
         return None
     if _has_foreign_kernels(platforms[0]):
@@ -163,7 +178,7 @@ def _question(ctx: Context, function: Any, parameters: Mapping[str, Any]) -> str
         called = f"{_text(function)} {_text(dict(parameters))}"
     except (_WithoutTextError, UnsupportedError):  # a kernel that asks for an architecture raises if none is known
         return None
-    return f"{platforms[0]} {machine} {called} {operands}\n{state}"
+    return f"{platforms[0]} {machine} {preferred_backend()} {manual} {called} {operands}\n{state}"
 
 
 def _has_foreign_kernels(platform: str) -> bool:
@@ -187,7 +202,7 @@ def _sources() -> str:
 @functools.cache
 def _compilers() -> tuple[str, ...]:
     """Returns the versions of the packages that compile parts of a lowered module for GPUs."""
-    packages = "jax_cuda12_plugin", "jax_cuda13_plugin"
+    packages = "jax_cuda12_plugin", "jax_cuda13_plugin", "jax_triton", "triton"
     versions = (next((d.version for d in metadata.Distribution.discover(name=name)), "") for name in packages)
     return tuple(versions)
 

@@ -258,17 +258,22 @@ def _entering(call: Call, allowed: bool) -> Sequence[Any]:
 def _check_shapes(call: Call) -> None:
     for aval in call.ctx.avals_in:
         if not all(isinstance(n, int) for n in aval.shape):
-            reason = "tiles are laid out at lowering and need concrete shapes; export one program for each shape"
-            raise _refusal(call, reason)
+            reason = "its tiles are laid out when it is lowered, which needs the sizes of all axes"
+            advice = (
+                "Symbolic sizes (jax.export.symbolic_shape) cannot be exported: export one program for each batch size,"
+                " which has the same bits in every row, and choose by the size."
+            )
+            raise _refusal(call, reason, advice)
 
 
 def _describe(name: str, ctx: Context) -> str:
     return f"{name}({', '.join(str(a) for a in ctx.avals_in)})"
 
 
-def _refusal(call: Call, reason: str) -> NotInvariantError:
+def _refusal(call: Call, reason: str, advice: str = "") -> NotInvariantError:
     name = call.primitive.name
-    return NotInvariantError(name, _describe(name, call.ctx), reason, _line(), _library_line(), may_be_allowed(name))
+    may = not advice and may_be_allowed(name)
+    return NotInvariantError(name, _describe(name, call.ctx), reason, _line(), _library_line(), may, advice)
 
 
 def _line() -> str:

@@ -9,6 +9,7 @@ other. Both are per thread, except a context value that applies to every thread 
 import contextlib
 import dataclasses
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -82,8 +83,8 @@ class _Change:
     """Activates a request in this thread; a class, because it may stay open indefinitely."""
 
     def __init__(self, request: Request) -> None:
-        watch = Watch(_before_calls) if request.enabled else contextlib.nullcontext()
-        self._managers = (_context(request), tagged(request), watch)
+        self.watch = Watch(_before_calls) if request.enabled else None
+        self._managers = (_context(request), tagged(request), self.watch or contextlib.nullcontext())
 
     def __enter__(self) -> None:
         for manager in self._managers:
@@ -95,10 +96,25 @@ class _Change:
 
 
 class _Opened(threading.local):
-    """Changes in this thread, inside the innermost `requested` block, that are still open."""
+    """Changes in this thread, inside the innermost `requested` block, that are still open.
+
+    A thread may end without closing them. Its state ends with it, and so do its watches, which are of the process.
+    """
 
     def __init__(self) -> None:
         self.changes: list[_Change] = []
+        self.watches: list[Watch] = []
+        self._thread = _Thread()
+        weakref.finalize(self._thread, _end, self.watches).atexit = False
+
+
+class _Thread:
+    """Lives as long as the state of a thread."""
+
+
+def _end(watches: list[Watch]) -> None:
+    while watches:
+        watches.pop().__exit__()
 
 
 _opened = _Opened()
@@ -125,6 +141,8 @@ def open_request(request: Request) -> None:
     change = _Change(request)
     change.__enter__()
     _opened.changes.append(change)
+    if change.watch:
+        _opened.watches.append(change.watch)
 
 
 def close_requests() -> None:
@@ -162,7 +180,10 @@ def _close_everywhere() -> None:
 
 def _close() -> None:
     while _opened.changes:
-        _opened.changes.pop().__exit__()
+        change = _opened.changes.pop()
+        change.__exit__()
+        if change.watch:
+            _opened.watches.remove(change.watch)
 
 
 def of_equation(metadata: dict[str, str] | None) -> Request:

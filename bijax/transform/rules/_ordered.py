@@ -1,6 +1,7 @@
 """Rules for primitives that combine elements: they are replaced by library functions with a fixed order."""
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -8,6 +9,7 @@ import jax
 from jax.interpreters import mlir
 
 from bijax.core.tag import kernel_code
+from bijax.lax.collectives import psum, reduce_scatter, why_refused
 from bijax.lax.conv import conv_general_dilated
 from bijax.lax.cumulative import cumlogsumexp, cumprod, cumsum
 from bijax.lax.dot_general import dot_general
@@ -25,16 +27,17 @@ from bijax.lax.windows import (
     select_and_scatter_add,
 )
 from bijax.ops._cudnn_attention import cudnn_attention, cudnn_attention_gradients
-from bijax.parallel._collectives import psum, reduce_scatter
+from bijax.transform.errors import NotInvariantError
 from bijax.transform.rules._elementwise import has_an_order
 from bijax.transform.rules._kept import INTEGER, ORDER_FREE
+from bijax.transform.rules._refused import may_be_allowed
 from bijax.transform.rules.call import Call, traced
 from bijax.transform.rules.operands import look_through_transposes
 from bijax.transform.rules.regions import TAKEN_OUT, without_programs, without_region
 from bijax.transform.rules.registry import FLOATS, Dtypes, Kind, Rule, is_exact, is_in_floats, is_real, register
 from bijax.transform.rules.results import ARRANGEMENT
 from bijax.transform.rules.uses import by_tracing, fixed
-from pallas_kernels.contract import FoldContract, PairContract
+from pallas_kernels.contract import FoldContract, PairContract, TreeContract
 
 Replacement = Callable[..., Any]
 
@@ -42,7 +45,7 @@ _SUM: Final = "a fixed tree of additions"
 _COMPARED: Final = "a tree of comparisons that no library call can swallow with its neighbours"
 _PREFIX: Final = "blocks of fixed length and a chain of carries: an element depends on its prefix alone"
 _CUDNN: Final = "cuDNN's attention: blocks of keys at absolute positions (bijax.dot_product_attention)"
-_DEVICES: Final = "the shards are added in the order of the devices"
+_DEVICES: Final = "the terms of the devices are added as a fixed binary tree"
 _EXTREME: Final = "compared as integers of a total order, in which one zero is larger and one nan wins"
 
 ORDERED: Final[dict[str, tuple[Replacement, str]]] = {
@@ -121,8 +124,20 @@ def _replaced(call: Call) -> Sequence[Any]:
     return traced(replacement(call.name, call.platform), call.ctx, call.operands, parameters, several)
 
 
+def _devices(call: Call) -> int:
+    """Returns the number of devices that a collective adds over."""
+    if groups := call.parameters.get("axis_index_groups"):
+        return len(groups[0])
+    named = call.parameters["axis_name"] if "axis_name" in call.parameters else call.parameters["axes"]
+    axes = named if isinstance(named, tuple) else (named,)
+    return math.prod(jax.lax.axis_size(axis) for axis in axes if not isinstance(axis, int))
+
+
 def _over_devices(call: Call) -> Sequence[Any]:
     # It communicates with other devices, and so must see the axes.
+    if why := why_refused(_devices(call)):
+        operands = ", ".join(map(str, call.ctx.avals_in))
+        raise NotInvariantError(call.name, f"{call.name}({operands})", why, may_be_allowed=may_be_allowed(call.name))
     with kernel_code():
         rule = mlir.lower_fun(COLLECTIVES[call.name], multiple_results=False)
         lowered: Sequence[Any] = rule(call.ctx, *call.operands, **call.parameters)
@@ -183,7 +198,7 @@ for _name, (_, _why) in ORDERED.items():
     register(_name, Rule(Kind.REPLACE, _why, lower=_replaced, uses=_uses, dtypes=_dtypes))
 register(
     COLLECTIVES,
-    Rule(Kind.REPLACE, _DEVICES, lower=_over_devices, uses=fixed(FoldContract("devices")), dtypes=is_in_floats),
+    Rule(Kind.REPLACE, _DEVICES, lower=_over_devices, uses=fixed(TreeContract()), dtypes=is_in_floats),
 )
 for _name, (_, _why) in RACING.items():
     _uses = by_tracing(functools.partial(replacement, _name))

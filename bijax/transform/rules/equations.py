@@ -65,9 +65,9 @@ def equations(
         outer_tags: Its tags, for operations traced without one.
         conditional: Whether it runs under a computed condition.
     """
-    for eqn in _live(jaxpr):
+    for eqn in live(jaxpr):
         name = eqn.primitive.name
-        inner = list(_programs(eqn, platform)) if is_program(name) else []
+        inner = list(inner_programs(eqn, platform)) if is_program(name) else []
         entered = None if is_known(name) else programs_of(eqn, platform)
         stack = _stack(eqn)
         line = user_line(stack) or outer_line or _library_line(stack)
@@ -96,7 +96,7 @@ def equations(
             yield from equations(program, platform, runs * trips, line, tags, under)
 
 
-def _live(jaxpr: Any) -> list[Any]:
+def live(jaxpr: Any) -> list[Any]:
     """Returns the equations whose results are used; JAX lowers no others."""
     used = set(map(id, jaxpr.jaxpr.outvars if hasattr(jaxpr, "jaxpr") else jaxpr.outvars))
     live = []
@@ -107,7 +107,7 @@ def _live(jaxpr: Any) -> list[Any]:
     return live[::-1]
 
 
-def _programs(eqn: Any, platform: str) -> Iterator[Any]:
+def inner_programs(eqn: Any, platform: str) -> Iterator[Any]:
     """Yields the programs that run; those that only a derivative would run are excluded."""
     parameters = eqn.params
     match eqn.primitive.name:
@@ -137,6 +137,11 @@ def _of_platform(branches: tuple[Any, ...], platforms: tuple[tuple[str, ...] | N
             if (names is not None and platform in names) if own else names is None:
                 return branch
     return branches
+
+
+def line_of(eqn: Any) -> str:
+    """Returns "FILE:LINE" of the user's program that requests an equation; empty if unknown."""
+    return user_line(_stack(eqn))
 
 
 def _stack(eqn: Any) -> list[tuple[str, int]]:

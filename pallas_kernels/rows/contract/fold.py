@@ -1,4 +1,4 @@
-"""The order in which the values of one element are combined: windows, scatters, devices."""
+"""The order in which the values of one element are combined: windows and scatters."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,7 +11,6 @@ class FoldContract:
     - "window": the elements of a sliding window, axis by axis; the windows that select one element, by its position in
       them; the elements of a window under a user's function, in row-major order.
     - "scatter": the updates of one element, by their indices.
-    - "devices": the shards of a sum over devices, by device index.
 
     Sums are computed in float32 (float64 for float64).
 
@@ -24,12 +23,12 @@ class FoldContract:
         'scatter/v1/f32-fold'
     """
 
-    over: Literal["window", "scatter", "devices"]
+    over: Literal["window", "scatter"]
     version: int = 1
 
     def __post_init__(self) -> None:
-        if self.over not in ("window", "scatter", "devices"):
-            raise ValueError(f"over must be 'window', 'scatter' or 'devices', got {self.over!r}.")
+        if self.over not in ("window", "scatter"):
+            raise ValueError(f"over must be 'window' or 'scatter', got {self.over!r}.")
 
     @property
     def id(self) -> str:

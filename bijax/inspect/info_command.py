@@ -1,0 +1,107 @@
+"""The command `bijax info`: what a report of a bug needs."""
+
+import argparse
+import contextlib
+import importlib.metadata
+import json
+import os
+import platform
+from typing import Any, Final
+
+import jax
+
+from bijax.core.architecture import target_for
+from pallas_kernels import registry
+from pallas_kernels.target import Target
+
+_PACKAGES: Final = (
+    "batch-invariant-jax", "jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin", "numpy", "scipy", "flax",
+)  # fmt: skip
+
+
+def add_info_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds `info` to the commands."""
+    parser = commands.add_parser(
+        "info",
+        help="print versions, devices, and which kernels serve this machine, for a report of a bug",
+        description="Prints the versions of packages, the platform, the devices that JAX sees, the settings that"
+        " matter, and the backend that serves each operation on them.",
+    )
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+
+
+def run_info(parsed: argparse.Namespace) -> int:
+    """Runs the command; returns the exit code."""
+    found = information()
+    print(json.dumps(found, indent=2) if parsed.json else _text(found))
+    return 0
+
+
+def information() -> dict[str, Any]:
+    """Returns versions, machine, devices, settings and the backends that serve operations."""
+    backend = jax.default_backend()
+    name = "cuda" if backend == "gpu" else backend
+    is_supported = name in ("cpu", "cuda")
+    target = target_for(name) if is_supported else None
+    return {
+        "versions": {package: v for package in _PACKAGES if (v := _version(package))}
+        | {"python": platform.python_version()},
+        "machine": {
+            "system": platform.platform(),
+            "processor": _processor(),
+            "cores": os.cpu_count(),
+        },
+        "devices": [f"{d.platform} {d.device_kind} {d.id}" for d in jax.devices()],
+        "target": str(target) if target else f"{name}: not supported, programs raise UnsupportedError",
+        "settings": {
+            name: os.environ[name]
+            for name in ("JAX_PLATFORMS", "XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR", "BIJAX_LOWERING_CACHE")
+            if name in os.environ
+        },
+        "served by": _served(target) if target else {},
+    }
+
+
+def _served(target: Target) -> dict[str, list[str]]:
+    """Returns the operations by the backend whose kernels come first for them; calls that these refuse go further."""
+    found: dict[str, list[str]] = {}
+    for operation in sorted({kernel.operation for kernel in registry.kernels()}):
+        ranked = [(rank, k) for k in registry.kernels(operation) if (rank := k.rank(target)) is not None]
+        if ranked:
+            kernel = max(ranked, key=lambda pair: pair[0])[1]
+            found.setdefault(_backend(kernel.name), []).append(operation)
+    return found
+
+
+def _backend(kernel: str) -> str:
+    """Returns the backend that the name of a kernel's module shows."""
+    parts = kernel.replace(":", ".").split(".")
+    return next(
+        (b for b in ("hopper", "pallas_triton", "triton", "cpu", "portable") if b in parts), kernel.partition(":")[0]
+    )
+
+
+def _version(package: str) -> str:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(package)
+    return ""
+
+
+def _processor() -> str:
+    """Returns the name of the processor."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
+        for line in lines:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _text(found: dict[str, Any]) -> str:
+    lines = [*(f"{name} {version}" for name, version in found["versions"].items())]
+    machine = found["machine"]
+    lines += [f"{machine['system']}, {machine['processor']}, {machine['cores']} cores"]
+    lines += [f"device: {device}" for device in found["devices"]]
+    lines += [f"target: {found['target']}"]
+    lines += [f"{name}={value}" for name, value in found["settings"].items()]
+    lines += [f"served by {backend}: {', '.join(names)}" for backend, names in found["served by"].items()]
+    return "\n".join(lines)

@@ -1,0 +1,109 @@
+"""Sums over devices as a fixed binary tree.
+
+Libraries add the terms of an all-reduce in an order that depends on the message size and the topology. Here the terms
+are moved, which computes nothing, and each element is added as a binary tree over the devices (`TreeContract`). How
+they are moved is a schedule: to all devices if the array is small, and otherwise a part to each.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from bijax.dispatch.trees import tree_kernel
+from bijax.lax.reduce import reduce_sum
+
+Groups = Sequence[Sequence[int]] | None
+
+_GATHERED_ELEMENTS: Final = 1 << 14  # below, one message to everybody is cheaper than two rounds of parts
+
+
+def why_refused(devices: int) -> str:
+    """Returns why a sum over a number of devices has no fixed tree, empty if it has."""
+    if devices & (devices - 1):
+        return (
+            f"its terms are added as a binary tree, so the number of devices must be a power of two, got {devices};"
+            " use a mesh whose axis has 1, 2, 4, 8, ... devices"
+        )
+    return ""
+
+
+def psum(
+    x: jax.Array, *, axes: tuple[Any, ...], axis_index_groups: Groups = None, out_dtype: Any = None, to: str = "varying"
+) -> jax.Array:
+    """Adds `x` over named axes of devices, with the parameters of the primitive `psum`.
+
+    Args:
+        x: Array of any shape and floating dtype; float16 and bfloat16 are added in float32.
+        axes: Names of axes; integers among them are dimensions of `x`, over which is added first.
+        axis_index_groups: Groups of devices that add among themselves.
+        out_dtype: Dtype of the result, that of `x` by default.
+        to: Type of the result over the axes, as in `jax.lax.all_gather`: "varying", or "invarying" where
+            `jax.shard_map` should know that all devices have the same.
+
+    Returns:
+        Array of the shape of `x`, without the dimensions among the axes, rounded once to its dtype.
+
+    Raises:
+        ValueError: If the number of devices is not a power of two.
+
+    Guarantee: each element is the sum over the devices as a fixed binary tree, whatever the shape.
+    """
+    dtype = jnp.dtype(x.dtype if out_dtype is None else out_dtype).name
+    dimensions = tuple(a for a in axes if isinstance(a, int))
+    if dimensions:
+        x = reduce_sum(x, axes=dimensions)
+    axes = tuple(a for a in axes if not isinstance(a, int))
+    if not axes:
+        return x.astype(dtype)
+    n = _devices(axes, axis_index_groups)
+    if why := why_refused(n):
+        raise ValueError(f"the sum over the devices of {axes}: {why}.")
+    options: dict[str, Any] = {"axis_index_groups": axis_index_groups}
+    if n == 1 or x.size <= _GATHERED_ELEMENTS:
+        return tree_kernel(lax.all_gather(x, axes, axis=0, to=to, **options), out_dtype=dtype)[0]
+    flat = jnp.pad(x.reshape(-1), (0, -x.size % n)).reshape(n, -1)
+    terms = lax.all_to_all(flat, axes, split_axis=0, concat_axis=0, tiled=True, **options)
+    (part,) = tree_kernel(terms, out_dtype=dtype)
+    whole: jax.Array = lax.all_gather(part, axes, axis=0, tiled=True, to=to, **options)
+    return whole[: x.size].reshape(x.shape)
+
+
+def reduce_scatter(
+    x: jax.Array,
+    *,
+    scatter_dimension: int,
+    axis_name: Any,
+    axis_index_groups: Groups = None,
+    axis_size: int,
+    tiled: bool,
+    out_dtype: Any = None,
+) -> jax.Array:
+    """Adds `x` over a named axis and keeps this device's part, with the parameters of the primitive `reduce_scatter`.
+
+    Raises:
+        ValueError: If the number of devices is not a power of two.
+
+    Guarantee: each element is the sum over the devices as a fixed binary tree, whatever the shape.
+    """
+    if why := why_refused(axis_size):
+        raise ValueError(f"the sum over the devices of {axis_name!r}: {why}.")
+    dtype = jnp.dtype(x.dtype if out_dtype is None else out_dtype).name
+    parts = jnp.moveaxis(x, scatter_dimension, 0)
+    parts = parts.reshape(axis_size, parts.shape[0] // axis_size, *parts.shape[1:])
+    terms = lax.all_to_all(
+        parts, axis_name, split_axis=0, concat_axis=0, tiled=True, axis_index_groups=axis_index_groups
+    )
+    (mine,) = tree_kernel(terms, out_dtype=dtype)
+    return (
+        jnp.moveaxis(mine, 0, scatter_dimension)
+        if tiled
+        else mine.reshape(tuple(s for i, s in enumerate(x.shape) if i != scatter_dimension))
+    )
+
+
+def _devices(axes: tuple[Any, ...], groups: Groups) -> int:
+    return len(groups[0]) if groups else math.prod(lax.axis_size(a) for a in axes)

@@ -1,0 +1,83 @@
+"""How many pages the cache gets."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import jax
+
+from bijax.serving.model import Model
+from bijax.serving.options import EngineOptions
+
+GPU_FRACTION: Final = 0.85
+"""The rest is for the arrays inside programs."""
+
+CPU_BYTES: Final = 2**30
+"""On a CPU, whose memory other programs use too."""
+
+_INDEX: Final = 2**31
+"""Programs count the elements of an array in 32 bits."""
+
+
+def choose_num_pages(model: Model, options: EngineOptions, *, max_length: int) -> int:
+    """Returns the number of pages for which there is memory, at most as many as all running sequences can use.
+
+    With the option `num_pages` it is that one. Otherwise, of the memory that JAX has on the GPU, `mem_fraction_static`
+    is for weights and cache. On other devices that fraction of the memory which is available is for the cache; without
+    the option it is 1 GiB, or a quarter of the available memory if that is less. No bit depends on the number.
+
+    Args:
+        model: The model, whose weights are in memory.
+        options: Of the engine.
+        max_length: Longest sequence, in tokens.
+
+    Raises:
+        ValueError: If there is no memory for a single page.
+    """
+    if options.num_pages is not None:
+        return options.num_pages
+    page_size = options.page_size
+    page: Any = jax.eval_shape(lambda: model.init_pages(1, page_size))
+    arrays = jax.tree.leaves(page)
+    page_bytes = sum(a.size * a.dtype.itemsize for a in arrays)
+    room = cache_bytes(_device(model), options.mem_fraction_static)
+    useful = options.max_running * -(-max_length // page_size)
+    addressed = min((_INDEX - 1) // a.size for a in arrays)
+    pages = min(room // page_bytes, useful, addressed)
+    if pages < 1:
+        raise ValueError(
+            f"Engine: a page of the cache takes {page_bytes} bytes, and there is room for {max(0, room)}; free memory,"
+            " raise mem_fraction_static, or set num_pages."
+        )
+    return pages
+
+
+def cache_bytes(device: jax.Device, fraction: float | None) -> int:
+    """Returns the bytes of memory that the cache may take.
+
+    Args:
+        device: Where the model is.
+        fraction: See `EngineOptions.mem_fraction_static`.
+    """
+    stats: Mapping[str, int] | None = device.memory_stats()
+    if stats and "bytes_limit" in stats:
+        share = GPU_FRACTION if fraction is None else fraction
+        return int(stats["bytes_limit"] * share) - stats["bytes_in_use"]
+    available = available_bytes()
+    return min(CPU_BYTES, available // 4) if fraction is None else int(available * fraction)
+
+
+def available_bytes() -> int:
+    """Returns the bytes of the host's memory that programs can still take."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):  # not Linux
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def _device(model: Model) -> jax.Device:
+    # A model that is no pytree is a leaf of its own.
+    arrays = [leaf for leaf in jax.tree.leaves(model) if isinstance(leaf, jax.Array)]
+    return next(iter(arrays[0].devices())) if arrays else jax.local_devices()[0]

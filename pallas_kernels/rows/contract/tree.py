@@ -1,0 +1,28 @@
+"""The order of sums over devices."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TreeContract:
+    """How the terms of a sum over devices are added: as a fixed binary tree, in the order of the devices.
+
+    The terms 0, 1, 2, ... are added in pairs of neighbours, the sums in pairs again: (0 + 1) + (2 + 3). Each half of
+    the tree is the tree of half as many devices, so a device that has several terms can add them first. The number of
+    terms is a power of two. Sums are computed in float32 (float64 for float64) and rounded once.
+
+    Attributes:
+        version: Incremented when the bits of an existing contract change on purpose. Version 1 was a sum in ascending
+            order, which no device can compute a part of.
+
+    Example:
+        >>> TreeContract().id
+        'devices/v2/f32-tree'
+    """
+
+    version: int = 2
+
+    @property
+    def id(self) -> str:
+        """Contract identifier, stable across runs and machines."""
+        return f"devices/v{self.version}/f32-tree"

@@ -1,0 +1,134 @@
+"""`bijax` itself: help, version, what is imported, suggestions; `info`, `contracts`, `completion`; lazy names."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bijax
+from bijax import cli
+from bijax.determinism.modes import Samples
+from bijax.determinism.run import verdict
+
+ROOT = Path(__file__).parents[2]
+
+MODULE = """
+import bijax, jax, jax.numpy as jnp
+
+def plain(x, w):
+    return x @ w
+
+invariant = bijax.invariant(plain)
+
+def arguments():
+    return jax.ShapeDtypeStruct((4, 8), jnp.float32), jax.ShapeDtypeStruct((8, 2), jnp.float32)
+"""
+
+
+def test_help_and_version_do_not_import_jax() -> None:
+    code = (
+        "import sys, bijax\n"
+        "from bijax import cli\n"
+        "for arguments in (['--help'], ['--version'], []):\n"
+        "    try: cli.main(arguments)\n"
+        "    except SystemExit: pass\n"
+        "print('jax' in sys.modules, bijax.__version__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    lines = done.stdout.splitlines()
+    assert lines[-1] == f"False {bijax.__version__}"
+    assert sum(line.startswith("usage: bijax") for line in lines) == 2  # without arguments, too
+    assert any(line.startswith(f"bijax {bijax.__version__} (jax ") for line in lines)
+    assert all(any(line.split()[:1] == [c.name] for line in lines) for c in cli.COMMANDS)
+
+
+def test_suggestions(capsys: pytest.CaptureFixture[str]) -> None:
+    for word, meant in (("audti", "did you mean 'audit'?"), ("server", "did you mean 'serve'?"), ("x", "command 'x'.")):
+        with pytest.raises(SystemExit) as stopped:
+            cli.main([word])
+        assert stopped.value.code == 2
+        assert meant in capsys.readouterr().err
+
+
+def test_the_table_of_commands_is_that_of_their_parsers(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in cli.COMMANDS:
+        with pytest.raises(SystemExit) as stopped:
+            cli.main([command.name, "--help"])
+        assert stopped.value.code == 0
+        assert capsys.readouterr().out.startswith(f"usage: bijax {command.name}")
+        error = cli._load(*command.error.split(":"))
+        assert issubclass(error, Exception)
+        (action,) = (a for a in cli._parser((command,))._actions if isinstance(a.choices, dict))
+        helps = {a.dest: a.help for a in action._choices_actions}  # type: ignore[attr-defined]
+        assert helps[command.name] == command.help
+
+
+def test_info(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["info", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["versions"]["jax"]
+    assert found["devices"]
+    assert "matmul" in {name for names in found["served by"].values() for name in names}
+    assert cli.main(["info"]) == 0
+    assert f"target: {found['target']}" in capsys.readouterr().out.splitlines()
+
+
+def test_contracts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "with_contracts.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+
+    def run(function: str, *options: str) -> int:
+        return cli.main(["contracts", function, "--args", "with_contracts:arguments", *options])
+
+    assert run("with_contracts:invariant", "--platform", "cpu") == 0
+    first, *ids = capsys.readouterr().out.splitlines()
+    assert run("with_contracts:invariant", "--platform", "cpu", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert first.startswith(found["fingerprint"])
+    assert ids == found["ids"]
+    assert [i.partition("/")[0] for i in ids] == ["matmul"]
+    assert run("with_contracts:plain") == 1
+    assert "dot_general" in capsys.readouterr().err
+    assert run("with_contracts:nothing") == 2
+    assert "has no attribute 'nothing'" in capsys.readouterr().err
+
+
+def test_completion(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    class Shtab:
+        @staticmethod
+        def complete(parser: object, shell: str) -> str:
+            return f"complete for {shell}: {len(parser._subparsers._group_actions[0].choices)}"  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None)
+    assert cli.main(["completion", "bash"]) == 2
+    assert "pip install shtab" in capsys.readouterr().err
+    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setitem(sys.modules, "shtab", Shtab)
+    assert cli.main(["completion", "bash"]) == 0
+    assert capsys.readouterr().out == f"complete for bash: {len(cli.COMMANDS) + 1}\n"
+
+
+def test_verdicts_of_a_determinism_test() -> None:
+    class Counted(Samples):
+        unique_bits = property(lambda self: self.bits)  # type: ignore[assignment]
+
+    one, two = Counted("first"), Counted("second")
+    one.bits, two.bits = 1, 2  # type: ignore[attr-defined]
+    assert verdict({("single", "first"): one}).startswith("deterministic: each of 1 requests had one output")
+    assert verdict({("single", "first"): one, ("mixed", "second"): two}) == (
+        "not deterministic: 1 of 2 requests have several outputs: second (mixed)"
+    )
+
+
+def test_lazy_names_are_those_for_type_checkers() -> None:
+    tree = ast.parse(Path(bijax.__file__).read_text())
+    (block,) = (n for n in tree.body if isinstance(n, ast.If))
+    typed = {(n.module, a.asname) for n in block.body if isinstance(n, ast.ImportFrom) for a in n.names}
+    assert typed - {("bijax", "ops")} == {(module, name) for name, module in bijax._MODULES.items()}
+    assert {name for _, name in typed} <= set(dir(bijax))
+    assert all(getattr(bijax, name) is not None for _, name in typed)
+    with pytest.raises(AttributeError, match="no attribute 'matmull'"):
+        bijax.matmull  # type: ignore[attr-defined]  # noqa: B018
