@@ -1,6 +1,7 @@
 """Matmul on a Hopper GPU: XLA's default dot and ours in the same run.
 
     python -m benchmarks.bench_matmul_gpu --dtype bfloat16
+    python -m benchmarks.bench_matmul_gpu --dtype bfloat16 --backend jax_triton
 
 Times are device times of all kernels of a call (CUPTI), medians over calls that cycle through copies of the weights, so
 that nothing stays in the L2 cache. Both sides see the same arrays. The file is written after every (K, N).
@@ -48,7 +49,8 @@ def main() -> None:
     short = {"bfloat16": "bf16", "float16": "f16"}[arguments.dtype]
     deadline = time.monotonic() + arguments.limit_s
     cells: list[dict[str, Any]] = []
-    jobs = {(k, n): [Job(m, k, n, arguments.dtype) for m in arguments.rows] for k, n in arguments.weights}
+    dtype, backend = arguments.dtype, arguments.backend
+    jobs = {(k, n): [Job(m, k, n, dtype, backend=backend) for m in arguments.rows] for k, n in arguments.weights}
     with Workers() as workers:
         pending = {shape: [workers.ours(job) for job in found] for shape, found in jobs.items()}
         ours = {shape: [program.result() for program in found] for shape, found in pending.items()}
@@ -74,12 +76,13 @@ def main() -> None:
                     f" ratio {xla_us / ours_us:.3f}  {gigabytes:5.0f} GB/s  {teraflops:4.0f} TFLOP/s",
                     flush=True,
                 )
-            save(f"matmul_{short}", cells, arguments.json)
+            save(f"matmul_{short}" + ("" if backend == "hopper" else f"_{backend}"), cells, arguments.json)
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
+    parser.add_argument("--backend", choices=("hopper", "jax_triton"), default="hopper", help="whose kernels are ours")
     parser.add_argument("--rows", type=integers, default=ROWS, help="values of M, separated by commas")
     parser.add_argument("--weights", type=pairs, default=WEIGHTS, help="KxN pairs, separated by commas")
     parser.add_argument("--limit-s", type=float, default=math.inf, help="start no further (K, N) after this time")

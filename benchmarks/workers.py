@@ -18,6 +18,7 @@ from jax import export
 from pallas_kernels.contract import WgmmaContract
 from pallas_kernels.matmul.hopper.launch import matmul
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
+from pallas_kernels.target import Target
 
 _TUNING_THREADS: Final = 6  # more would disturb each other's measurements
 
@@ -40,7 +41,10 @@ class Work(Protocol):
 
 
 class Job(NamedTuple):
-    """A program (M, K) x (K, N) -> (M, N); with `schedule` None the one that the rule or the table chooses."""
+    """A program (M, K) x (K, N) -> (M, N); with `schedule` None the one that the rule or the table chooses.
+
+    `backend` is "hopper" or "jax_triton", which has no `schedule` here.
+    """
 
     m: int
     k: int
@@ -49,6 +53,7 @@ class Job(NamedTuple):
     schedule: MatmulSchedule | None = None
     transpose_w: bool = False
     out_dtype: str | None = None
+    backend: str = "hopper"
 
     @property
     def operands(self) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
@@ -60,6 +65,11 @@ class Job(NamedTuple):
         return jax.ShapeDtypeStruct((self.m, self.n), self.out_dtype or self.dtype)
 
     def function(self, x: Any, w: Any) -> Any:
+        if self.backend == "jax_triton":
+            from pallas_kernels.matmul.jax_triton.launch import matmul as triton_matmul  # needs Triton
+
+            options: dict[str, Any] = {"transpose_w": self.transpose_w, "out_dtype": self.out_dtype or self.dtype}
+            return triton_matmul(x, w, contract=WgmmaContract(), target=Target.parse("sm_90"), **options)
         return matmul(
             x,
             w,
@@ -108,7 +118,8 @@ def without_gpu() -> None:
 
 def stablehlo(work: Work) -> bytes:
     """Returns the program that a Hopper GPU gets, serialised."""
-    unchecked = [export.DisabledSafetyCheck.custom_call("mosaic_gpu_v2")]
+    targets = "mosaic_gpu_v2", "triton_kernel_call", "triton_kernel_call_ffi"
+    unchecked = [export.DisabledSafetyCheck.custom_call(name) for name in targets]
     exported = export.export(jax.jit(work.function), platforms=("cuda",), disabled_checks=unchecked)(*work.operands)
     return exported.mlir_module_serialized
 

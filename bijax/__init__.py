@@ -11,16 +11,22 @@ import typing
 if typing.TYPE_CHECKING:
     from bijax import ops as ops
     from bijax.core.architecture import lowering_for as lowering_for
+    from bijax.core.architecture import prefer_backend as prefer_backend
     from bijax.inspect.audit import audit as audit
     from bijax.inspect.audit_report import Audit as Audit
     from bijax.inspect.contracts import Manifest as Manifest
     from bijax.inspect.contracts import contracts as contracts
+    from bijax.ops._delta_rule_arguments import DeltaRuleState as DeltaRuleState
     from bijax.ops.attention import dot_product_attention as dot_product_attention
     from bijax.ops.attention_block_size import AttentionBlockSize as AttentionBlockSize
     from bijax.ops.attention_block_size import (
         get_batch_invariant_attention_block_size as get_batch_invariant_attention_block_size,
     )
+    from bijax.ops.causal_conv import causal_conv1d as causal_conv1d
+    from bijax.ops.causal_conv import causal_conv1d_extend as causal_conv1d_extend
     from bijax.ops.cross_entropy import softmax_cross_entropy as softmax_cross_entropy
+    from bijax.ops.delta_rule import gated_delta_rule as gated_delta_rule
+    from bijax.ops.delta_rule import gated_delta_rule_extend as gated_delta_rule_extend
     from bijax.ops.elementwise import elementwise as elementwise
     from bijax.ops.embed import embed as embed
     from bijax.ops.flash_attention import flash_attention as flash_attention
@@ -28,6 +34,8 @@ if typing.TYPE_CHECKING:
     from bijax.ops.flash_paged import flash_attention_decode as flash_attention_decode
     from bijax.ops.flash_paged import flash_attention_prefill as flash_attention_prefill
     from bijax.ops.gated_matmul import gated_matmul as gated_matmul
+    from bijax.ops.gated_norm import gated_rms_norm as gated_rms_norm
+    from bijax.ops.gated_norm import l2_norm as l2_norm
     from bijax.ops.head_norm import head_rms_norm as head_rms_norm
     from bijax.ops.kv_cache import store_kv_cache as store_kv_cache
     from bijax.ops.kv_cache import store_paged_kv_cache as store_paged_kv_cache
@@ -68,12 +76,16 @@ if typing.TYPE_CHECKING:
     from pallas_kernels.errors import UnsupportedError as UnsupportedError
 
 _NAMES = {
-    "bijax.core.architecture": "lowering_for",
+    "bijax.core.architecture": "lowering_for prefer_backend",
     "bijax.inspect.audit": "audit",
     "bijax.inspect.audit_report": "Audit",
     "bijax.inspect.contracts": "Manifest contracts",
     "bijax.ops.attention": "dot_product_attention",
     "bijax.ops.attention_block_size": "AttentionBlockSize get_batch_invariant_attention_block_size",
+    "bijax.ops._delta_rule_arguments": "DeltaRuleState",
+    "bijax.ops.causal_conv": "causal_conv1d causal_conv1d_extend",
+    "bijax.ops.delta_rule": "gated_delta_rule gated_delta_rule_extend",
+    "bijax.ops.gated_norm": "gated_rms_norm l2_norm",
     "bijax.ops.cross_entropy": "softmax_cross_entropy",
     "bijax.ops.elementwise": "elementwise",
     "bijax.ops.embed": "embed",

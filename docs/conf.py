@@ -21,7 +21,14 @@ author = "The bijax authors"
 copyright = "The bijax authors, Apache-2.0"
 release = importlib.metadata.version("batch-invariant-jax")
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+]
 exclude_patterns = ["generated/*.md"]
 nitpicky = False  # annotations name types of JAX and Flax, whose inventories are not read offline
 
@@ -37,6 +44,9 @@ autodoc_typehints_format = "short"
 autodoc_typehints_description_target = "documented_params"
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True}
+autosummary_generate = False  # tables on the pages; no page for each name
+suppress_warnings = ["autosummary.import_cycle"]  # a table may list the module that its page describes
+viewcode_follow_imported_members = True
 add_module_names = False
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
@@ -72,6 +82,7 @@ def _generate(app: Any) -> None:
 def setup(app: Any) -> None:
     """Connects the project's own steps."""
     app.add_directive("public-members", members.PublicMembers)
+    app.add_directive("page-summary", members.PageSummary)
     app.connect("builder-inited", _generate)
     app.connect("builder-inited", docstrings.show_whole_signatures)
     app.connect("autodoc-process-docstring", docstrings.process_docstring, priority=400)

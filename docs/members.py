@@ -2,11 +2,15 @@
 
 import importlib
 import inspect
+import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from docutils import nodes
 from public import modules, public_names
 from sphinx.util.docutils import SphinxDirective
+
+_DIRECTIVE = re.compile(r"^\.\. (\w+):: ([\w.]+)$", re.MULTILINE)
 
 
 def write_pages(folder: Path) -> None:
@@ -43,5 +47,29 @@ class PublicMembers(SphinxDirective):
         entries = sorted(
             (entry(module, name) for name in public_names(module)), key=lambda e: e.startswith(".. py:data")
         )
-        body = "\n\n".join([f".. module:: {module}", *entries])
+        documented = [e for e in entries if not e.startswith(".. py:data")]
+        body = "\n\n".join([f".. module:: {module}", summary(_argument(e) for e in documented), *entries])
         return self.parse_text_to_nodes(f"```{{eval-rst}}\n{body}\n```\n")
+
+
+class PageSummary(SphinxDirective):
+    """A table of all that the `auto` directives of this page document."""
+
+    def run(self) -> list[nodes.Node]:
+        """Returns the table."""
+        text, module, names = Path(self.env.doc2path(self.env.docname)).read_text(encoding="utf-8"), "", []
+        for directive, argument in _DIRECTIVE.findall(text):
+            if directive in ("module", "currentmodule"):
+                module = argument
+            elif directive.startswith("auto"):
+                names.append(argument if "." in argument else f"{module}.{argument}")
+        return self.parse_text_to_nodes(f"```{{eval-rst}}\n{summary(names)}\n```\n")
+
+
+def summary(names: Iterable[str]) -> str:
+    """Returns the lines of reStructuredText of a table: each name with the first sentence of its docstring."""
+    return ".. autosummary::\n   :nosignatures:\n\n" + "\n".join(f"   ~{name}" for name in names)
+
+
+def _argument(entry: str) -> str:
+    return entry.splitlines()[0].partition(":: ")[2]

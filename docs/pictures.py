@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import gpu_chart
 import matplotlib
 
 matplotlib.use("Agg")
@@ -17,7 +18,13 @@ INK = {"light": "#202428", "dark": "#e4e6ea"}
 
 def draw(folder: Path) -> None:
     """Writes every picture into a folder, as `NAME-light.svg` and `NAME-dark.svg`."""
-    drawings: dict[str, Callable[[str], Figure]] = {"orders": _orders, "contract": _contract}
+    drawings: dict[str, Callable[[str], Figure]] = {
+        "orders": _orders,
+        "contract": _contract,
+        "tree": _tree,
+        "chunks": _chunks,
+        "gpu": gpu_chart.chart,
+    }
     style = {"svg.hashsalt": "bijax", "font.family": "DejaVu Sans", "font.size": 10, "svg.fonttype": "path"}
     with matplotlib.rc_context(style):
         for name, make in drawings.items():
@@ -80,4 +87,58 @@ def _contract(ink: str) -> Figure:
     _arrow(axes, (24, 6), (34, 6.5), GREY)
     _arrow(axes, (54, 21.5), (64, 21.5), GREEN)
     _arrow(axes, (54, 7.5), (64, 7.5), BLUE)
+    return figure
+
+
+def _tree(ink: str) -> Figure:
+    """A sum as a tree of eight leaves, on one, two and eight devices."""
+    figure, axes = _canvas(8, 3.5)
+    left, step, width = 20.0, 7.2, 5.6
+    colours = [BLUE] * 4 + [ORANGE] * 4
+    axes.text(0, 7.5, "eight leaves of K,\none chain each", va="center", color=ink, linespacing=1.4)
+    centres = [left + i * step + width / 2 for i in range(8)]
+    for i, centre in enumerate(centres):
+        _box(axes, centre - width / 2, 5, width, 5, colours[i], str(i), ink)
+    height, rows = 10.0, list(zip(centres, colours, strict=True))
+    for size in (4, 2, 1):
+        above = []
+        for i in range(size):
+            (a, colour), (b, other) = rows[2 * i], rows[2 * i + 1]
+            top = (a + b) / 2
+            colour = colour if colour == other else GREEN
+            for start in (a, b):
+                _arrow(axes, (start, height), (top, height + 4.6), colour)
+            axes.text(top, height + 6, "+", ha="center", va="center", color=ink, weight="bold")
+            above.append((top, colour))
+        height, rows = height + 7.4, above
+    axes.text(rows[0][0] + 3, height - 1.4, "float32, rounded once", va="center", color=ink)
+    axes.text(0, 28, "between devices", va="center", color=GREEN, weight="bold")
+    axes.text(0, 19, "on one device", va="center", color=ink, weight="bold")
+    for first, colour, text in ((0, BLUE, "device 0 of 2"), (4, ORANGE, "device 1 of 2")):
+        start, end = left + first * step, left + (first + 3) * step + width
+        axes.plot([start, end], [3, 3], color=colour, lw=2)
+        axes.text((start + end) / 2, 1, text, ha="center", va="center", color=ink)
+    return figure
+
+
+def _chunks(ink: str) -> Figure:
+    """What the gated delta rule keeps of a sequence: the state at an edge, and the rows of the chunk after it."""
+    figure, axes = _canvas(8, 2.9)
+    for i, (x, width, text, colour) in enumerate(
+        (
+            (0, 22, "chunk 0\n64 tokens", GREY),
+            (24, 22, "chunk 1\n64 tokens", GREY),
+            (48, 22, "chunk 2\n17 tokens so far", GREEN),
+        )
+    ):
+        _box(axes, x, 14, width, 8, colour, text, ink)
+        axes.text(x, 23.5, str(64 * i), ha="center", color=ink)
+        axes.plot([x, x], [12.5, 23], color=ink, lw=0.8)
+    _box(axes, 24, 1, 22, 9, BLUE, "state at 128\nfloat32", ink)
+    _box(axes, 48, 1, 22, 9, GREEN, "rows 0 to 16 of\nk, r, T, G", ink)
+    _arrow(axes, (35, 14), (35, 10), BLUE)
+    _arrow(axes, (59, 14), (59, 10), GREEN)
+    axes.text(0, 5.5, "kept of the\nsequence:", va="center", color=ink, weight="bold", linespacing=1.4)
+    axes.text(48, 26.5, "positions, edges at multiples of 64", ha="center", color=ink)
+    axes.text(72, 18, "token 145 reads\nboth, and adds\nrow 17", va="center", color=ink, linespacing=1.4)
     return figure

@@ -3,9 +3,9 @@
 `python examples/grpo.py` trains a Llama model of four layers by reinforcement learning, in two minutes on two cores. A
 prompt is three digits, and the reward the share of the sampled tokens that are the largest of them. Samples come from
 `bijax.serving.Engine`, gradients from the same model under `jax.grad`; after each step the weights go back into the
-engine in memory. At every step the log-probabilities of both are compared: they are equal to the last bit, so that the
-importance ratio is exactly 1 wherever the policy has not moved. Then the same run is made with JAX's own operations,
-whose differences `--plot FILE` draws.
+engine in memory. The model computes in bfloat16. At every step the log-probabilities of both are compared: they are
+equal to the last bit, so that the importance ratio is exactly 1 wherever the policy has not moved. Then the same run is
+made with JAX's own operations. `--plot FILE` draws rewards, ratios, KL divergence and clipped tokens of both.
 """
 
 import argparse
@@ -45,6 +45,7 @@ class Settings:
         layers: Of the model.
         learning_rate: Of Adam.
         clip: Ratios farther from 1 than this give no gradient.
+        dtype: Of the computation; the weights are float32.
         seed: Of weights, prompts and samples.
         invariant: Whether to compute with bijax, or with JAX's own operations.
     """
@@ -58,6 +59,7 @@ class Settings:
     layers: int = 4
     learning_rate: float = 3e-4
     clip: float = 0.2
+    dtype: str = "bfloat16"
     seed: int = 0
     invariant: bool = True
 
@@ -68,17 +70,26 @@ class Comparison:
 
     Attributes:
         reward: Mean of the rewards.
-        difference: Largest difference between the log-probabilities of trainer and sampler.
         differing: Number of tokens whose log-probabilities have other bits.
         tokens: Number of tokens.
-        ratio: The importance ratio farthest from 1.
+        difference: Largest difference between the log-probabilities of trainer and sampler.
+        ratios: The smallest and the largest importance ratio.
+        kl: KL divergence of the trainer's policy from the sampler's, estimated from the sampled tokens.
+        clipped: Share of the tokens whose ratio lies outside of the clip range.
     """
 
     reward: float
-    difference: float
     differing: int
     tokens: int
-    ratio: float
+    difference: float
+    ratios: tuple[float, float]
+    kl: float
+    clipped: float
+
+    @property
+    def ratio(self) -> float:
+        """The importance ratio farthest from 1."""
+        return max(self.ratios, key=lambda ratio: abs(ratio - 1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +138,7 @@ def train(settings: Settings, on_step: Callable[[int, Comparison], None]) -> lis
         weights, moments, (logprobs, ratios) = update(weights, moments, arrays)
         # In memory: the engine gets the trainer's arrays, and forgets what it had computed with the old ones.
         engine.update_weights(nnx.state(nnx.merge(graph, weights, rest)), version=str(step + 1))
-        comparisons.append(compare(rollout, np.asarray(logprobs), np.asarray(ratios)))
+        comparisons.append(compare(rollout, np.asarray(logprobs), np.asarray(ratios), settings.clip))
         on_step(step, comparisons[-1])
     return comparisons
 
@@ -150,7 +161,8 @@ def make_model(settings: Settings) -> Llama:
         bos_token_id=None,
         eos_token_ids=(),
     )
-    return Llama(config, ops=INVARIANT if settings.invariant else PLAIN, rngs=nnx.Rngs(settings.seed))
+    ops = INVARIANT if settings.invariant else PLAIN
+    return Llama(config, dtype=jnp.dtype(settings.dtype), ops=ops, rngs=nnx.Rngs(settings.seed))
 
 
 def engine_options(settings: Settings) -> EngineOptions:
@@ -215,52 +227,70 @@ def token_logprobs(model: Llama, tokens: jax.Array) -> jax.Array:
     return jnp.take_along_axis(logprobs, tokens[:, 1:, None], axis=-1)[..., 0]
 
 
-def compare(rollout: Rollout, logprobs: np.ndarray, ratios: np.ndarray) -> Comparison:
-    """Compares the log-probabilities of trainer and sampler, bit by bit."""
+def compare(rollout: Rollout, logprobs: np.ndarray, ratios: np.ndarray, clip: float) -> Comparison:
+    """Compares the log-probabilities of trainer and sampler, bit by bit.
+
+    The estimator of the KL divergence is the mean of r - 1 - log r over the sampled tokens, with the ratios r.
+
+    Source: J. Schulman, "Approximating KL Divergence" (http://joschu.net/blog/kl-approx.html).
+    """
     differing = logprobs.view(np.uint32) != rollout.logprobs.view(np.uint32)
+    exact = ratios.astype(np.float64)
     return Comparison(
         reward=rollout.reward,
-        difference=float(np.abs(logprobs - rollout.logprobs).max()),
         differing=int(differing.sum()),
         tokens=differing.size,
-        ratio=float(ratios.flat[np.abs(ratios - 1).argmax()]),
+        difference=float(np.abs(logprobs - rollout.logprobs).max()),
+        ratios=(float(ratios.min()), float(ratios.max())),
+        kl=float((exact - 1 - np.log(exact)).mean()),
+        clipped=float((np.abs(exact - 1) > clip).mean()),
     )
 
 
 def draw(runs: dict[str, list[Comparison]], axes: Any) -> None:
-    """Draws rewards, and differences between trainer and sampler, into two axes of matplotlib."""
-    for name, comparisons in runs.items():
-        axes[0].plot([c.reward for c in comparisons], label=name)
-        axes[1].plot([c.difference for c in comparisons], label=name)
-    axes[0].set(xlabel="step", ylabel="mean reward")
-    axes[1].set(xlabel="step", ylabel="largest |trainer - sampler|, log-probability")
-    axes[1].legend()
+    """Draws rewards, ratios, KL divergence and clipped tokens into four axes of matplotlib."""
+    reward, ratio, kl, clipped = axes.flat
+    for (name, comparisons), colour in zip(runs.items(), ("#2f8f6b", "#c0271f"), strict=False):
+        steps = range(len(comparisons))
+        reward.plot([c.reward for c in comparisons], label=name, color=colour)
+        ratio.fill_between(steps, *zip(*(c.ratios for c in comparisons), strict=True), color=colour, alpha=0.35, lw=1.5)
+        kl.plot([c.kl for c in comparisons], color=colour)
+        clipped.plot([100 * c.clipped for c in comparisons], color=colour)
+    reward.set(title="mean reward", xlabel="step")
+    ratio.set(title="importance ratio, smallest to largest", xlabel="step")
+    kl.set(title="KL divergence of trainer and sampler", xlabel="step")
+    clipped.set(title="tokens outside of the clip range, %", xlabel="step")
+    reward.legend()
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs both ways; returns 0 if trainer and sampler had the same bits with bijax."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=Settings.steps, help="optimizer steps")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default=Settings.dtype, help="of the computation")
     parser.add_argument("--plot", type=Path, default=None, metavar="FILE", help="picture to write")
     parsed = parser.parse_args(argv)
     runs: dict[str, list[Comparison]] = {}
     for name, invariant in (("bijax", True), ("plain JAX", False)):
-        print(f"{name}\nstep  reward  differing tokens  largest difference  ratio")
-        settings = Settings(steps=parsed.steps, invariant=invariant)
+        print(f"{name}\nstep  reward  tokens that differ  smallest ratio  largest ratio  KL       clipped")
+        settings = Settings(steps=parsed.steps, dtype=parsed.dtype, invariant=invariant)
         runs[name] = train(settings, functools.partial(_print, settings.steps))
     if parsed.plot is not None:
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(9, 3.5), layout="constrained")
-        draw(runs, figure.subplots(1, 2))
+        figure = Figure(figsize=(10, 6), layout="constrained")
+        draw(runs, figure.subplots(2, 2))
         figure.savefig(parsed.plot)
     return int(any(c.differing for c in runs["bijax"]))
 
 
 def _print(steps: int, step: int, c: Comparison) -> None:
     if step % 5 == 0 or step == steps - 1:
+        smallest, largest = c.ratios
         print(
-            f"{step:4}  {c.reward:6.3f}  {c.differing:9} of {c.tokens:3}  {c.difference:18.3g}  {c.ratio!r}", flush=True
+            f"{step:4}  {c.reward:6.3f}  {c.differing:11} of {c.tokens:4}  {smallest:14.7g}  {largest:13.7g}"
+            f"  {c.kl:<7.1e}  {c.clipped:.1%}",
+            flush=True,
         )
 
 

@@ -9,8 +9,10 @@ from .conversion import convert as convert
 from .conversion import quantize_variables as quantize_variables
 from .models import Generation as Generation
 from .models import Llama as Llama
+from .models import PartitionedLlama as PartitionedLlama
 from .models import ServedLlama as ServedLlama
 from .models import generate as generate
+from .models import partition as partition
 from .models import score as score
 from .models.layers import KVCache as KVCache
 from .ops import INVARIANT as INVARIANT

@@ -18,7 +18,8 @@ from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.packages import Packages, warn_of_missing
 from pallas_kernels.target import Target, names_architecture, rank
 
-_BACKENDS: Final = "pallas_kernels.backends"
+_PACKAGE: Final = "pallas_kernels"
+_BACKENDS: Final = f"{_PACKAGE}.backends"
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Kernel:
         packages: Optional packages that it needs. Where one is missing, the kernel serves no call, and the first call
             that it would have served warns.
         takes_target: Whether the function has an argument `target`: it compiles code for a target when it is traced.
+        by_name: Whether it serves calls only if its backend is preferred by the target.
     """
 
     operation: str
@@ -52,6 +54,7 @@ class Kernel:
     serves: Callable[..., bool] | None = None
     packages: Packages | None = None
     takes_target: bool = False
+    by_name: bool = False
 
     @property
     def patterns(self) -> tuple[str, ...]:
@@ -65,6 +68,12 @@ class Kernel:
             return self.load
         function = self.load.func if isinstance(self.load, functools.partial) else self.load
         return f"{function.__module__}:{getattr(function, '__qualname__', repr(function))}"
+
+    @property
+    def backend(self) -> str:
+        """Name of the backend, as in "pallas_kernels.<operation>.<backend>"; "" for other functions."""
+        package, _, inside = self.name.partition(":")[0].partition(".")
+        return (*inside.split("."), "")[1] if package == _PACKAGE else ""
 
     def rank(self, target: Target) -> tuple[int, int] | None:
         """Returns the rank of the closest of its patterns that match a target; None if no pattern matches."""
@@ -142,6 +151,11 @@ def added() -> tuple[Kernel, ...]:
     return tuple(_added)
 
 
+def backends() -> frozenset[str]:
+    """Returns the names of the backends."""
+    return frozenset(module.name for module in pkgutil.iter_modules(importlib.import_module(_BACKENDS).__path__))
+
+
 def kernels(operation: str | None = None) -> tuple[Kernel, ...]:
     """Returns the kernels of an operation, or all kernels: first the backends' kernels, then the added ones."""
     return tuple(k for k in (*_listed(), *_added) if operation in (None, k.operation))
@@ -150,7 +164,8 @@ def kernels(operation: str | None = None) -> tuple[Kernel, ...]:
 def find(operation: str, target: Target, fixed: Any, *arrays: Any, **parameters: Any) -> Found:
     """Returns the kernel that serves a call on a target; if several do, the one with the most specific target pattern.
 
-    Among kernels of the same rank, one that restricts the calls it serves takes precedence over one that serves all.
+    Kernels of the backend that the target prefers come first. Among kernels of the same rank, one that restricts the
+    calls it serves takes precedence over one that serves all.
 
     Args:
         operation: Name of the operation.
@@ -190,16 +205,9 @@ def find_or_none(operation: str, target: Target, fixed: Any, *arrays: Any, **par
         ValueError: As `find`.
     """
     ranked = _ranked(operation, target)
-    for closest in sorted({r for r, _ in ranked}, reverse=True):
-        candidates = (_served(k, target, fixed, arrays, parameters) for r, k in ranked if r == closest)
-        serving = [found for found in candidates if found is not None]
-        choosy = [found for found in serving if found.is_choosy]
-        if len(choosy or serving) > 1:
-            names = ", ".join(found.kernel.name for found in choosy or serving)
-            raise ValueError(f"{operation}: expected one kernel that serves a call on {target}, got {names}.")
-        if serving:
-            return (choosy or serving)[0]
-    return None
+    call = operation, target, fixed, arrays, parameters
+    found = _closest([(r, k) for r, k in ranked if k.backend == target.backend], *call) if target.backend else None
+    return found or _closest([(r, k) for r, k in ranked if not k.by_name], *call)
 
 
 def serves(operation: str, target: Target, fixed: Any, *arrays: Any, **parameters: Any) -> bool:
@@ -230,6 +238,26 @@ def _ranked(operation: str, target: Target) -> list[tuple[tuple[int, int], Kerne
             " process with the GPU."
         )
     return [(r, k) for k in known if (r := k.rank(target)) is not None]
+
+
+def _closest(
+    ranked: list[tuple[tuple[int, int], Kernel]],
+    operation: str,
+    target: Target,
+    fixed: Any,
+    arrays: tuple[Any, ...],
+    parameters: dict[str, Any],
+) -> Found | None:
+    for closest in sorted({r for r, _ in ranked}, reverse=True):
+        candidates = (_served(k, target, fixed, arrays, parameters) for r, k in ranked if r == closest)
+        serving = [found for found in candidates if found is not None]
+        choosy = [found for found in serving if found.is_choosy]
+        if len(choosy or serving) > 1:
+            names = ", ".join(found.kernel.name for found in choosy or serving)
+            raise ValueError(f"{operation}: expected one kernel that serves a call on {target}, got {names}.")
+        if serving:
+            return (choosy or serving)[0]
+    return None
 
 
 def _served(

@@ -31,19 +31,21 @@ class Target:
     Attributes:
         platform: As JAX names it: "cpu", "cuda", ...
         architecture: "sm_90" for an NVIDIA GPU of compute capability 9.0; "" if the platform has none or it is unknown.
+        backend: The backend whose kernels are preferred (`pallas_kernels.registry.find`); "" if none is.
 
     Raises:
         ValueError: If a name is invalid, or the platform has no architectures.
 
     Example:
         >>> Target("cuda", "sm_90")
-        Target(platform='cuda', architecture='sm_90')
+        Target(platform='cuda', architecture='sm_90', backend='')
         >>> str(Target.parse("sm_80")), str(Target.parse("cpu"))
         ('sm_80', 'cpu')
     """
 
     platform: str
     architecture: str = ""
+    backend: str = ""
 
     def __post_init__(self) -> None:
         has_it = self.platform == _CUDA and _ARCHITECTURE.fullmatch(self.architecture)
@@ -119,7 +121,8 @@ def rank(pattern: str, target: Target) -> tuple[int, int] | None:
     if pattern.endswith("+"):
         return (2, described.generation) if target.is_at_least(described) else None
     if described.architecture:
-        return (3, described.generation) if described == target else None
+        is_it = (described.platform, described.architecture) == (target.platform, target.architecture)
+        return (3, described.generation) if is_it else None
     return (0, 0) if described.platform == target.platform else None
 
 

@@ -5,11 +5,13 @@ import contextlib
 import jax
 from jax.extend.backend import backends
 
+from pallas_kernels import registry
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.target import Target
 
 # Part of the keys of JAX's caches, so that nothing lowered for one architecture is used for another.
 _named = jax.make_user_context(default_value=None)
+_preferred = jax.make_user_context(default_value="")
 
 
 def lowering_for(architecture: str) -> contextlib.AbstractContextManager[None]:
@@ -37,10 +39,42 @@ def lowering_for(architecture: str) -> contextlib.AbstractContextManager[None]:
     return _named(architecture)
 
 
+def prefer_backend(name: str) -> contextlib.AbstractContextManager[None]:
+    """Prefers the kernels of a backend for programs that are lowered inside, in this thread.
+
+    Calls that the backend does not serve on the target are served as they are without a preference. The contracts of a
+    backend's kernels, and so the bits, may differ from those of the kernels that would serve otherwise:
+    `bijax.contracts` names them.
+
+    Args:
+        name: "jax_triton" for kernels through jax-triton on Hopper, where Pallas's Mosaic kernels serve by default; or
+            another backend of `bijax kernels`.
+
+    Raises:
+        ValueError: If there is no such backend.
+
+    Example:
+        >>> import bijax
+        >>> with lowering_for("sm_90"), prefer_backend("pallas_triton"):
+        ...     target_for("cuda")
+        Target(platform='cuda', architecture='sm_90', backend='pallas_triton')
+    """
+    known = registry.backends()
+    if name not in known:
+        raise ValueError(f"bijax.prefer_backend: expected one of {', '.join(sorted(known))}, got {name!r}.")
+    return _preferred(name)
+
+
 def target_for(platform: str) -> Target:
     """Returns the target of programs for a platform, with the architecture if it is known."""
     known = platform == "cuda" and (_named.value is not None or "cuda" in backends())
-    return Target(platform, cuda_architecture() if known else "")
+    return Target(platform, cuda_architecture() if known else "", preferred_backend())
+
+
+def preferred_backend() -> str:
+    """Returns the name of the backend whose kernels are preferred; "" if none is."""
+    name: str = _preferred.value
+    return name
 
 
 def cuda_architecture() -> str:

@@ -82,7 +82,7 @@ class RemoteEngine:
             reason = error.read().decode(errors="replace")
             raise DeterminismError(f"{self._url}{path} answers with status {error.code}: {reason}") from error
         except (OSError, ValueError) as error:  # no such server, or it does not speak HTTP and JSON
-            raise DeterminismError(f"{self._url}{path} cannot be asked: {error}") from error
+            raise DeterminismError(f"could not reach {self._url}{path}: {error}") from error
 
 
 def _output(prompt: Sequence[int], item: dict[str, Any]) -> RequestOutput:

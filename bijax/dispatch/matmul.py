@@ -17,6 +17,7 @@ from bijax.core.contracts import note
 from bijax.core.primitive import Arrays, Kernel, define_kernel, fold_rows, unfold_rows
 from bijax.dispatch.kernels import run_kernel
 from pallas_kernels.contract import (
+    MmaContract,
     PartsContract,
     ProductSpec,
     ShardContract,
@@ -123,7 +124,7 @@ def storage_is_free(target: Target, x: jax.Array, w: jax.Array, product: Product
     if not serves("matmul", target, spec, x, w):
         x, w = _promoted(x, w, product)
     contract = find("matmul", target, product.spec(x, w), x, w).contracts["contract"]
-    return isinstance(contract, (WgmmaContract, PartsContract))
+    return isinstance(contract, (MmaContract, WgmmaContract, PartsContract))
 
 
 def products_like(

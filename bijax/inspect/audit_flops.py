@@ -87,6 +87,7 @@ _COUNTS: Final[dict[str, Callable[[Equation], int]]] = {
     "scatter-add": _updates,
     "scatter-mul": _updates,
     "bijax_matmul": _product,
+    "bijax_k_split_matmul": _product,
     "bijax_stacked_matmul": _product,
     "bijax_weight_gradient": _product,
     "bijax_stacked_weight_gradient": _product,

@@ -123,11 +123,23 @@ def _mixed(x: jax.Array, y: jax.Array) -> jax.Array:
     return x * 0.5 + y
 
 
+def _delta_rule(query: jax.Array, value: jax.Array, g: jax.Array) -> jax.Array:
+    return ops.gated_delta_rule(query, query, value, g, g)[0]
+
+
+def _delta_rule_extend(query: jax.Array, value: jax.Array, g: jax.Array) -> jax.Array:
+    b, _, heads, size = value.shape
+    sizes = {"key_heads": query.shape[2], "value_heads": heads, "key_size": query.shape[3], "value_size": size}
+    state = ops.DeltaRuleState.zeros(b, **sizes, dtype=value.dtype)
+    return ops.gated_delta_rule_extend(query, query, value, g, g, state=state)[0]
+
+
 def _paged(query: jax.Array, pages: jax.Array, table: jax.Array) -> Any:
     return ops.paged_attention(query, pages, pages, table, jnp.ones(query.shape[0], jnp.int32))
 
 
 _X, _W, _WIDE_W, _HEADS, _PAGES = (8, 1024), (1024, 512), (512, 1024), (1, 256, 4, 64), (9, 16, 4, 64)
+_RULE = ((1, 9, 2, 64), (1, 9, 4, 64), (1, 9, 4))
 _WIDE, _INT8_X = (1, 256, 4, 192), (*_X, _INT8)
 
 _silu = functools.partial(ops.matmul, activation="silu")
@@ -210,6 +222,12 @@ CASES: Final[tuple[Case, ...]] = (
         _paged_quantised,
         ((1, 1, 4, 64), (*_PAGES, "int8"), (1, 8, _LABELS), (4, 64, "float32")),
     ),
+    Case("gated_delta_rule", "", _delta_rule, _RULE),
+    Case("gated_delta_rule", "gradients", _gradient(_delta_rule, 0, 1, 2), _RULE),
+    Case("gated_delta_rule_extend", "", _delta_rule_extend, _RULE),
+    Case("causal_conv1d", "", ops.causal_conv1d, ((1, 9, 64), (64, 4))),
+    Case("gated_rms_norm", "", ops.gated_rms_norm, (_X, _X)),
+    Case("l2_norm", "", ops.l2_norm, (_X,)),
     *(
         Case(name, f"rows of {columns}", function, ((8, columns), *more))
         for name, function, more in (

@@ -78,6 +78,7 @@ def _registered(parsed: argparse.Namespace) -> list[dict[str, Any]]:
             "on": list(kernel.patterns),
             "contracts": [_described(c) for c in (kernel.contract, kernel.functions) if c is not None],
             "kernel": kernel.name,
+            "conditions": _conditions(kernel),
         }
         for kernel in sorted(found, key=lambda kernel: kernel.operation)
     ]
@@ -102,6 +103,13 @@ def _cases(parsed: argparse.Namespace) -> list[dict[str, Any]]:
     ]
 
 
+def _conditions(kernel: Kernel) -> list[str]:
+    """Returns the conditions under which a kernel is chosen: that a caller asks for it, that packages are installed."""
+    by_name = [f'only under bijax.prefer_backend("{kernel.backend}")'] if kernel.by_name else []
+    is_missing = kernel.packages is not None and not kernel.packages.are_installed
+    return by_name + ([f"not here: {kernel.packages.advice}"] if is_missing and kernel.packages else [])
+
+
 def _described(contract: Any) -> str:
     """Returns the id of a contract, or the kinds of the contracts that a function chooses."""
     if not callable(contract):
@@ -117,19 +125,23 @@ def _kinds(choose: Callable[..., Any]) -> str:
 
 
 def _table(entries: Iterable[dict[str, Any]]) -> Rows:
+    entries = list(entries)
+    conditions = sorted({c for entry in entries for c in entry.get("conditions", ())})
     lines = []
     for entry in entries:
+        marks = "".join(f" ({conditions.index(c) + 1})" for c in entry.get("conditions", ()))
         case = entry.get("case", "")
         operation = f"{entry['operation']}{', ' if case else ''}{case}"
         dtypes = (", ".join(d.replace("float", "f") for d in entry["dtypes"]),) if "dtypes" in entry else ()
         lines.append(
-            (operation, ", ".join(entry["on"]), *dtypes, ", ".join(entry["contracts"]), _short(entry["kernel"]))
+            (operation, ", ".join(entry["on"]), *dtypes, ", ".join(entry["contracts"]), _short(entry["kernel"]) + marks)
         )
     is_traced = bool(lines) and len(lines[0]) > 4
     header: tuple[str, ...] = ("operation", "targets", "contracts", "kernel")
     if is_traced:
         header = ("operation, case", "target", "dtypes", "contracts", "kernels")
-    return Rows("Kernels and contracts", header, tuple(lines), "")
+    footer = "\n".join(f"({number + 1}) {condition}" for number, condition in enumerate(conditions))
+    return Rows("Kernels and contracts", header, tuple(lines), footer)
 
 
 def _short(kernels: str) -> str:

@@ -1,11 +1,16 @@
 """Batch-invariant operations, differentiable and under every JAX transformation."""
 
+from bijax.ops._delta_rule_arguments import DeltaRuleState as DeltaRuleState
 from bijax.ops.attention import dot_product_attention as dot_product_attention
 from bijax.ops.attention_block_size import AttentionBlockSize as AttentionBlockSize
 from bijax.ops.attention_block_size import (
     get_batch_invariant_attention_block_size as get_batch_invariant_attention_block_size,
 )
+from bijax.ops.causal_conv import causal_conv1d as causal_conv1d
+from bijax.ops.causal_conv import causal_conv1d_extend as causal_conv1d_extend
 from bijax.ops.cross_entropy import softmax_cross_entropy as softmax_cross_entropy
+from bijax.ops.delta_rule import gated_delta_rule as gated_delta_rule
+from bijax.ops.delta_rule import gated_delta_rule_extend as gated_delta_rule_extend
 from bijax.ops.elementwise import elementwise as elementwise
 from bijax.ops.embed import embed as embed
 from bijax.ops.flash_attention import flash_attention as flash_attention
@@ -13,6 +18,8 @@ from bijax.ops.flash_attention import flash_decoding as flash_decoding
 from bijax.ops.flash_paged import flash_attention_decode as flash_attention_decode
 from bijax.ops.flash_paged import flash_attention_prefill as flash_attention_prefill
 from bijax.ops.gated_matmul import gated_matmul as gated_matmul
+from bijax.ops.gated_norm import gated_rms_norm as gated_rms_norm
+from bijax.ops.gated_norm import l2_norm as l2_norm
 from bijax.ops.head_norm import head_rms_norm as head_rms_norm
 from bijax.ops.kv_cache import store_kv_cache as store_kv_cache
 from bijax.ops.kv_cache import store_paged_kv_cache as store_paged_kv_cache

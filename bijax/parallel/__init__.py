@@ -4,6 +4,9 @@ Sums over devices are fixed binary trees, products are cut into leaves of such a
 devices travel without being added. `axis=None` means one device, with the same bits.
 """
 
+from bijax.parallel._experts import Dispatched as Dispatched
+from bijax.parallel._experts import moe_combine as moe_combine
+from bijax.parallel._experts import moe_dispatch as moe_dispatch
 from bijax.parallel._gradients import ParallelGradient as ParallelGradient
 from bijax.parallel._gradients import accumulate_gradients as accumulate_gradients
 from bijax.parallel._products import column_parallel as column_parallel

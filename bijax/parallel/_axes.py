@@ -9,6 +9,7 @@ from jax import lax
 
 from bijax.core.checks import integer
 from bijax.lax.collectives import why_refused
+from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.parts.xla.manual_axes import varying_axes
 
 Axis = str | tuple[str, ...] | None
@@ -20,24 +21,34 @@ def names_of(axis: Axis) -> tuple[str, ...]:
     return () if axis is None else axis if isinstance(axis, tuple) else (axis,)
 
 
-def devices_of(op: str, axis: Any) -> int:
+def size_of(op: str, axis: Any) -> int:
     """Returns the number of devices along an axis; 1 for None.
 
     Raises:
         TypeError: If `axis` is neither a name, a tuple of names nor None.
-        ValueError: If the axis is unknown here, or its number of devices is not a power of two.
+        ValueError: If the axis is unknown here.
     """
     if not (
         axis is None or isinstance(axis, str) or (isinstance(axis, tuple) and all(isinstance(a, str) for a in axis))
     ):
         raise TypeError(f"{op}: axis must be a name of a mesh axis, a tuple of names, or None, got {axis!r}.")
     try:
-        count = math.prod(lax.axis_size(name) for name in names_of(axis))
+        return math.prod(lax.axis_size(name) for name in names_of(axis))
     except NameError as error:
         raise ValueError(
             f"{op}: axis must be an axis of a mesh that jax.shard_map maps over here, got {axis!r}; call it inside"
             " jax.shard_map, or pass axis=None on one device."
         ) from error
+
+
+def devices_of(op: str, axis: Any) -> int:
+    """Returns the number of devices along an axis, as `size_of`, for a sum over them.
+
+    Raises:
+        TypeError: As `size_of`.
+        ValueError: As `size_of`, and if the number is not a power of two.
+    """
+    count = size_of(op, axis)
     if why := why_refused(count):
         raise ValueError(f"{op}: the sum over the devices of axis {axis!r}: {why}.")
     return count
@@ -80,6 +91,22 @@ def vary_over(axis: Axis, x: jax.Array) -> jax.Array:
         return x
     missing = tuple(name for name in names_of(axis) if name not in varying_axes(jax.typeof(x)))
     return lax.pcast(x, missing, to="varying") if missing else x
+
+
+def check_differentiable(op: str, axis: Axis) -> None:
+    """Checks, where an operation is differentiated, that `jax.shard_map` records which arrays are equal on all devices.
+
+    Without it, `jax.shard_map` divides cotangents by the number of devices, and expects every sum over devices in the
+    backward pass.
+
+    Raises:
+        UnsupportedError: If it does not.
+    """
+    if axis is not None and not varying_axes(jax.typeof(lax.axis_index(names_of(axis)))):
+        raise UnsupportedError(
+            f"{op}: expected a gradient inside of jax.shard_map with check_vma=True, its default, got check_vma=False,"
+            " with which gradients would be wrong by a factor of the number of devices."
+        )
 
 
 def check_equal_on_all(op: str, name: str, x: jax.Array, axis: Axis, instead: str) -> None:

@@ -14,7 +14,7 @@ from bijax.dispatch.trees import leaves_kernel
 from bijax.ops._matmul_arguments import check_operands, precision_of, result_dtype
 from bijax.ops.elementwise import elementwise
 from bijax.ops.sum_rows import sum_rows
-from bijax.parallel._axes import Axis, check_equal_on_all, leaves_of, vary_over, vary_over_others
+from bijax.parallel._axes import Axis, check_differentiable, check_equal_on_all, leaves_of, vary_over, vary_over_others
 from bijax.parallel._sums import gathered, scattered, summed
 
 _COLUMN, _ROW = "bijax.parallel.column_parallel", "bijax.parallel.row_parallel"
@@ -76,6 +76,7 @@ def column_parallel(
         ValueError: If shapes do not fit, the axis is unknown or its number of devices is not a power of two or more
             than `leaves`, the columns cannot be cut into leaves, or `x` varies over the axis and `gather_dimension` is
             None.
+        UnsupportedError: When differentiated, if `jax.shard_map` has `check_vma=False`.
 
     Guarantee: row-invariant. The result and all gradients have the same bits on 1, 2, 4, ... `leaves` devices; the
     result those of `bijax.matmul`. The gradient of `w` is split-invariant as that of `bijax.matmul`.
@@ -109,6 +110,7 @@ def _column(x: jax.Array, w: jax.Array, bias: jax.Array | None, cut: _Cut) -> ja
 
 
 def _column_forward(x: jax.Array, w: jax.Array, bias: jax.Array | None, cut: _Cut) -> tuple[jax.Array, Any]:
+    check_differentiable(_COLUMN, cut.axis)
     return _column(x, w, bias, cut), (x, w, bias)
 
 
@@ -162,6 +164,7 @@ def row_parallel(
         ValueError: If shapes do not fit, the axis is unknown or its number of devices is not a power of two or more
             than `leaves`, K cannot be cut into leaves, `bias` varies over the axis, or the devices do not divide
             `scatter_dimension`.
+        UnsupportedError: When differentiated, if `jax.shard_map` has `check_vma=False`.
 
     Guarantee: row-invariant. The result and all gradients have the same bits on 1, 2, 4, ... `leaves` devices, with and
     without `scatter_dimension`; on one device those of `bijax.matmul(split_k=leaves)` where K / leaves is a multiple of
@@ -202,6 +205,7 @@ def _row(x: jax.Array, w: jax.Array, bias: jax.Array | None, cut: _Cut) -> jax.A
 
 
 def _row_forward(x: jax.Array, w: jax.Array, bias: jax.Array | None, cut: _Cut) -> tuple[jax.Array, Any]:
+    check_differentiable(_ROW, cut.axis)
     return _row(x, w, bias, cut), (x, w, bias)
 
 

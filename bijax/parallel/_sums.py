@@ -10,7 +10,15 @@ from jax import lax
 from bijax.core.checks import axis_index, describe, float_array, float_dtype
 from bijax.dispatch.trees import tree_kernel
 from bijax.lax import collectives
-from bijax.parallel._axes import Axis, check_equal_on_all, devices_of, leaves_of, names_of, vary_over
+from bijax.parallel._axes import (
+    Axis,
+    check_differentiable,
+    check_equal_on_all,
+    devices_of,
+    leaves_of,
+    names_of,
+    vary_over,
+)
 
 _PSUM, _SCATTER, _TREE, _LEAVES = (
     f"bijax.parallel.{name}" for name in ("psum", "psum_scatter", "tree_sum", "broadcast_to_leaves")
@@ -35,6 +43,7 @@ def psum(x: Any, axis: Axis, *, dtype: Any = None) -> jax.Array:
     Raises:
         TypeError: If a dtype or the axis is invalid.
         ValueError: If the axis is unknown, or its number of devices is not a power of two.
+        UnsupportedError: When differentiated, if `jax.shard_map` has `check_vma=False`.
 
     Guarantee: row-invariant, each element being a row of its own: its bits depend on the terms in their order alone.
     The derivative is that of `jax.lax.psum`.
@@ -60,6 +69,7 @@ def _psum(x: jax.Array, axis: Axis, dtype: str) -> jax.Array:
 
 
 def _psum_forward(x: jax.Array, axis: Axis, dtype: str) -> tuple[jax.Array, jax.Array]:
+    check_differentiable(_PSUM, axis)
     return summed(x, axis, dtype), jnp.zeros((0,), x.dtype)
 
 
@@ -87,6 +97,7 @@ def psum_scatter(x: Any, axis: Axis, *, scatter_dimension: int = 0, dtype: Any =
     Raises:
         TypeError: If a dtype or the axis is invalid.
         ValueError: As `psum`; if `x` has no such dimension, or the devices do not divide it.
+        UnsupportedError: When differentiated, if `jax.shard_map` has `check_vma=False`.
 
     Guarantee: each element has the bits that it has in `psum`.
 
@@ -110,6 +121,7 @@ def _psum_scatter(x: jax.Array, axis: Axis, dimension: int, dtype: str) -> jax.A
 
 
 def _psum_scatter_forward(x: jax.Array, axis: Axis, dimension: int, dtype: str) -> tuple[jax.Array, jax.Array]:
+    check_differentiable(_SCATTER, axis)
     return scattered(x, axis, dimension, dtype), jnp.zeros((0,), x.dtype)
 
 
@@ -184,6 +196,7 @@ def broadcast_to_leaves(x: Any, axis: Axis, *, leaves: int = 8) -> jax.Array:
         TypeError: If a dtype or the axis is invalid.
         ValueError: As `psum`; if `leaves` is not a power of two, or there are more devices than leaves; if `x` varies
             over the axis.
+        UnsupportedError: When differentiated, if `jax.shard_map` has `check_vma=False`.
 
     Guarantee: the gradient does not depend on the number of devices, if the data are cut into leaves at the same
     positions. It is computed in float32 and rounded once to the dtype of `x`.
@@ -205,6 +218,7 @@ def _to_leaves(x: jax.Array, axis: Axis, own: int) -> jax.Array:
 
 
 def _to_leaves_forward(x: jax.Array, axis: Axis, own: int) -> tuple[jax.Array, jax.Array]:
+    check_differentiable(_LEAVES, axis)
     return _to_leaves(x, axis, own), jnp.zeros((0,), x.dtype)
 
 

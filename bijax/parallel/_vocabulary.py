@@ -16,7 +16,7 @@ from jax import lax
 from bijax.core.checks import describe, float_array, integer_array
 from bijax.ops.embed import embed
 from bijax.ops.softmax import log_softmax
-from bijax.parallel._axes import Axis, devices_of, names_of, vary_over
+from bijax.parallel._axes import Axis, check_differentiable, devices_of, names_of, vary_over
 from bijax.parallel._sums import gathered
 from bijax.sampling import Sampled, sample
 
@@ -43,6 +43,7 @@ def vocab_parallel_embed(table: Any, tokens: Any, axis: Axis) -> jax.Array:
         TypeError: If a dtype or the axis is invalid.
         ValueError: If `table` does not have two dimensions, the axis is unknown, or its number of devices is not a
             power of two.
+        UnsupportedError: When differentiated, if `jax.shard_map` has `check_vma=False`.
 
     Guarantee: the result and the gradient have the bits of `bijax.embed` with the whole table.
 
@@ -72,6 +73,7 @@ def _from_owner(axis: Axis) -> Callable[..., jax.Array]:
         return jnp.where(inside[..., None], moved, jnp.full((), jnp.nan, rows.dtype))
 
     def forward(rows: jax.Array, mine: jax.Array, inside: jax.Array) -> tuple[jax.Array, None]:
+        check_differentiable(_EMBED, axis)
         return from_owner(rows, mine, inside), None
 
     def backward(_: None, g: jax.Array) -> tuple[jax.Array, None, None]:

@@ -7,43 +7,18 @@ from contextlib import asynccontextmanager
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from .connection import json_response
-from .control_endpoints import (
-    abort_request,
-    continue_generation,
-    flush_cache,
-    get_model_info,
-    get_server_info,
-    pause_generation,
-    update_weights_from_disk,
-)
 from .errors import ApiError
 from .gate import Gate
-from .generate_endpoint import generate
-from .health_endpoints import health, health_generate, metrics
-from .openai_endpoints import chat_completions, completions, models
+from .routes import ENDPOINTS
 from .service import Service
 
-ROUTES = [
-    Route("/generate", generate, methods=["POST"]),
-    Route("/v1/models", models, methods=["GET"]),
-    Route("/v1/completions", completions, methods=["POST"]),
-    Route("/v1/chat/completions", chat_completions, methods=["POST"]),
-    Route("/flush_cache", flush_cache, methods=["GET", "POST"]),
-    Route("/abort_request", abort_request, methods=["POST"]),
-    Route("/pause_generation", pause_generation, methods=["POST"]),
-    Route("/continue_generation", continue_generation, methods=["POST"]),
-    Route("/update_weights_from_disk", update_weights_from_disk, methods=["POST"]),
-    Route("/get_model_info", get_model_info, methods=["GET"]),
-    Route("/get_server_info", get_server_info, methods=["GET"]),
-    Route("/health", health, methods=["GET"]),
-    Route("/health_generate", health_generate, methods=["GET"]),
-    Route("/metrics", metrics, methods=["GET"]),
-]
+ROUTES = [Route(e.path, e.endpoint, methods=list(e.methods)) for e in ENDPOINTS]
 
 
 def create_app(service: Service) -> Starlette:
@@ -67,7 +42,7 @@ def create_app(service: Service) -> Starlette:
 
     app = Starlette(
         routes=ROUTES,
-        middleware=[Middleware(Gate, service=service)],
+        middleware=[*_cors(service.options.allowed_origins), Middleware(Gate, service=service)],
         exception_handlers={
             ApiError: _api_error,
             HTTPException: _http_error,
@@ -77,6 +52,22 @@ def create_app(service: Service) -> Starlette:
     )
     app.state.service = service
     return app
+
+
+def _cors(origins: str | None) -> list[Middleware]:
+    """Answers browsers that ask whether a page of another origin may call."""
+    if origins is None:
+        return []
+    allowed = [origin.strip() for origin in origins.split(",")]
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=allowed,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
+    ]
 
 
 async def _api_error(_: Request, error: Exception) -> Response:
@@ -89,8 +80,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
     reason = {
-        404: f"there is no {request.url.path} here",
-        405: f"{request.method} is not what {request.url.path} takes",
+        404: f"no such endpoint: {request.url.path}; /docs lists them",
+        405: f"method {request.method} not allowed for {request.url.path}; /docs lists the methods",
     }.get(error.status_code, error.detail)
     return json_response(ApiError(error.status_code, reason).body(), error.status_code, dict(error.headers or {}))
 

@@ -1,27 +1,46 @@
 """Replies and events of `/v1/chat/completions`."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
 from bijax.serving import Completion, RequestOutput
 
 from .openai_reply import ReplyHead
-from .prompts import Prompt
+from .prompts import Conversation, Prompt
+from .tools import split_calls, sure_text
 
 
 def chat_reply(head: ReplyHead, prompt: Prompt, output: RequestOutput) -> dict[str, Any]:
     """The reply, once the output is finished."""
-    choices = [
-        {
-            "index": completion.index,
-            "message": {"role": "assistant", "content": completion.text, "refusal": None},
-            "logprobs": head.chat_logprobs(completion.logprobs) if prompt.params.logprobs else None,
-            "finish_reason": completion.finish_reason,
-            "seed": completion.seed,
-        }
-        for completion in output.completions
-    ]
+    choices = []
+    for completion in output.completions:
+        text, calls = _split(head, prompt, completion)
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if calls:
+            message |= {"content": text or None, "tool_calls": calls}
+        choices.append(
+            {
+                "index": completion.index,
+                "message": message,
+                "logprobs": head.chat_logprobs(completion.logprobs) if prompt.params.logprobs else None,
+                "finish_reason": "tool_calls" if calls else completion.finish_reason,
+                "seed": completion.seed,
+            }
+        )
     return head.reply("chat.completion", choices, usage=head.usage([output]))
+
+
+def _split(head: ReplyHead, prompt: Prompt, completion: Completion) -> tuple[str, list[dict[str, Any]]]:
+    """The text and the calls of an answer."""
+    text = completion.text or ""
+    if not _has_tools(prompt):
+        return text, []
+    return split_calls(text, f"call_{head.id.partition('-')[2]}_{completion.index}")
+
+
+def _has_tools(prompt: Prompt) -> bool:
+    return isinstance(prompt.source, Conversation) and prompt.source.tools is not None
 
 
 class ChatStream:
@@ -29,7 +48,9 @@ class ChatStream:
 
     def __init__(self, head: ReplyHead, prompt: Prompt) -> None:
         self._head = head
+        self._prompt = prompt
         self._logprobs = prompt.params.logprobs
+        self._num_characters: defaultdict[int, int] = defaultdict(int)
         self._sent: dict[int, Completion] = {}
 
     def events(self, prompt_index: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
@@ -39,14 +60,21 @@ class ChatStream:
             if sent is None:
                 yield self._event(index, {"role": "assistant", "content": ""}, None, None)
                 sent = Completion(index, (), "")
-            text = (completion.text or "")[len(sent.text or "") :]
+            finished = completion.finish_reason is not None
+            shown, calls = _split(self._head, self._prompt, completion) if finished else (completion.text or "", [])
+            if not finished and _has_tools(self._prompt):
+                shown = sure_text(shown)
+            text = shown[self._num_characters[index] :]
+            self._num_characters[index] += len(text)
             logprobs = completion.logprobs[len(sent.logprobs) :]
             if text or logprobs:
                 yield self._event(
                     index, {"content": text}, self._head.chat_logprobs(logprobs) if self._logprobs else None, None
                 )
-            if completion.finish_reason is not None and sent.finish_reason is None:
-                yield self._event(index, {}, None, completion.finish_reason)
+            if finished and sent.finish_reason is None:
+                for place, call in enumerate(calls):
+                    yield self._event(index, {"tool_calls": [{"index": place} | call]}, None, None)
+                yield self._event(index, {}, None, "tool_calls" if calls else completion.finish_reason)
             self._sent[index] = completion
 
     def _event(

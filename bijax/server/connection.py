@@ -84,14 +84,15 @@ class EventStream(Response):
     Args:
         first: The first event.
         rest: The others.
+        named: Whether each event has the name that its member `type` says, and none comes after the last.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, first: dict[str, Any], rest: AsyncGenerator[dict[str, Any]]) -> None:
+    def __init__(self, first: dict[str, Any], rest: AsyncGenerator[dict[str, Any]], *, named: bool = False) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._first, self._rest = first, rest
+        self._first, self._rest, self._named = first, rest, named
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the events."""
@@ -105,18 +106,23 @@ class EventStream(Response):
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
 
-        async def event(data: bytes) -> None:
-            await send({"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": True})
+        async def write(data: bytes, name: bytes = b"") -> None:
+            await send({"type": "http.response.body", "body": name + b"data: " + data + b"\n\n", "more_body": True})
 
-        await event(to_json(self._first))
+        async def event(value: dict[str, Any]) -> None:
+            name = f"event: {value['type']}\n" if self._named and "type" in value else ""
+            await write(to_json(value), name.encode())
+
+        await event(self._first)
         try:
             async with aclosing(self._rest):
                 async for value in self._rest:
-                    await event(to_json(value))
+                    await event(value)
         except ApiError as error:
-            await event(to_json(error.body()))
+            await event(error.body())
         except Exception as error:
-            await event(to_json(ApiError(500, f"an error of the server: {type(error).__name__}").body()))
+            await event(ApiError(500, f"an error of the server: {type(error).__name__}").body())
             raise
-        await event(b"[DONE]")
+        if not self._named:
+            await write(b"[DONE]")
         await send({"type": "http.response.body", "body": b""})

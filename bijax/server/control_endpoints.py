@@ -1,9 +1,8 @@
 """Endpoints for those who run a server or train with it."""
 
 import asyncio
-import dataclasses
 import time
-from typing import Any, Literal
+from typing import Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,7 +11,6 @@ from .connection import json_response
 from .endpoints import body, service
 from .errors import ApiError
 from .schema import RequestBody
-from .service import Service
 
 POLL_S = 0.02
 
@@ -104,29 +102,3 @@ async def update_weights_from_disk(request: Request) -> Response:
         {"success": True, "message": f"The weights are those of {asked.model_path}.", "weight_version": version,
          "num_aborted": aborted}
     )  # fmt: skip
-
-
-async def get_model_info(request: Request) -> Response:
-    """Which model, and which weights."""
-    return json_response(_model_info(service(request)))
-
-
-async def get_server_info(request: Request) -> Response:
-    """The same, with the options of the engine."""
-    here = service(request)
-    info = _model_info(here)
-    if here.engine_options is not None:
-        info["engine"] = dataclasses.asdict(here.engine_options)
-    return json_response(info)
-
-
-def _model_info(here: Service) -> dict[str, Any]:
-    return {
-        "model_path": here.model.path,
-        "tokenizer_path": here.model.path,
-        "is_generation": True,
-        "served_model_name": here.model.name,
-        "max_model_len": here.model.max_model_len,
-        "vocab_size": here.model.vocab_size,
-        "weight_version": here.generation(draining=True).engine.stats().weight_version,
-    }

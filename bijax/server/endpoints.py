@@ -59,7 +59,7 @@ async def admitted(request: Request, prompts: Sequence[Prompt]) -> tuple[Generat
     )
 
 
-async def event_stream(request: Request, events: AsyncGenerator[dict[str, Any]]) -> Response:
+async def event_stream(request: Request, events: AsyncGenerator[dict[str, Any]], *, named: bool = False) -> Response:
     """A stream of events. An error before the first event is answered with a status.
 
     Raises:
@@ -74,4 +74,4 @@ async def event_stream(request: Request, events: AsyncGenerator[dict[str, Any]])
     except BaseException:
         await events.aclose()
         raise
-    return EventStream(first, events)
+    return EventStream(first, events, named=named)

@@ -15,7 +15,8 @@ from .service import Service
 
 log = logging.getLogger("bijax.server.access")
 
-OPEN_PATHS = frozenset({"/health", "/metrics"})  # for load balancers and monitors: no key, and always a place
+# For load balancers, monitors and browsers: no key, and always a place.
+OPEN_PATHS = frozenset({"/", "/docs", "/openapi.json", "/health", "/ping", "/metrics"})
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 

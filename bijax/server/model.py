@@ -18,8 +18,17 @@ class Tokenizer(Protocol):
         """The text of tokens, U+FFFD for invalid UTF-8."""
         ...
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> list[int]:
-        """The tokens of a conversation; ValueError if the chat template refuses it."""
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
+        """The tokens of a conversation; ValueError if the chat template refuses it.
+
+        `tools` is passed alone to a tokenizer whose attribute `chat_template` shows that it knows them.
+        """
         ...
 
     def token_bytes(self, token_id: int) -> bytes:

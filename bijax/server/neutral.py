@@ -11,9 +11,7 @@ from typing import Any
 # The field -> its neutral values. A type means all of its values: no reply depends on them.
 type Neutral = dict[str, tuple[Any, ...]]
 
-_CONSTRAINED: Neutral = {
-    "regex": (), "json_schema": (), "ebnf": (), "structural_tag": (), "stop_regex": (), "custom_params": (),
-}  # fmt: skip
+_CONSTRAINED: Neutral = {"structural_tag": (), "stop_regex": (), "custom_params": ()}
 _TEXT: Neutral = {"no_stop_trim": (False,), "spaces_between_special_tokens": (bool,), "stream_interval": (1,)}
 _DISAGGREGATED: Neutral = {
     "bootstrap_host": (), "bootstrap_port": (), "bootstrap_room": (), "bootstrap_pair_key": (), "routed_dp_rank": (),
@@ -40,19 +38,24 @@ GENERATE_SAMPLING: Neutral = _CONSTRAINED | _TEXT | {"beam_width": (1,)}
 _OPENAI: Neutral = _CONSTRAINED | _TEXT | _DISAGGREGATED | _SGLANG | {
     # OpenAI's
     "user": (str,), "metadata": (dict,), "safety_identifier": (str,), "prompt_cache_key": (str,),
-    "prompt_cache_retention": (str,), "prompt_cache_options": (dict,), "store": (False,),
-    "service_tier": ("auto", "default"),
+    "prompt_cache_retention": (str,), "prompt_cache_options": (dict,), "store": (bool,),
+    "service_tier": (str,),
     # vLLM's and SGLang's
     "use_beam_search": (False,), "length_penalty": (1.0,), "include_stop_str_in_output": (False,), "bad_words": (),
-    "truncate_prompt_tokens": (), "prompt_logprobs": (), "structured_outputs": (), "watermarking": (False,),
+    "truncate_prompt_tokens": (), "prompt_logprobs": (), "watermarking": (False,),
     "return_tokens_as_token_ids": (False,), "return_token_ids": (False,), "return_cached_tokens_details": (False,),
     "kv_transfer_params": (), "vllm_xargs": (), "thinking_token_budget": (-1,),
+}  # fmt: skip
+
+STRUCTURED: Neutral = {
+    "structural_tag": (), "whitespace_pattern": (), "disable_fallback": (bool,), "disable_any_whitespace": (bool,),
+    "disable_additional_properties": (False,),
 }  # fmt: skip
 
 COMPLETIONS: Neutral = _OPENAI | {"best_of": (1,), "suffix": ("",), "add_special_tokens": (True,)}
 
 CHAT: Neutral = _OPENAI | {
-    "tools": (), "tool_choice": ("none", "auto"), "parallel_tool_calls": (bool,), "functions": (),
+    "parallel_tool_calls": (bool,), "functions": (),
     "function_call": ("none", "auto"), "modalities": ("text",), "audio": (), "prediction": (), "moderation": (),
     "reasoning_effort": ("none",), "verbosity": ("medium",), "web_search_options": (),
     "include_reasoning": (bool,), "separate_reasoning": (bool,), "stream_reasoning": (bool,),
@@ -60,11 +63,32 @@ CHAT: Neutral = _OPENAI | {
     "add_special_tokens": (False,), "documents": (), "chat_template": (), "chat_template_kwargs": (),
 }  # fmt: skip
 
+TOKENIZE: Neutral = {
+    "add_special_tokens": (True,), "return_token_strs": (False,), "continue_final_message": (False,),
+    "chat_template": (), "chat_template_kwargs": (), "mm_processor_kwargs": (), "tools": (),
+}  # fmt: skip
+
+RESPONSES: Neutral = _CONSTRAINED | _TEXT | {
+    "user": (str,), "store": (bool,), "service_tier": (str,), "safety_identifier": (str,), "prompt_cache_key": (str,),
+    "prompt_cache_retention": (str,), "prompt_cache_options": (dict,), "background": (False,), "conversation": (),
+    "previous_response_id": (), "prompt": (), "reasoning": (), "truncation": ("disabled",), "tools": (),
+    "tool_choice": ("none", "auto"), "parallel_tool_calls": (bool,), "max_tool_calls": (), "context_management": (),
+    "moderation": (), "top_logprobs": (0,),
+}  # fmt: skip
+
+SCORE: Neutral = {
+    "user": (str,),
+    "rid": (str,),
+    "priority": (0,),
+    "lora_path": (),
+    "return_pooled_hidden_states": (False,),
+}
+
 STREAM_OPTIONS: Neutral = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
 
 # A server's answer can be sent back unchanged as a message.
 MESSAGE: Neutral = {
-    "refusal": (), "tool_calls": (), "function_call": (), "audio": (), "annotations": (), "reasoning_content": ("",),
+    "refusal": (), "function_call": (), "audio": (), "annotations": (), "reasoning_content": ("",),
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""OpenAI's `/v1/models`, `/v1/completions` and `/v1/chat/completions`."""
+"""OpenAI's `/v1/completions` and `/v1/chat/completions`."""
 
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -17,28 +17,14 @@ from .endpoints import admitted, body, event_stream, service
 from .errors import ApiError
 from .generation import Generation
 from .openai_reply import ReplyHead
-from .openai_request import ChatBody, CompletionBody, OpenAIBody
+from .openai_request import ChatBody, CompletionBody
 from .prompts import Prompt
-
-
-async def models(request: Request) -> Response:
-    """Lists the one model."""
-    here = service(request)
-    entry = {
-        "id": here.model.name,
-        "object": "model",
-        "created": here.started_at,
-        "owned_by": "bijax",
-        "root": here.model.path,
-        "max_model_len": here.model.max_model_len,
-    }
-    return json_response({"object": "list", "data": [entry]})
 
 
 async def completions(request: Request) -> Response:
     """Completes texts or token ids."""
     asked = await body(request, CompletionBody)
-    head, usage = _head(request, asked, "cmpl"), asked.include_usage()
+    head, usage = reply_head(request, asked.model, "cmpl-"), asked.include_usage()
     prompts = asked.prompts()
     generation, tokens = await admitted(request, prompts)
     reply = CompletionReply(head, prompts, echo=bool(asked.echo))
@@ -50,10 +36,11 @@ async def completions(request: Request) -> Response:
 async def chat_completions(request: Request) -> Response:
     """Answers a conversation."""
     asked = await body(request, ChatBody)
-    head, usage = _head(request, asked, "chatcmpl"), asked.include_usage()
+    head, usage = reply_head(request, asked.model, "chatcmpl-"), asked.include_usage()
     here = service(request)
     longest = here.model.max_model_len
-    prompts = asked.prompts(min(longest, here.options.max_output_tokens or longest))
+    template = getattr(here.model.tokenizer, "chat_template", None)
+    prompts = asked.prompts(min(longest, here.options.max_output_tokens or longest), template)
     generation, tokens = await admitted(request, prompts)
     if asked.stream:
         stream = ChatStream(head, prompts[0])
@@ -62,12 +49,22 @@ async def chat_completions(request: Request) -> Response:
     return json_response(chat_reply(head, prompts[0], output))
 
 
-def _head(request: Request, asked: OpenAIBody, kind: str) -> ReplyHead:
+def reply_head(request: Request, model: str | None, prefix: str) -> ReplyHead:
+    """The fields of every reply to a request.
+
+    Args:
+        request: The request.
+        model: The name of the model in it.
+        prefix: Of its id.
+
+    Raises:
+        ApiError: With status 404, if there is no such model.
+    """
     here = service(request)
-    if asked.model not in (None, here.model.name):
-        raise ApiError(404, f"there is no model {asked.model!r} here, only {here.model.name!r}", field="model")
-    id_ = f"{kind}-{request.state.request_id}"
-    return ReplyHead(id_, int(time.time()), here.model.name, here.tokens)
+    if model not in (None, here.model.name):
+        raise ApiError(404, f"no such model: {model!r}; this server has {here.model.name!r}", field="model")
+    id_ = f"{prefix}{request.state.request_id}"
+    return ReplyHead(id_, int(time.time()), here.model.name, here.tokens, here.system_fingerprint)
 
 
 async def _events(

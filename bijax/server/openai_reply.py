@@ -18,12 +18,14 @@ class ReplyHead:
         created: When it came, in seconds since 1970.
         model: Name of the model.
         tokens: Texts of tokens.
+        system_fingerprint: What fixes the bits: that of the contracts and the version of the weights.
     """
 
     id: str
     created: int
     model: str
     tokens: TokenText
+    system_fingerprint: str | None = None
 
     def reply(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         """A reply or an event.
@@ -34,7 +36,8 @@ class ReplyHead:
             more: Other members.
         """
         return {
-            "id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices, **more
+            "id": self.id, "object": kind, "created": self.created, "model": self.model,
+            "system_fingerprint": self.system_fingerprint, "choices": choices, **more
         }  # fmt: skip
 
     def usage(self, outputs: Iterable[RequestOutput]) -> dict[str, Any]:

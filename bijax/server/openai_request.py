@@ -1,14 +1,18 @@
 """The bodies of OpenAI's `/v1/completions` and `/v1/chat/completions`."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PlainValidator
+from pydantic import Field, PlainValidator, model_validator
+
+from bijax.serving import Grammar
 
 from .errors import ApiError
 from .neutral import CHAT, COMPLETIONS, MESSAGE, STREAM_OPTIONS, Neutral
-from .prompts import Prompt
+from .prompts import Conversation, Prompt
 from .sampling_fields import SamplingFields
 from .schema import RequestBody, TextOr
+from .structured import OpenAIStructuredFields
+from .tools import Tool, ToolCall, ToolChoice, call_grammar, offered
 
 COMPLETION_TOKENS = 16  # OpenAI's default of max_tokens in /v1/completions
 
@@ -21,13 +25,7 @@ class StreamOptions(RequestBody):
     include_usage: bool = False
 
 
-class ResponseFormat(RequestBody):
-    """`response_format`; there is no constrained decoding."""
-
-    type: Literal["text"]
-
-
-class OpenAIBody(SamplingFields):
+class OpenAIBody(OpenAIStructuredFields, SamplingFields):
     """The fields of both endpoints. The fields beyond OpenAI's have vLLM's names."""
 
     model: str | None = None
@@ -37,7 +35,6 @@ class OpenAIBody(SamplingFields):
     max_tokens: int | None = None
     min_tokens: int | None = None
     priority: int = 0
-    response_format: ResponseFormat | None = None
 
     def renamed(self) -> dict[str, str]:
         """OpenAI's and vLLM's names."""
@@ -118,14 +115,28 @@ class Message(RequestBody):
 
     neutral: ClassVar[Neutral] = MESSAGE
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: TextOr[list[ContentPart]]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: TextOr[list[ContentPart]] | None = None
     name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
 
-    def plain(self) -> dict[str, str]:
+    @model_validator(mode="after")
+    def _has_content(self) -> "Message":
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise ValueError("content: required, but missing")
+        return self
+
+    def plain(self) -> dict[str, Any]:
         """The message as chat templates know it; to them a developer is the system."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+        parts = self.content or ""
+        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        plain: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": text}
+        if self.tool_calls:
+            plain["tool_calls"] = [call.plain() for call in self.tool_calls]
+        if self.role == "tool":
+            plain |= {"name": self.name, "tool_call_id": self.tool_call_id}
+        return plain
 
 
 class ChatBody(OpenAIBody):
@@ -137,17 +148,25 @@ class ChatBody(OpenAIBody):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+
+    def constraints(self) -> dict[str, Grammar]:
+        """A tool that must be called is a constraint too."""
+        call = call_grammar(self.tools, self.tool_choice)
+        return super().constraints() | ({} if call is None else {"tool_choice": call})
 
     def renamed(self) -> dict[str, str]:
         """The limit has two names here."""
         limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
         return super().renamed() | {"max_new_tokens": limit}
 
-    def prompts(self, max_new_tokens: int) -> list[Prompt]:
+    def prompts(self, max_new_tokens: int, template: str | None = None) -> list[Prompt]:
         """The one prompt with its parameters.
 
         Args:
             max_new_tokens: For a request that does not say.
+            template: The chat template, which must know tools if there are any.
 
         Raises:
             ApiError: With status 400, if a value is out of range.
@@ -166,5 +185,6 @@ class ChatBody(OpenAIBody):
             logprobs=self.logprobs,
             top_logprobs=self.top_logprobs,
         )
-        messages = tuple(message.plain() for message in self.messages)
-        return [Prompt(messages, params, "messages", names, priority=self.priority)]
+        tools = offered(self.tools, self.tool_choice, template)
+        conversation = Conversation(tuple(message.plain() for message in self.messages), tools)
+        return [Prompt(conversation, params, "messages", names, priority=self.priority)]

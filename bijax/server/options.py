@@ -27,6 +27,9 @@ class ServerOptions(Options):
         False, "serve token ids alone, for checkpoints whose tokenizer cannot be read", kind=bool
     )
     api_key: str | None = option(None, "key that requests must bring as `Authorization: Bearer KEY`", kind=str)
+    allowed_origins: str | None = option(
+        None, "origins whose pages may call the server, separated by commas; * for all; by default none", kind=str
+    )
     max_request_bytes: int = option(4 * 2**20, "longest body of a request", least=1)
     max_header_bytes: int = option(32 * 2**10, "longest head of a request", least=1024)
     max_prompts: int = option(512, "most outputs that one request may ask for: prompts times n", least=1)

@@ -3,14 +3,32 @@
 import asyncio
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from bijax.serving import SamplingParams
 
 from .errors import ApiError
 from .field_names import FieldNames
-from .model import ServedModel
+from .model import ServedModel, Tokenizer
 
-type Messages = tuple[dict[str, str], ...]
+
+@dataclasses.dataclass(frozen=True)
+class Conversation:
+    """Messages for the chat template.
+
+    Attributes:
+        messages: As templates know them.
+        tools: Functions that the model may call; None for none.
+    """
+
+    messages: tuple[dict[str, Any], ...]
+    tools: list[dict[str, Any]] | None = None
+
+    def encoded(self, tokenizer: Tokenizer, *, add_generation_prompt: bool = True) -> list[int]:
+        """Its tokens."""
+        if self.tools is None:  # tokenizers need not know tools
+            return tokenizer.encode_chat(self.messages, add_generation_prompt=add_generation_prompt)
+        return tokenizer.encode_chat(self.messages, add_generation_prompt=add_generation_prompt, tools=self.tools)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +36,7 @@ class Prompt:
     """One prompt of a request.
 
     Attributes:
-        source: A text, token ids, or messages for the chat template.
+        source: A text, token ids, or a conversation.
         params: How to sample.
         field: The request field that holds the source, for errors.
         names: The names of the parameters in the request, for errors.
@@ -26,7 +44,7 @@ class Prompt:
         priority: Smaller ones come first.
     """
 
-    source: str | list[int] | Messages
+    source: str | list[int] | Conversation
     params: SamplingParams
     field: str
     names: FieldNames = dataclasses.field(default_factory=FieldNames)
@@ -56,9 +74,9 @@ def _tokens(prompt: Prompt, model: ServedModel, longest: int, unknown: int | Non
     field = prompt.field
     match prompt.source:
         case str(text):
-            tokens = _encoded(lambda: model.text(field).encode(text), field)
-        case tuple(messages):
-            tokens = _encoded(lambda: model.text(field).encode_chat(messages, add_generation_prompt=True), field)
+            tokens = encoded(lambda: model.text(field).encode(text), field)
+        case Conversation() as conversation:
+            tokens = encoded(lambda: conversation.encoded(model.text(field)), field)
         case given:
             tokens = given if unknown is None else [t if t < model.vocab_size else unknown for t in given]
             outside = next((token for token in tokens if not 0 <= token < model.vocab_size), None)
@@ -71,7 +89,12 @@ def _tokens(prompt: Prompt, model: ServedModel, longest: int, unknown: int | Non
     return tokens
 
 
-def _encoded(encode: Callable[[], list[int]], field: str) -> list[int]:
+def encoded(encode: Callable[[], list[int]], field: str) -> list[int]:
+    """The tokens that a tokenizer gives.
+
+    Raises:
+        ApiError: With status 400 and the field, if it refuses the text.
+    """
     try:
         return encode()
     except (TypeError, ValueError) as error:

@@ -7,10 +7,11 @@ from pydantic import Field
 from bijax.serving import SamplingParams
 
 from .field_names import FieldNames
-from .schema import LogitBias, RequestBody, Strings, TokenIds
+from .schema import LogitBias, Strings, TokenIds
+from .structured import StructuredFields
 
 
-class SamplingFields(RequestBody):
+class SamplingFields(StructuredFields):
     """Sampling parameters of one prompt. A field that is absent or null has its default; the engine checks ranges."""
 
     temperature: float | None = None
@@ -38,7 +39,8 @@ class SamplingFields(RequestBody):
         Args:
             inside: Prefix of these fields in the request: "sampling_params.", or nothing.
         """
-        return FieldNames(inside, self.renamed())
+        constraint = next(iter(self.constraints()), "grammar")
+        return FieldNames(inside, self.renamed() | {"grammar": constraint})
 
     def params(self, names: FieldNames, **other: Any) -> SamplingParams:
         """The engine's parameters.
@@ -50,7 +52,8 @@ class SamplingFields(RequestBody):
         Raises:
             ApiError: With status 400 and the field's name as the request has it, if a value is out of range.
         """
-        given = {name: getattr(self, name) for name in SamplingFields.model_fields} | other
+        own = (name for name in SamplingFields.model_fields if name not in StructuredFields.model_fields)
+        given = {name: getattr(self, name) for name in own} | {"grammar": self.grammar(names)} | other
         if given["top_k"] in (-1, 0):  # both mean "all" to clients of SGLang and vLLM
             given["top_k"] = None
         try:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 import pydantic
 from pydantic import BeforeValidator, ConfigDict, Discriminator, PlainValidator, Tag, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from .errors import ApiError
@@ -44,7 +45,7 @@ class RequestBody(pydantic.BaseModel):
 
     @classmethod
     def _asks(cls, name: str, value: object) -> bool:
-        field = cls.model_fields.get(name)
+        field = cls._fields_by_name().get(name)
         if field is not None:
             return value is not None or field.is_required()
         if is_neutral(value, cls.neutral.get(name, ())) if name in cls.neutral else value is None:
@@ -52,8 +53,13 @@ class RequestBody(pydantic.BaseModel):
         if name in cls.neutral:
             reason = f"not served here; {wanted(cls.neutral[name], shown)}, got {shown(value)}"
         else:
-            reason = f"unknown field; known here: {', '.join(sorted(cls.model_fields))}{cls._nearest(name)}"
+            reason = f"unknown field; known here: {', '.join(sorted(cls._fields_by_name()))}{cls._nearest(name)}"
         raise PydanticCustomError(_REFUSED, "{reason}", {"reason": reason, "field": name})
+
+    @classmethod
+    def _fields_by_name(cls) -> dict[str, FieldInfo]:
+        """The fields by their names in JSON, which may be names that Python has for itself."""
+        return {field.alias or name: field for name, field in cls.model_fields.items()}
 
     @classmethod
     def _nearest(cls, name: str) -> str:

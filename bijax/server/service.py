@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from bijax.serving import EngineOptions, EngineStats
+from bijax.serving import EngineOptions, EngineStats, ModelOptions
 
 from .engine import Engine
 from .errors import ApiError
@@ -38,7 +38,8 @@ class Service:
         model: What is served.
         options: How.
         open_engine: Loads the model, warms the engine up and starts it, which may take minutes.
-        engine_options: Of the engine, as `/get_server_info` tells them; None tells nothing.
+        engine_options: Of the engine, as `/server_info` tells them; None tells nothing.
+        model_options: Of the model, for the same.
 
     Raises:
         ValueError: If `unknown_token_id` is not in the vocabulary.
@@ -47,6 +48,7 @@ class Service:
         phase: Only a server that is ready takes requests that generate.
         failure: Why it failed, if it did.
         num_open: Requests that are not answered to the end.
+        fingerprint: Of the engine's contracts (`bijax.serving.fingerprint`), set by who opens it; None if unknown.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Service:
         options: ServerOptions,
         open_engine: Callable[[], Awaitable[Engine]],
         engine_options: EngineOptions | None = None,
+        model_options: ModelOptions | None = None,
     ) -> None:
         unknown = options.unknown_token_id
         if unknown is not None and unknown >= model.vocab_size:
@@ -65,6 +68,8 @@ class Service:
         self.model = model
         self.options = options
         self.engine_options = engine_options
+        self.model_options = model_options
+        self.fingerprint: str | None = None
         self.metrics = Metrics(model.name, self._stats)
         self.tokens = TokenText(model.tokenizer)
         self.phase = Phase.STARTING
@@ -94,7 +99,7 @@ class Service:
         """Takes no more requests, and waits until those that are open are answered, for `drain_timeout` at most."""
         self.phase = Phase.DRAINING
         deadline = time.monotonic() + self.options.drain_timeout
-        log.info("draining: %d requests are open", self.num_open)
+        log.info("draining: %d open request%s", self.num_open, "" if self.num_open == 1 else "s")
         while self.num_open and time.monotonic() < deadline:
             await asyncio.sleep(DRAIN_POLL_S)
         if self.num_open:
@@ -104,6 +109,15 @@ class Service:
         """Stops the engine."""
         if self._generation is not None:
             await self._generation.engine.close()
+
+    @property
+    def system_fingerprint(self) -> str | None:
+        """OpenAI's field of this name: equal values of two servers on one architecture promise equal answers.
+
+        That supposes that their versions of the weights are named alike only where they are alike.
+        """
+        stats = self._stats()
+        return None if self.fingerprint is None or stats is None else f"fp_{self.fingerprint}-{stats.weight_version}"
 
     @property
     def num_running(self) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bijax.serving import AsyncEngine, Engine, EngineOptions, ModelOptions
+from bijax.serving.fingerprint import fingerprint
 from bijax.serving.load import find_model, load_model, load_weights
 from flax_layers.checkpoint import Checkpoint, CheckpointError, load_checkpoint
 
@@ -57,10 +58,11 @@ def start(name: str | None, options: ServerOptions, model_options: ModelOptions,
     log.info("%s on http://%s:%d", model.name, *listener.getsockname()[:2])
 
     async def open_engine() -> AsyncEngine:
-        return AsyncEngine(await _in_thread(lambda: _warm_engine(checkpoint, model_options, engine_options)))
+        engine, service.fingerprint = await _in_thread(lambda: _warm_engine(checkpoint, model_options, engine_options))
+        return AsyncEngine(engine)
 
     try:
-        service = Service(model, options, open_engine, engine_options)
+        service = Service(model, options, open_engine, engine_options, model_options)
     except ValueError as error:
         raise ServeError(str(error)) from error
     code = serve(service, listener)
@@ -95,10 +97,14 @@ def _same_dtype(served: Checkpoint, path: Path) -> Checkpoint:
     return dataclasses.replace(load_checkpoint(path, tokenizer=False), dtype=served.dtype)
 
 
-def _warm_engine(checkpoint: Checkpoint, model_options: ModelOptions, options: EngineOptions) -> Engine:
+def _warm_engine(
+    checkpoint: Checkpoint, model_options: ModelOptions, options: EngineOptions
+) -> tuple[Engine, str | None]:
+    """Returns an engine, and the fingerprint of its contracts if it has any."""
     log.info("loading the weights")
+    model = load_model(checkpoint, model_options)
     engine = Engine(
-        load_model(checkpoint, model_options),
+        model,
         tokenizer=checkpoint.tokenizer,
         eos_token_ids=checkpoint.config.eos_token_ids,
         options=options,
@@ -113,7 +119,9 @@ def _warm_engine(checkpoint: Checkpoint, model_options: ModelOptions, options: E
             log.info("warming up: %d of %d shapes", done, total)
 
     engine.warm_up(on_progress)
-    return engine
+    if not options.enable_deterministic_inference:
+        return engine, None
+    return engine, fingerprint(model, page_size=options.page_size)
 
 
 async def _in_thread[T](function: Callable[[], T]) -> T:

@@ -4,6 +4,7 @@ from bijax.serving.async_engine import AsyncEngine as AsyncEngine
 from bijax.serving.engine import Engine as Engine
 from bijax.serving.errors import EngineError as EngineError
 from bijax.serving.errors import QueueFullError as QueueFullError
+from bijax.serving.grammar import Grammar as Grammar
 from bijax.serving.model import Model as Model
 from bijax.serving.model import Tokenizer as Tokenizer
 from bijax.serving.model_options import ModelOptions as ModelOptions

@@ -142,11 +142,14 @@ def _fill(extras: Extras, row: int, place: Place, length: int) -> None:
     extras.presence_penalty[row] = params.presence_penalty
     extras.prompt_mask[row] = request.in_prompt
     extras.output_counts[row] = sequence.counts
+    before: list[int] = []  # drafts
     if place.work.drafts:
         drafts = place.work.tokens[-place.work.drafts :]
-        drafted = length - (len(sequence.tokens) - len(request.prompt))
-        np.add.at(extras.output_counts[row], list(drafts[:drafted]), 1)
+        before = list(drafts[: length - (len(sequence.tokens) - len(request.prompt))])
+        np.add.at(extras.output_counts[row], before, 1)
     extras.logit_bias[row] = request.bias
     extras.allowed[row] = request.allowed
+    if sequence.matcher is not None:
+        extras.allowed[row] &= sequence.matcher.mask(before)
     if length < params.min_new_tokens:
         extras.allowed[row, [token for token in sequence.stop_tokens if token < extras.allowed.shape[1]]] = False

@@ -9,6 +9,7 @@ from typing import Any
 from bijax.serving.batches import cut
 from bijax.serving.cache_size import choose_num_pages
 from bijax.serving.errors import EngineError, QueueFullError
+from bijax.serving.grammar import Grammars
 from bijax.serving.model import Model, Tokenizer
 from bijax.serving.options import EngineOptions
 from bijax.serving.outputs import EngineStats, FinishReason, RequestOutput
@@ -95,6 +96,7 @@ class Engine:
         # Drafts are looked up among the last tokens, which must be read for that.
         self._ahead = self.options.dispatch_ahead and not self.options.speculative_tokens
         self._in_flight: Step | None = None
+        self._grammars = Grammars(tokenizer, model.vocab_size, self.eos_token_ids)
         self._requests: dict[str, Request] = {}
         self._arrivals = 0
         self._steps = 0
@@ -160,6 +162,7 @@ class Engine:
             eos_token_ids=self.eos_token_ids,
             default_seed=self.options.default_seed,
             seed_from_prompt=self.options.seed_from_prompt,
+            grammars=self._grammars,
         )
         waiting = len(self._scheduler.waiting)
         if waiting and waiting + params.n > self.options.max_waiting:
@@ -260,13 +263,14 @@ class Engine:
             self.weight_version = str(self._counts["updates"]) if version is None else version
 
     def warm_up(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Compiles all programs, so that none is compiled while requests run.
+        """Compiles all programs, so that none is compiled while requests run, and prepares the vocabulary for grammars.
 
         Args:
             on_progress: Called with the number of finished shapes and their total.
         """
         with self._in_one_piece():
             self._programs.warm_up(on_progress)
+            self._grammars.prepare()
 
     def stats(self) -> EngineStats:
         """Returns numbers of this moment."""

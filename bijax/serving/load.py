@@ -49,7 +49,8 @@ def load_weights(checkpoint: Checkpoint, options: ModelOptions) -> Llama:
     if options.quantization is None:
         return model
     # The output projection keeps its accuracy, tied or not.
-    flax_layers.convert(model, None if model.lm_head is None else {"lm_head": False}, quantize="int8")
+    rules: Any = None if model.lm_head is None else {"lm_head": False}
+    flax_layers.convert(model, rules, quantize="int8")
     return model
 
 

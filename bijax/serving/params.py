@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bijax.serving.grammar import Grammar
+
 MAX_LOGIT_BIAS = 100.0
 MAX_PENALTY = 2.0
 MAX_TOP_LOGPROBS = 20
@@ -42,6 +44,8 @@ class SamplingParams:
         top_logprobs: Number of most probable tokens to return with each log-probability; 0 to 20.
         prompt_logprobs: Whether log-probabilities of the prompt's tokens are returned.
         logprob_start_len: First token of the prompt whose log-probability is returned.
+        grammar: What the output must look like, see `Grammar`; it ends where the grammar allows no more. None for no
+            constraint.
         skip_special_tokens: Whether the text of the output leaves out the tokenizer's special tokens.
 
     Raises:
@@ -78,6 +82,7 @@ class SamplingParams:
     prompt_logprobs: bool = False
     logprob_start_len: int = 0
     skip_special_tokens: bool = False
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         for name in ("ignore_eos", "logprobs", "prompt_logprobs", "skip_special_tokens"):
@@ -97,6 +102,13 @@ class SamplingParams:
             self._integer("top_k", 1, None)
         if self.seed is not None:
             self._integer("seed", -(2**63), 2**64 - 1)
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise TypeError(f"SamplingParams: grammar must be a Grammar, got {self.grammar!r}.")
+        if self.grammar is not None and self.min_new_tokens:
+            raise ValueError(
+                f"SamplingParams: min_new_tokens must be 0 with a grammar, which says where the output ends, got"
+                f" {self.min_new_tokens}."
+            )
         if self.min_new_tokens > self.max_new_tokens:
             raise ValueError(
                 f"SamplingParams: min_new_tokens must be at most max_new_tokens, got {self.min_new_tokens} and"
@@ -124,6 +136,7 @@ class SamplingParams:
             or self.presence_penalty != 0
             or bool(self.logit_bias)
             or self.allowed_token_ids is not None
+            or self.grammar is not None
         )
 
     @functools.cached_property

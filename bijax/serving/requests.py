@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from typing import Any
 
+from bijax.serving.grammar import Grammars
 from bijax.serving.model import Tokenizer
 from bijax.serving.options import EngineOptions
 from bijax.serving.params import SamplingParams
@@ -44,6 +45,7 @@ def make_request(
     eos_token_ids: frozenset[int],
     default_seed: int | None,
     seed_from_prompt: bool = False,
+    grammars: Grammars | None = None,
 ) -> Request:
     """Returns a request with its sequences.
 
@@ -58,10 +60,11 @@ def make_request(
         eos_token_ids: End-of-text tokens of the model.
         default_seed: Used if it has no seed; None for a random one.
         seed_from_prompt: Whether it is a hash of the prompt then.
+        grammars: Compiles its grammar.
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If a token is outside the vocabulary, or the prompt is empty or too long.
+        ValueError: If a token is outside the vocabulary, the prompt is empty or too long, or the grammar invalid.
     """
     if not isinstance(name, str):
         raise TypeError(f"Engine: request_id must be a string, got {name!r}.")
@@ -78,6 +81,7 @@ def make_request(
             f"Engine: the prompt must have at most {room} tokens, which model and cache have room for, got"
             f" {len(tokens)}."
         )
+    matcher = None if params.grammar is None or grammars is None else grammars.matcher(params.grammar)
     seed = params.seed if params.seed is not None else default_seed
     if seed is None:
         seed = seed_of(tokens) if seed_from_prompt else random_seed()
@@ -93,6 +97,7 @@ def make_request(
             None if tokenizer is None else TextStream(tokenizer, params.stop, left_out),
             least=len(tokens) + params.min_new_tokens,
             most=min(len(tokens) + params.max_new_tokens, longest),
+            matcher=None if matcher is None else matcher.copy(),
         )
         for index in range(params.n)
     ]

@@ -184,6 +184,8 @@ class Scheduler:
         """Whether a sequence does not end with the tokens that the device was told to sample, and has room for them."""
         if len(sequence.tokens) + sequence.unread >= sequence.most:
             return False
+        if sequence.matcher is not None:
+            return False  # what may come next follows from a token that is not read yet
         length = sequence.computed + 1
         return length <= len(sequence.pages) * self._page_size or self._grow(sequence, length)
 
@@ -205,6 +207,8 @@ class Scheduler:
         if wanted < 1:
             return []
         drafts = look_up(sequence.tokens, wanted)
+        if drafts and sequence.matcher is not None:
+            drafts = drafts[: sequence.matcher.allowed(drafts)]
         room = (len(sequence.pages) + self.pool.free) * self._page_size - len(sequence.tokens)
         drafts = drafts[: max(0, room)]
         if drafts:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from bijax.serving.grammar import Matcher
 from bijax.serving.outputs import Completion, FinishReason, RequestOutput, TokenLogprob
 from bijax.serving.params import SamplingParams
 from bijax.serving.text import TextStream
@@ -29,6 +30,7 @@ class Sequence:
         text: Its text; None without a tokenizer.
         least: Number of tokens, prompt included, before which nothing stops it.
         most: Maximum number of tokens.
+        matcher: Its state in its grammar; None without one.
         computed: Number of tokens whose keys and values are in the pages, once the device has finished its work.
         in_flight: Dispatched steps that are not read yet.
         unread: Tokens that these steps sample.
@@ -50,6 +52,7 @@ class Sequence:
     text: TextStream | None
     least: int
     most: int
+    matcher: Matcher | None = None
     computed: int = 0
     in_flight: int = 0
     unread: int = 0
@@ -94,9 +97,13 @@ class Sequence:
             self.counts[token] += 1
         if logprob is not None:
             self.logprobs.append(logprob)
+        fits = self.matcher is None or self.matcher.append(token)
         may_stop = len(self.tokens) >= self.least
         if token in self.stop_tokens and may_stop:
             self.finish("stop", token)
+            return
+        if not fits:
+            self.finish("abort", "the grammar does not allow a token that was sampled; this is a fault")
             return
         if self.text is not None:
             before = len(self.text)
@@ -105,7 +112,9 @@ class Sequence:
             if found is not None:
                 self.finish("stop", found)
                 return
-        if len(self.tokens) >= self.most:
+        if self.matcher is not None and self.matcher.finished:
+            self.finish("stop")
+        elif len(self.tokens) >= self.most:
             self.finish("length")
 
     def finish(self, reason: FinishReason, stop_reason: str | int | None = None) -> None:
@@ -127,6 +136,8 @@ class Sequence:
         self.__dict__.pop("counts", None)
         if self.text is not None:
             self.text.start_over(self.output)
+        if self.matcher is not None:
+            self.matcher.start_over(self.output)
 
     def completion(self) -> Completion:
         """Returns its output so far."""

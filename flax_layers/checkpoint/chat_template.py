@@ -16,13 +16,16 @@ class ChatTemplate:
     """A compiled chat template.
 
     Templates come from checkpoints and are programs, so they run in jinja2's immutable sandbox. They see what
-    `transformers` shows them: `messages`, `add_generation_prompt`, the special tokens (`bos_token`, `eos_token`, ...),
-    the functions `raise_exception` and `strftime_now`, the filter `tojson` without HTML escapes, and `break` and
-    `continue`.
+    `transformers` shows them: `messages`, `tools`, `add_generation_prompt`, the special tokens (`bos_token`,
+    `eos_token`, ...), the functions `raise_exception` and `strftime_now`, the filter `tojson` without HTML escapes, and
+    `break` and `continue`.
 
     Args:
         source: The template.
         special_tokens: Text of the special tokens by role, for example {"bos_token": "<s>"}.
+
+    Attributes:
+        source: The template.
 
     Raises:
         CheckpointError: If the template does not compile.
@@ -48,14 +51,23 @@ class ChatTemplate:
                 f"the chat template of this checkpoint does not compile: {error}; correct it in the checkpoint"
             ) from error
         self._special_tokens = dict(special_tokens)
+        self.source = source
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         """Renders messages to the text that the model was trained on.
 
         Args:
             messages: At least one mapping with `role` and `content`, both strings. `content` may be None with
                 `tool_calls`.
             add_generation_prompt: Whether to end with the opening of the assistant's answer.
+            tools: Functions that the model may call, as OpenAI's API describes them. A template that does not know
+                tools ignores them.
 
         Raises:
             ValueError: If `messages` is empty or a message lacks a part, or if the template refuses them.
@@ -63,7 +75,7 @@ class ChatTemplate:
         _check_messages(messages)
         try:
             return self._template.render(
-                self._special_tokens, messages=messages, add_generation_prompt=add_generation_prompt
+                self._special_tokens, messages=messages, add_generation_prompt=add_generation_prompt, tools=tools
             )
         # A template is a program: besides its own errors it can run into any of Python's.
         except Exception as error:

@@ -68,6 +68,11 @@ class Tokenizer:
         self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
 
     @property
+    def chat_template(self) -> str | None:
+        """The chat template of the checkpoint, or None."""
+        return None if self._chat_template is None else self._chat_template.source
+
+    @property
     def has_chat_template(self) -> bool:
         """Whether the checkpoint has a chat template."""
         return self._chat_template is not None
@@ -141,7 +146,13 @@ class Tokenizer:
         # Their decoders drop the space before the first word of a text, so the token is read as the second.
         return self.decode([token_id, token_id])[len(text) :].encode()
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False) -> str:
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         """Renders messages to text with the chat template of the checkpoint.
 
         Encode the text with `add_special_tokens=False`: the template writes the special tokens itself.
@@ -149,6 +160,8 @@ class Tokenizer:
         Args:
             messages: At least one mapping with `role` and `content`, both strings.
             add_generation_prompt: Whether to end with the opening of the assistant's answer.
+            tools: Functions that the model may call, as OpenAI's API describes them; a template that does not know
+                tools ignores them.
 
         Raises:
             ValueError: If the checkpoint has no chat template, if a message lacks a part, or if the template refuses
@@ -156,19 +169,26 @@ class Tokenizer:
         """
         if self._chat_template is None:
             raise ValueError("this checkpoint has no chat template; encode the text itself or use a chat model")
-        return self._chat_template.render(messages, add_generation_prompt=add_generation_prompt)
+        return self._chat_template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
         """Renders messages with the chat template and encodes the result.
 
         Args:
             messages: As for `apply_chat_template`.
             add_generation_prompt: As for `apply_chat_template`.
+            tools: As for `apply_chat_template`.
 
         Raises:
             ValueError: As for `apply_chat_template` and `encode`.
         """
-        text = self.apply_chat_template(messages, add_generation_prompt=add_generation_prompt)
+        text = self.apply_chat_template(messages, add_generation_prompt=add_generation_prompt, tools=tools)
         return self.encode(text, add_special_tokens=False)
 
     def _check_bytes(self, text: str) -> None:

@@ -2,15 +2,24 @@
 
 from typing import Final
 
-from pallas_kernels.contract import XLA_FUNCTIONS, FoldContract, TreeContract, chunk_contract, row_contract
+from pallas_kernels.contract import (
+    XLA_FUNCTIONS,
+    DeltaRuleContract,
+    FoldContract,
+    TreeContract,
+    chunk_contract,
+    row_contract,
+)
 from pallas_kernels.registry import Kernel
 
 _ON: Final = ("cpu", "cuda")
 _OPS: Final = "pallas_kernels"
+_RULE: Final = f"{_OPS}.delta_rule"
 _ROWS: Final = row_contract()
 _CHUNKS: Final = chunk_contract()
 _TREE: Final = TreeContract()
 _SCATTER: Final = FoldContract("scatter")
+_DELTA: Final = DeltaRuleContract()
 
 KERNELS: Final = (
     Kernel("rms_norm", _ON, f"{_OPS}.norm.portable:rms_norm", _ROWS),
@@ -18,6 +27,9 @@ KERNELS: Final = (
     Kernel("layer_norm", _ON, f"{_OPS}.norm.portable:layer_norm", _ROWS),
     Kernel("layer_norm_gradient", _ON, f"{_OPS}.norm.portable:layer_norm_gradient", _ROWS),
     Kernel("norm_weight_gradient", _ON, f"{_OPS}.norm.portable:weight_gradient", _CHUNKS),
+    Kernel("gated_delta_rule", _ON, f"{_RULE}.portable:gated_delta_rule", _DELTA, XLA_FUNCTIONS),
+    Kernel("gated_delta_rule_extend", _ON, f"{_RULE}.portable:gated_delta_rule_extend", _DELTA, XLA_FUNCTIONS),
+    Kernel("gated_delta_rule_gradients", _ON, f"{_RULE}.gradients:gated_delta_rule_gradients", _DELTA, XLA_FUNCTIONS),
     Kernel("softmax", _ON, f"{_OPS}.softmax.portable:softmax", _ROWS, XLA_FUNCTIONS),
     Kernel("softmax_gradient", _ON, f"{_OPS}.softmax.portable:softmax_gradient", _ROWS),
     Kernel("log_softmax", _ON, f"{_OPS}.softmax.portable:log_softmax", _ROWS, XLA_FUNCTIONS),

@@ -29,6 +29,7 @@ from pallas_kernels.contract.product import IN_TF32 as IN_TF32
 from pallas_kernels.contract.product import ProductSpec as ProductSpec
 from pallas_kernels.conv.contract import ConvContract as ConvContract
 from pallas_kernels.cumulative.contract import ScanContract as ScanContract
+from pallas_kernels.delta_rule.contract import DeltaRuleContract as DeltaRuleContract
 from pallas_kernels.elementwise.contract import PTX_FUNCTIONS as PTX_FUNCTIONS
 from pallas_kernels.elementwise.contract import XLA_FUNCTIONS as XLA_FUNCTIONS
 from pallas_kernels.elementwise.contract import ElementwiseContract as ElementwiseContract
@@ -39,6 +40,9 @@ from pallas_kernels.matmul.contract.k_split import KSplitContract as KSplitContr
 from pallas_kernels.matmul.contract.limbs import PartsChunkContract as PartsChunkContract
 from pallas_kernels.matmul.contract.limbs import PartsContract as PartsContract
 from pallas_kernels.matmul.contract.matmul import MatmulContract as MatmulContract
+from pallas_kernels.matmul.contract.matmul import MmaChunkContract as MmaChunkContract
+from pallas_kernels.matmul.contract.matmul import MmaContract as MmaContract
+from pallas_kernels.matmul.contract.matmul import MmaTf32Contract as MmaTf32Contract
 from pallas_kernels.matmul.contract.matmul import Tf32Contract as Tf32Contract
 from pallas_kernels.matmul.contract.matmul import WgmmaChunkContract as WgmmaChunkContract
 from pallas_kernels.matmul.contract.matmul import WgmmaContract as WgmmaContract

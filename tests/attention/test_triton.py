@@ -138,7 +138,7 @@ def test_empty_arrays() -> None:
 
 
 def test_contracts_and_widths_that_it_refuses() -> None:
-    with pytest.raises(UnsupportedError, match="expected an MmaAttentionContract, got AttentionContract"):
+    with pytest.raises(UnsupportedError, match="expected an MmaAttentionContract of version 1, got AttentionContract"):
         triton.attention(AttentionCall(Q, K, V, LIMITS, AttentionOptions(1.0)), contract=attention_contract())  # type: ignore[arg-type]
     wide = jnp.zeros((1, 1, 1, 513))
     call = AttentionCall(wide, wide, wide, LIMITS[:1], AttentionOptions(1.0))

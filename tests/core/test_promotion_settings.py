@@ -67,6 +67,12 @@ OPERATIONS: dict[str, list[tuple[Function, list[tuple[int, ...]]]]] = {
         (bijax.rms_norm, [(4, 6), (6,)]),
         (lambda x, w: bijax.rms_norm(x, w, weight_offset=1.0), [(2, 4, 6), (6,)]),
     ],
+    "gated_rms_norm": [(bijax.gated_rms_norm, [(4, 6), (4, 6), (6,)])],
+    "l2_norm": [(bijax.l2_norm, [(4, 6)])],
+    "causal_conv1d": [
+        (bijax.causal_conv1d, [(2, 4, 6), (6, 3), (6,)]),
+        (lambda x, w: bijax.causal_conv1d_extend(x, w, state=x, start=PLACES[:2])[0], [(2, 4, 6), (6, 3)]),
+    ],
     "head_rms_norm": [(lambda x, w: bijax.head_rms_norm(x, w, head_offset=1, head_num=2), [(4, 3, 6), (6,)])],
     "layer_norm": [(bijax.layer_norm, [(4, 6)]), (bijax.layer_norm, [(2, 4, 6), (6,), (6,)])],
     "dot_product_attention": [

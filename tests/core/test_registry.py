@@ -200,7 +200,8 @@ def lowered(architecture):
         return jax.jit(step).trace(state, tokens).lower(lowering_platforms=("cuda",)).as_text()
 
 text = lowered("sm_80")
-assert "xla.gpu.triton" in text and "mosaic_gpu" not in text and "stablehlo.dot" not in text
+assert "xla.gpu.triton" in text or "triton_kernel_call" in text  # through Pallas, or jax-triton where it is installed
+assert "mosaic_gpu" not in text and "stablehlo.dot" not in text
 assert "jax.experimental.pallas.mosaic_gpu" not in sys.modules
 try:
     lowered("sm_90")

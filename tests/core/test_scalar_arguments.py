@@ -19,6 +19,8 @@ NUMBERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "rms_norm": ("eps", lambda n: bijax.rms_norm(X, eps=n)),
     "layer_norm": ("eps", lambda n: bijax.layer_norm(X, eps=n)),
     "head_rms_norm": ("eps", lambda n: bijax.head_rms_norm(X[None], eps=n)),
+    "gated_rms_norm": ("eps", lambda n: bijax.gated_rms_norm(X, X, eps=n)),
+    "l2_norm": ("eps", lambda n: bijax.l2_norm(X, eps=n)),
     "offset": ("weight_offset", lambda n: bijax.rms_norm(X, WEIGHT, weight_offset=n)),
     "softmax_cross_entropy": ("z_loss", lambda n: bijax.softmax_cross_entropy(X, LABELS, z_loss=n)),
 }

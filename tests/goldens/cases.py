@@ -45,7 +45,7 @@ def with_gradients(function: Callable[..., Any], *, among: int) -> Callable[...,
 def cases() -> dict[str, Case]:
     """Returns all cases by their names."""
     found: dict[str, Case] = {}
-    for part in (products, fused_products, rows, attentions, primitives, engine, functions):
+    for part in (products, fused_products, rows, attentions, primitives, engine, hybrids, functions):
         for name, case in part():
             if name in found:
                 raise ValueError(f"two golden cases have the name {name!r}")
@@ -207,6 +207,23 @@ def engine() -> Iterator[tuple[str, Case]]:
 
 def quantised_norm(x: jax.Array, w: jax.Array, residual: jax.Array) -> Any:
     return bijax.add_rms_norm_dynamic_quant(x, w, jnp.ones(x.shape[1], jnp.float32), residual=residual)
+
+
+def hybrids() -> Iterator[tuple[str, Case]]:
+    """The operations of linear attention."""
+    for dtype in ("float32", "bfloat16"):
+        q, k, v, gate = (array(60 + i, (1, 70, n, 32), dtype) for i, n in enumerate((2, 2, 4, 4)))
+        g, beta = -np.abs(array(64, (1, 70, 4), "float32")), np.abs(array(65, (1, 70, 4), "float32")) / 2
+        yield f"gated_delta_rule {dtype} gradients", Case(with_gradients(delta_rule, among=5), (q, k, v, g, beta, gate))
+        x, w = array(66, (2, 9, 24), dtype), array(67, (24, 4), dtype)
+        conv = functools.partial(bijax.causal_conv1d, activation="silu")
+        yield f"causal_conv1d {dtype} gradients", Case(with_gradients(conv, among=2), (x, w, x[:, ::-1].copy()))
+        norm = with_gradients(bijax.gated_rms_norm, among=3)
+        yield f"gated_rms_norm {dtype} gradients", Case(norm, (v, gate, array(68, (32,), dtype), v[:, ::-1].copy()))
+
+
+def delta_rule(q: Any, k: Any, v: Any, g: Any, beta: Any) -> jax.Array:
+    return bijax.gated_delta_rule(bijax.l2_norm(q), bijax.l2_norm(k), v, g, beta)[0]
 
 
 def functions() -> Iterator[tuple[str, Case]]:

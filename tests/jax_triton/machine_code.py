@@ -45,6 +45,7 @@ class MachineCode:
         registers: Registers of a thread.
         local: Bytes of local memory of a thread: spilled registers and arrays.
         ptx: The virtual instructions.
+        ttgir: The program with the layouts of its tensors.
         sass: The machine's instructions.
     """
 
@@ -52,6 +53,7 @@ class MachineCode:
     registers: int
     local: int
     ptx: str
+    ttgir: str
     sass: str
 
     def count(self, pattern: str) -> int:
@@ -107,7 +109,7 @@ def _compiled(launch: Launch) -> MachineCode:
         usage, sass = (_cuobjdump(option, cubin) for option in ("-res-usage", "-sass"))
     (registers,) = re.findall(r"REG:(\d+)", usage)
     local = sum(int(n) for n in re.findall(r"(?:STACK|LOCAL):(\d+)", usage))
-    return MachineCode(code.metadata.shared, int(registers), local, code.asm["ptx"], sass)
+    return MachineCode(code.metadata.shared, int(registers), local, code.asm["ptx"], code.asm["ttgir"], sass)
 
 
 def _cuobjdump(option: str, cubin: Path) -> str:

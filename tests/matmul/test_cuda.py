@@ -18,7 +18,9 @@ from bijax.transform.rules.uses import kernels_of
 pytestmark = pytest.mark.usefixtures("hopper")
 
 X, W = jax.ShapeDtypeStruct((24, 64), "bfloat16"), jax.ShapeDtypeStruct((64, 32), "bfloat16")
-TRITON = "@__gpu$xla.gpu.triton"
+TRITON = re.compile(
+    r"@__gpu\$xla\.gpu\.triton|@triton_kernel_call"
+)  # through Pallas, or jax-triton where it is installed
 STACK_X, STACK_W = jax.ShapeDtypeStruct((3, 24, 64), "bfloat16"), jax.ShapeDtypeStruct((3, 64, 32), "bfloat16")
 BIAS, G = jax.ShapeDtypeStruct((32,), "bfloat16"), jax.ShapeDtypeStruct((24, 32), "bfloat16")
 SQUARES = jax.ShapeDtypeStruct((3, 64, 64), "bfloat16")
@@ -89,7 +91,7 @@ def test_float64_runs_the_triton_kernel() -> None:
     with jax.enable_x64(True):
         x, w = (jax.ShapeDtypeStruct(a.shape, "float64") for a in (X, W))
         text = lowered(bijax.invariant(jax.grad(lambda x, w: jax.lax.dot(x, w).sum(), (0, 1))), x, w)
-    assert TRITON in text
+    assert TRITON.search(text)
     assert "stablehlo.dot" not in text
     assert "mosaic_gpu" not in text
 
@@ -130,7 +132,7 @@ def test_an_older_gpu_gets_the_triton_kernel() -> None:
         text = lowered(jax.grad(lambda x, w: loss(x, w) * 2, (0, 1)), X, W)
     assert "mosaic_gpu" not in text
     assert "stablehlo.dot" not in text
-    assert TRITON in text
+    assert TRITON.search(text)
 
 
 @pytest.mark.parametrize(("m", "k", "n"), [(0, 8, 8), (3, 0, 8), (3, 8, 0)])

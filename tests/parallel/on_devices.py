@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 import bijax
 from bijax import parallel
 from bijax.testing import assert_bits_equal
+from flax_layers import INVARIANT
 
 CHECKS: dict[str, Callable[[], None]] = {}
 AXIS = "cut"
@@ -282,6 +283,69 @@ def _vocabulary() -> None:
     assert not np.signbit(lost)[0, 1, 2]
 
 
+@check("experts")
+def _experts() -> None:
+    """Experts and tokens cut over devices, with any routing: the results and all gradients."""
+    hidden, inner, experts, topk = 16, 8, 8, 2
+    x, gate_up, down = array(1, 16, hidden), array(2, experts, hidden, 2 * inner), array(3, experts, inner, hidden)
+    weights = jax.nn.softmax(array(4, 16, topk))
+    spread = jnp.asarray(np.random.default_rng(5).permuted(np.tile(np.arange(experts), (16, 1)), axis=1)[:, :topk])
+
+    def layer(axis: str | None, to: Any, x: jax.Array, weights: jax.Array, gate_up: jax.Array, down: jax.Array) -> Any:
+        sent = parallel.moe_dispatch(x, to, axis, num_experts=experts)
+        inner = bijax.swiglu(bijax.group_matmul(sent.rows, gate_up, sent.counts))
+        return parallel.moe_combine(bijax.group_matmul(inner, down, sent.counts), sent, weights, axis)
+
+    def gradients(axis: str | None, to: jax.Array, *given: jax.Array) -> Any:
+        y, pull = jax.vjp(lambda *given: layer(axis, to, *given), *given)
+        return y, *pull(y)
+
+    def one_device(to: jax.Array, *given: jax.Array) -> Any:
+        y, pull = jax.vjp(lambda x, weights, *kernels: INVARIANT.experts(x, to, weights, *kernels), *given)
+        return y, *pull(y)
+
+    def plain(x: jax.Array, weights: jax.Array, gate_up: jax.Array, down: jax.Array, to: jax.Array) -> jax.Array:
+        first = lax.axis_index(AXIS) * gate_up.shape[0]
+        total = jnp.zeros_like(x)
+        for e in range(gate_up.shape[0]):
+            gate, up = jnp.split(x @ gate_up[e], 2, axis=-1)
+            share = jnp.where(to == first + e, weights, 0).sum(-1)
+            total += share[:, None] * ((jax.nn.silu(gate) * up) @ down[e])
+        return lax.psum(total, AXIS)
+
+    given = (x, weights, gate_up, down)
+    cut = (P(AXIS),) * 4
+    routings = {"spread": spread, "to one device": jnp.tile(jnp.asarray([[1, 0]]), (16, 1)), "skipped": spread - 4}
+    expected = jax.jit(one_device)
+    alone, many = (
+        jax.jit(functools.partial(gradients, None)),
+        sharded(functools.partial(gradients, AXIS), 8, (P(AXIS), *cut), (P(AXIS), *cut)),
+    )
+    for routing in routings.values():
+        wanted = expected(routing, *given)
+        assert_bits_equal(alone(routing, *given), wanted)
+        assert_bits_equal(many(routing, *given), wanted)
+    specs = (P(), P(), P(AXIS), P(AXIS), P())
+    one, eight = (sharded(plain, n, specs, P())(*given, spread) for n in (1, 8))
+    assert differing(one, eight), "plain JAX has the same bits"
+
+
+@check("experts on any number of devices")
+def _experts_on_any_number() -> None:
+    """There is no sum over devices, so three devices will do."""
+    x, down = array(1, 12, 16, dtype=jnp.bfloat16), array(2, 12, 16, 16, dtype=jnp.bfloat16)
+    to, weights = jnp.asarray(np.random.default_rng(3).integers(0, 12, (12, 1))), jnp.ones((12, 1))
+
+    def layer(axis: str | None, x: jax.Array, to: jax.Array, down: jax.Array, weights: jax.Array) -> jax.Array:
+        sent = parallel.moe_dispatch(x, to, axis, num_experts=12)
+        return parallel.moe_combine(bijax.group_matmul(sent.rows, down, sent.counts), sent, weights, axis)
+
+    expected = jax.jit(functools.partial(layer, None))(x, to, down, weights)
+    for devices in (2, 3, 4):
+        run = sharded(functools.partial(layer, AXIS), devices, (P(AXIS),) * 4, P(AXIS))
+        assert_bits_equal(run(x, to, down, weights), expected)
+
+
 @check("bad input")
 def _bad_input() -> None:
     x, w = jnp.ones((4, 48)), jnp.ones((48, 48))
@@ -305,6 +369,8 @@ def _bad_input() -> None:
     assert "must divide the scatter_dimension 0" in message(row(scatter_dimension=0), 8, cut, x, w)
     for function in (lambda x: parallel.psum(x, AXIS), lambda x: parallel.vocab_parallel_argmax(x, AXIS)):
         assert "must be a power of two, got 3" in message(function, 3, P(None, AXIS), x)
+    said = message(lambda x: parallel.moe_dispatch(x, jnp.zeros((4, 1), int), AXIS, num_experts=6).rows, 4, P(None), x)
+    assert "the 4 devices of axis 'cut' must divide num_experts, got 6" in said
     gradient = parallel.accumulate_gradients(lambda w, x: (x @ w).mean(), unit=1, axis=AXIS, lanes=4)
     said = message(lambda w, x: gradient(w, x)[0][None], 8, (P(), P(AXIS)), w, jnp.ones((8, 48)))
     assert "got 4 lanes for the 8 devices" in said
@@ -315,6 +381,27 @@ def _bad_input() -> None:
     )
     with pytest.raises(ValueError, match="x must be the same on all devices of axis 'cut', got an array that varies"):
         jax.eval_shape(column, x, w)
+
+
+@check("gradients without types")
+def _gradients_without_types() -> None:
+    """Results are the same with check_vma=False; gradients, which would be wrong, are refused."""
+    x, w = array(1, 2, 64), array(2, 64, 16)
+    table, tokens = array(3, 16, 4), jnp.asarray([3, 15])
+
+    def unchecked(function: Callable[..., Any], in_specs: Any) -> Callable[..., Any]:
+        mapped: Callable[..., Any] = jax.shard_map(
+            function, mesh=mesh(8), in_specs=in_specs, out_specs=P(), check_vma=False
+        )
+        return mapped
+
+    row = unchecked(lambda x, w: parallel.row_parallel(x, w, AXIS), (P(None, AXIS), P(AXIS)))
+    assert_bits_equal(jax.jit(row)(x, w), jax.jit(lambda x, w: parallel.row_parallel(x, w, None))(x, w))
+    embed = unchecked(lambda t: parallel.vocab_parallel_embed(t, tokens, AXIS), P(AXIS))
+    add = unchecked(lambda x: parallel.psum(x, AXIS), P(None, AXIS))
+    for function, given in ((row, (x, w)), (embed, (table,)), (add, (x,))):
+        with pytest.raises(bijax.UnsupportedError, match=r"expected a gradient .* with check_vma=True"):
+            jax.eval_shape(jax.grad(lambda *a, f=function: f(*a).sum()), *given)
 
 
 @check("fingerprints")

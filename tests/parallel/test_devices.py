@@ -11,17 +11,18 @@ from tests.tiers import full_only
 
 ROOT = Path(__file__).parents[2]
 
-FAST = ("products", "sums", "gradients", "vocabulary", "bad input", "fingerprints", "lowering for Hopper")
+FAST = ("products", "bad input", "fingerprints")
 OTHERS = (
-    "products with cut rows",
-    "products in bfloat16",
-    "products of huge numbers",
-    "leaves of 11008, 8960 and 6912",
-    "weights of leaves",
+    ("sums", "weights of leaves", "gradients"),
+    ("vocabulary", "lowering for Hopper", "gradients without types"),
+    ("experts", "experts on any number of devices"),
+    ("products with cut rows",),
+    ("products in bfloat16",),
+    ("products of huge numbers", "leaves of 11008, 8960 and 6912"),
 )
 
 
-@pytest.mark.parametrize("names", [FAST, full_only(OTHERS)], ids=["small", "large"])
+@pytest.mark.parametrize("names", [FAST, *map(full_only, OTHERS)], ids=lambda names: names[0])
 def test_bits_do_not_depend_on_the_number_of_devices(names: tuple[str, ...]) -> None:
     environment = {
         **os.environ,

@@ -38,7 +38,7 @@ def test_servers(capsys: pytest.CaptureFixture[str]) -> None:
         (["--plain"], "start it with --no-enable-deterministic-inference"),
         (["--page-size", "8"], "--page-size is an option of the server"),
         (["--model", "toy"], "--model is an option of the server"),
-        ([], "http://127.0.0.1:1/get_server_info cannot be asked"),
+        ([], "could not reach http://127.0.0.1:1/get_server_info"),
     ],
 )
 def test_bad_arguments(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

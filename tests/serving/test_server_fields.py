@@ -55,6 +55,7 @@ NEUTRAL = [
     ("/v1/completions", {"stream_options": None, "skip_special_tokens": True, "truncate_prompt_tokens": None}),
     ("/v1/chat/completions", {"tools": None, "tool_choice": "none", "parallel_tool_calls": True, "store": False}),
     ("/v1/chat/completions", {"tools": [], "tool_choice": "auto", "metadata": {"run": "7"}, "service_tier": "auto"}),
+    ("/v1/chat/completions", {"store": True, "service_tier": "flex"}),
     ("/v1/chat/completions", {"modalities": ["text"], "verbosity": "medium", "reasoning_effort": None, "audio": None}),
     ("/v1/chat/completions", {"prompt_cache_key": "k", "safety_identifier": "s", "chat_template_kwargs": {}}),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a", "name": None, "refusal": None,
@@ -89,17 +90,19 @@ REFUSED = [
     ("/generate", {"temperature": 0.5}, "temperature", "did you mean sampling_params.temperature?"),
     ("/generate", {"return_logprobs": True}, "return_logprobs", "did you mean return_logprob?"),
     ("/generate", {"sampling_params": {"seed": 1}}, "sampling_params.seed", "did you mean sampling_seed?"),
-    ("/generate", {"sampling_params": {"regex": "a"}}, "sampling_params.regex", "not served here"),
+    ("/generate", {"sampling_params": {"structural_tag": "a"}}, "sampling_params.structural_tag", "not served here"),
     ("/v1/completions", {"best_of": 2}, "best_of", "leave it out, or send 1, got 2"),
     ("/v1/completions", {"best_of": True}, "best_of", "got true"),
     ("/v1/completions", {"max_new_tokens": 2}, "max_new_tokens", "did you mean max_tokens?"),
-    ("/v1/completions", {"response_format": {"type": "json_object"}}, "response_format.type", "must be 'text'"),
-    ("/v1/chat/completions", {"tools": [{}, {"type": "function"}]}, "tools", "not served here"),
-    ("/v1/chat/completions", {"tool_choice": "required"}, "tool_choice", 'or send "none" or "auto", got "required"'),
-    ("/v1/chat/completions", {"store": True}, "store", "got true"),
+    ("/v1/completions", {"response_format": {"type": "json_schema"}}, "response_format", "json_schema belongs to"),
+    ("/v1/completions", {"response_format": {"type": "xml"}}, "response_format.type", "must be 'text', 'json_object'"),
+    ("/v1/completions", {"regex": "a", "guided_choice": ["a"]}, "guided_choice", "give one of regex, guided_choice"),
+    ("/v1/completions", {"guided_json": "{"}, "guided_json", "must be a JSON schema"),
+    ("/v1/chat/completions", {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "has no tools in"),
+    ("/v1/chat/completions", {"tool_choice": "required"}, "tool_choice", "needs tools, got none"),
     ("/v1/chat/completions", {"user": 5}, "user", "send a value of the type string, got 5"),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a", "tool_calls": [{"id": "1"}]}]},
-     "messages.0.tool_calls", "not served here"),
+     "messages.0.tool_calls.0.function", "required, but missing"),
     ("/v1/chat/completions", {"messages": [{"role": "user", "contents": "a"}]}, "messages.0.contents",
      "did you mean content?"),
 ]  # fmt: skip
@@ -164,7 +167,8 @@ def test_an_error_names_the_field(server, path, name, stream):
 
 
 def test_every_sampling_parameter_has_a_wrong_value():
-    others = {"logprobs", "top_logprobs", "prompt_logprobs", "logprob_start_len"}  # fields of the request beside them
+    # Fields of the request beside them; grammars have names of their own.
+    others = {"logprobs", "top_logprobs", "prompt_logprobs", "logprob_start_len", "grammar"}
     assert set(WRONG) == {field.name for field in dataclasses.fields(SamplingParams)} - others
 
 

@@ -162,14 +162,14 @@ def test_logprobs_of_a_completion(client):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": "gpt-7"}, "there is no model 'gpt-7' here, only 'fake'"),
+        ({"model": "gpt-7"}, "no such model: 'gpt-7'; this server has 'fake'"),
         ({"messages": []}, "messages: "),
-        ({"messages": [{"role": "user", "content": None}]}, "messages.0.content: "),
+        ({"messages": [{"role": "user", "content": None}]}, "messages.0: content: required, but missing"),
         ({"messages": [{"role": "wizard", "content": ""}]}, "messages.0.role: must be 'system', "),
         ({"messages": [{"role": "assistant", "content": ""}]}, "messages: a conversation must not begin with"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type: must"),
-        ({"tools": [{"type": "function"}]}, "tools: not served here; leave it out, got"),
-        ({"response_format": {"type": "json_object"}}, "response_format.type: must be 'text'"),
+        ({"tools": [{"type": "function"}]}, "tools.0.function: required, but missing"),
+        ({"response_format": {"type": "grammar"}}, "response_format.type: must be 'text', 'json_object' or"),
         ({"max_tokens": -1}, "max_tokens: must be at least 0, got -1"),
         ({"max_completion_tokens": -1}, "max_completion_tokens: must be at least 0, got -1"),
         ({"max_tokens": 1, "max_completion_tokens": 1}, "max_completion_tokens: "),

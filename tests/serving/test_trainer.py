@@ -3,17 +3,18 @@
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bijax.serving import Engine
-from examples.grpo import Comparison, Settings, main, train
+from examples.grpo import Comparison, Rollout, Settings, compare, main, train
 
 SMALL = Settings(prompts=2, group=2, new_tokens=3, together=1, width=64, layers=1)
-SAME = (0, 0.0, 1.0, 12)
+SAME = (0, 0.0, (1.0, 1.0), 0.0, 0.0, 12)
 
 
-def numbers(found: Comparison) -> tuple[int, float, float, int]:
-    return found.differing, found.difference, found.ratio, found.tokens
+def numbers(found: Comparison) -> tuple[int, float, tuple[float, float], float, float, int]:
+    return found.differing, found.difference, found.ratios, found.kl, found.clipped, found.tokens
 
 
 def test_trainer_and_sampler_have_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,6 +28,7 @@ def test_trainer_and_sampler_have_the_same_bits(monkeypatch: pytest.MonkeyPatch)
     assert [numbers(c) for c in found[:3]] == [SAME] * 3
     assert found[3].differing > 6
     assert abs(found[3].ratio - 1) > 1e-4
+    assert found[3].kl > 0
 
 
 @pytest.mark.tier("full")
@@ -39,11 +41,24 @@ def test_plain_operations_differ() -> None:
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """It prints both runs, draws them, and fails if a bit differs with bijax."""
     for wrong in (0, 3):
-        found = Comparison(reward=0.5, difference=0.0, differing=wrong, tokens=12, ratio=1.0)
+        found = Comparison(0.5, wrong, 12, difference=0.0, ratios=(1.0, 1.0), kl=0.0, clipped=0.25)
         monkeypatch.setattr(
             "examples.grpo.train", lambda settings, on_step, found=found: [on_step(0, found), found][1:]
         )
         picture = tmp_path / "grpo.png"
         assert main(["--steps", "1", "--plot", str(picture)]) == (wrong > 0)
         assert picture.stat().st_size > 0
-        assert capsys.readouterr().out.count(f"{wrong} of  12") == 2
+        printed = capsys.readouterr().out
+        assert printed.count(f"{wrong} of   12") == printed.count("25.0%") == 2
+
+
+def test_ratios_and_divergence() -> None:
+    """Against their definitions: a policy that gives every token 1.5 times the probability."""
+    sampled = np.log(np.array([[0.2, 0.4]], np.float32))
+    rollout = Rollout(np.zeros((1, 4), np.int32), sampled, np.zeros(1, np.float32), 0.0)
+    ratios = np.array([[1.5, 0.9]], np.float32)
+    found = compare(rollout, sampled + np.log(ratios), ratios, clip=0.2)
+    assert (found.differing, found.clipped) == (2, 0.5)
+    assert found.ratios == pytest.approx((0.9, 1.5))
+    assert found.ratio == pytest.approx(1.5)
+    assert found.kl == pytest.approx((0.4 - np.log(1.35)) / 2, rel=1e-6)

@@ -204,6 +204,12 @@ def test_the_command_prints_the_cases(capsys: pytest.CaptureFixture[str], monkey
     assert {on for case in json.loads(capsys.readouterr().out) for on in case["on"]} == {"cpu"}
 
 
+def missing() -> list[str]:
+    """What has to be installed for the kernels through jax-triton."""
+    (needed,) = {k.packages for k in registry.kernels() if k.packages is not None}
+    return [] if needed.are_installed else [needed.advice]
+
+
 def test_the_command_prints_the_registry(capsys: pytest.CaptureFixture[str]) -> None:
     def listed(*options: str) -> list[dict[str, Any]]:
         assert main(["kernels", "--json", *options]) == 0
@@ -211,17 +217,24 @@ def test_the_command_prints_the_registry(capsys: pytest.CaptureFixture[str]) -> 
         return found
 
     assert len(listed()) == len(registry.kernels())
-    hopper, anywhere = listed("--operation", "rms_norm", "--target", "sm_90")
+    hopper, asked_for, anywhere = listed("--operation", "rms_norm", "--target", "sm_90")
     assert hopper == {
         "operation": "rms_norm",
         "on": ["sm_90"],
         "contracts": ["rows/v2/f32-lanes128to8192-tree"],
         "kernel": "pallas_kernels.norm.hopper:rms_norm",
+        "conditions": [],
     }
-    assert [anywhere] == listed("--operation", "rms_norm", "--target", "sm_80")
+    assert asked_for["conditions"][0] == 'only under bijax.prefer_backend("jax_triton")'
+    triton, portable = listed("--operation", "rms_norm", "--target", "sm_80")
+    assert portable == anywhere
+    assert triton["kernel"] == "pallas_kernels.norm.jax_triton.launch:rms_norm"
+    assert triton["conditions"] == [f"not here: {need}" for need in missing()]
     assert {"Tf32Contract", "WgmmaContract"} <= {c for k in listed("--operation", "matmul") for c in k["contracts"]}
     assert main(["kernels", "--operation", "matmul"]) == 0
-    assert "WgmmaContract" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "WgmmaContract" in printed
+    assert "(1) not here:" in printed or 'only under bijax.prefer_backend("jax_triton")' in printed
     for wrong, said in ((["--operation", "nothing"], "rms_norm"), (["--target", "sm_9"], "such as 'sm_90'")):
         assert main(["kernels", *wrong]) == 2
         assert said in capsys.readouterr().err

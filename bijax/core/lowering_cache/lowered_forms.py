@@ -31,7 +31,7 @@ from jax.extend.mlir.dialects import func
 from jax.interpreters import mlir
 from jax.interpreters.mlir import ir
 
-from bijax.core.architecture import cuda_architecture, target_for
+from bijax.core.architecture import cuda_architecture, preferred_backend, target_for
 from bijax.core.lowering_cache import _jax_private
 from bijax.core.lowering_cache.kernels_ahead import compile_ahead, compile_ahead_of, make_ready
 from bijax.core.partitioning import is_partitioned
@@ -178,7 +178,7 @@ def _question(ctx: Context, function: Any, parameters: Mapping[str, Any]) -> str
         called = f"{_text(function)} {_text(dict(parameters))}"
     except (_WithoutTextError, UnsupportedError):  # a kernel that asks for an architecture raises if none is known
         return None
-    return f"{platforms[0]} {machine} {manual} {called} {operands}\n{state}"
+    return f"{platforms[0]} {machine} {preferred_backend()} {manual} {called} {operands}\n{state}"
 
 
 def _has_foreign_kernels(platform: str) -> bool:

@@ -59,7 +59,7 @@ def over_rows(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     return [reduced(flow, eqn, arrays, [0], 2) for _ in eqn.outvars]
 
 
-@rule("bijax_matmul bijax_fused_matmul bijax_quantized_product")
+@rule("bijax_matmul bijax_k_split_matmul bijax_fused_matmul bijax_quantized_product")
 def matmul(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     """Returns (M, K) times (K, N); further operands belong to the rows or to the columns."""
     left, right, *more = values
@@ -106,6 +106,12 @@ def _with_more(flow: Flow, eqn: Any, result: Value, more: list[Value]) -> Value:
 def sum_axis(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     """Returns the sums of (A, R, B) over R."""
     return [reduced(flow, eqn, values[:1], [1], 3)]
+
+
+@rule("bijax_tree_sum")
+def tree_sum(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
+    """Returns the sum of terms (n, ...) over n."""
+    return [reduced(flow, eqn, values, [0], len(eqn.invars[0].aval.shape))]
 
 
 @rule("bijax_paged_attention")

@@ -42,7 +42,7 @@ KEEP: Final[dict[str, str]] = {
     ORDER_FREE: "argmax argmin pmax pmin reduce_and reduce_or reduce_xor top_k",
     EFFECT: "after_all check create_token dce_sink debug_callback debug_print inspect_sharding shape_assertion"
     " unreachable",
-    OWN_CONTRACT: "pallas_call",
+    OWN_CONTRACT: "bijax_triton_launch pallas_call triton_kernel_call",
 }
 """Primitives by the evidence."""
 

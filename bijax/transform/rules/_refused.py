@@ -59,7 +59,9 @@ REFUSED: Final = {
         f"{_LIBRARY}; factorise outside of the invariant function, where all calls have one shape",
         "eig geqp3 hessenberg schur tridiagonal",
     ),
-    **_each(_KERNEL, "mosaic_gpu_p tpu_custom_call triton_kernel_call"),
+    **_each(_KERNEL, "mosaic_gpu_p tpu_custom_call"),
+    "triton_kernel_call with autotuning": "Triton times several configurations of the kernel on the GPU and takes the"
+    " fastest, whose bits may differ; give the kernel one configuration",
 }
 """Reasons by the name of the primitive. Nothing is known about primitives without a rule."""
 

@@ -16,7 +16,8 @@ def rule_name(name: str, parameters: Mapping[str, Any], operands: Sequence[Any] 
     """Returns the name of an operation in the registry.
 
     It is the name of its primitive, except for `scatter_apply`, callbacks without results, random numbers and keys
-    whose count no batch changes, and calls of cuDNN's attention that are not replaced.
+    whose count no batch changes, kernels of jax-triton with several configurations, and calls of cuDNN's attention that
+    are not replaced.
 
     Args:
         name: Name of the primitive.
@@ -27,6 +28,8 @@ def rule_name(name: str, parameters: Mapping[str, Any], operands: Sequence[Any] 
         return "scatter_apply"
     if name == "io_callback" and not parameters.get("result_avals", (name,)):
         return "io_callback without results"
+    if name == "triton_kernel_call" and len(getattr(parameters.get("fn"), "configs", ())) > 1:
+        return "triton_kernel_call with autotuning"
     if name == "random_bits" and parameters.get("shape") == ():
         return "random_bits of one number"
     if name == "random_split" and parameters.get("shape") == (2,):

@@ -178,10 +178,14 @@ class MmaAttentionContract:
     blocks hold `row_block` keys. With a soft cap t is first multiplied by 1 - tanh^2; the bias gradient is t before
     that.
 
+    In version 1 the chains of weights, and with 8-bit keys those of all products, add their elements in another order
+    where there is a mask or the keys have 8 bits: the order in which Pallas's lowering to Triton hands them to
+    `mma.sync`. Version 2 is as described above for all calls; other calls have the same bits in both.
+
     Attributes:
         key_block: Keys of one block, a power of two and at least 16.
         row_block: Rows or keys of one block in the backward pass, the same.
-        version: Incremented when the bits of an existing contract change on purpose.
+        version: 1 or 2; incremented when the bits of an existing contract change on purpose.
     """
 
     key_block: int = 64
@@ -193,6 +197,8 @@ class MmaAttentionContract:
             size = getattr(self, name)
             if size < 16 or size & (size - 1):
                 raise ValueError(f"{name} must be a power of two and at least 16, got {size}.")
+        if self.version not in (1, 2):
+            raise ValueError(f"version must be 1 or 2, got {self.version}.")
 
     @property
     def id(self) -> str:
@@ -200,24 +206,27 @@ class MmaAttentionContract:
         return f"attention/v{self.version}/f32-mma16-keys{self.key_block}-rows{self.row_block}-online"
 
 
-def mma_attention_contract(dtype: str, head_size: int) -> MmaAttentionContract:
+def mma_attention_contract(dtype: str, head_size: int, version: int = 1) -> MmaAttentionContract:
     """Returns the contract of attention on a GPU without a specialised kernel.
 
     Args:
         dtype: Name of the dtype of queries, keys and values.
         head_size: Width of a head.
+        version: Version of the contract.
 
     Example:
         >>> mma_attention_contract("bfloat16", 128).id
         'attention/v1/f32-mma16-keys64-rows64-online'
-        >>> mma_attention_contract("float32", 128).id
-        'attention/v1/f32-mma16-keys64-rows32-online'
+        >>> mma_attention_contract("float32", 128, version=2).id
+        'attention/v2/f32-mma16-keys64-rows32-online'
     """
     if head_size > _MMA_WIDEST:
-        return MmaAttentionContract(16, 16)
+        return MmaAttentionContract(16, 16, version)
     if dtype != "float32":
-        return MmaAttentionContract()
-    return MmaAttentionContract(32, 16) if head_size > _MMA_WIDE else MmaAttentionContract(64, 32)
+        return MmaAttentionContract(version=version)
+    if head_size > _MMA_WIDE:
+        return MmaAttentionContract(32, 16, version)
+    return MmaAttentionContract(64, 32, version)
 
 
 _MMA_WIDE: Final = 128

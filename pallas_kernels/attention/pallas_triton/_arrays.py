@@ -23,8 +23,8 @@ def check(call: AttentionCall, contract: MmaAttentionContract) -> None:
     Raises:
         UnsupportedError: If the contract is of another kind, or the head too wide.
     """
-    if not isinstance(contract, MmaAttentionContract):
-        raise UnsupportedError(f"attention by Triton: expected an MmaAttentionContract, got {contract!r}.")
+    if not isinstance(contract, MmaAttentionContract) or contract.version != 1:
+        raise UnsupportedError(f"attention by Triton: expected an MmaAttentionContract of version 1, got {contract!r}.")
     if (size := widest(call)) > _WIDEST:
         raise UnsupportedError(f"attention by Triton: expected heads of at most {_WIDEST} elements, got {size}.")
 

@@ -124,6 +124,82 @@ class Tf32Contract:
         return f"matmul/v{self.version}/f32-tf32-wgmma8-chain"
 
 
+@dataclass(frozen=True)
+class MmaContract:
+    """How one element of `x @ w` is summed by mma.sync on 16-bit operands.
+
+    One float32 accumulator starts at zero and adds the products of 16 elements of K at a time in ascending order, by
+    the instruction `mma.sync.m16n8k16`; K is zero-padded to a multiple of 16. There is no second accumulator and no
+    split K. How the instruction adds its 16 products belongs to the architecture: on Hopper as wgmma does, so that the
+    bits are those of `WgmmaContract`; Ampere's tensor cores are documented to add 8 at a time.
+
+    Attributes:
+        version: Incremented when the bits of an existing contract change on purpose.
+
+    Example:
+        >>> MmaContract().id
+        'matmul/v1/f32-mma16-chain'
+    """
+
+    version: int = 1
+
+    @property
+    def id(self) -> str:
+        """Contract identifier, stable across runs and machines."""
+        return f"matmul/v{self.version}/f32-mma16-chain"
+
+
+@dataclass(frozen=True)
+class MmaChunkContract:
+    """How mma.sync sums over the rows of a batch (a weight gradient).
+
+    One float32 accumulator starts at zero, or at a previous sum, and adds the outer products of 16 rows at a time in
+    ascending order, by the instruction of `MmaContract`; the last 16 rows are zero-padded.
+
+    Attributes:
+        version: Incremented when the bits of an existing contract change on purpose.
+
+    Example:
+        >>> MmaChunkContract().id, MmaChunkContract().rows
+        ('chunks/v1/f32-mma16-chain', 16)
+    """
+
+    version: int = 1
+
+    @property
+    def rows(self) -> int:
+        """Rows per step: a batch split at multiples of it continues the same chain."""
+        return 16
+
+    @property
+    def id(self) -> str:
+        """Contract identifier, stable across runs and machines."""
+        return f"chunks/v{self.version}/f32-mma16-chain"
+
+
+@dataclass(frozen=True)
+class MmaTf32Contract:
+    """How one element of `x @ w` is summed by mma.sync in TF32.
+
+    As `Tf32Contract`, by the instruction `mma.sync.m16n8k8`: float32 operands are truncated to 10 fraction bits, and
+    one float32 accumulator adds the products of 8 elements of K at a time in ascending order.
+
+    Attributes:
+        version: Incremented when the bits of an existing contract change on purpose.
+
+    Example:
+        >>> MmaTf32Contract().id
+        'matmul/v1/f32-tf32-mma8-chain'
+    """
+
+    version: int = 1
+
+    @property
+    def id(self) -> str:
+        """Contract identifier, stable across runs and machines."""
+        return f"matmul/v{self.version}/f32-tf32-mma8-chain"
+
+
 def matmul_contract(k: int, *, transpose_w: bool) -> MatmulContract:
     """Returns the contract of a matmul with rows of `k` elements.
 

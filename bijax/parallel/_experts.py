@@ -1,0 +1,208 @@
+"""Experts that are cut over devices: tokens travel to the devices of their experts, and the results travel back.
+
+No sum is cut. The rows of an expert are in the order of all tokens, and a token's results are added by its own device,
+by rank in its top k, as on one device.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from bijax.core.checks import describe, float_array, integer, integer_array
+from bijax.core.derivative import custom_vjp
+from bijax.ops._experts import sort_by_expert
+from bijax.ops._pick import pick_rows
+from bijax.ops.moe_gather import moe_gather
+from bijax.parallel._axes import Axis, names_of, size_of, vary_over
+
+_DISPATCH, _COMBINE = "bijax.parallel.moe_dispatch", "bijax.parallel.moe_combine"
+
+
+class Dispatched(NamedTuple):
+    """Rows of this device's experts, and the way back; the result of `moe_dispatch`.
+
+    Attributes:
+        rows: (A, C), sorted by expert, then by token over all devices; unused rows at the end are zeros.
+        counts: (E / D,) int32, rows of each of this device's experts.
+        order: (A,) int32, for each row where it came from, as device * (A / D) + place; -1 for unused rows.
+        arrival: (A,) int32, for each place which row it became; -1 for unused places.
+        offset: (A,) int32, for each row that this device sent token * topk + rank of its expert; -1 for unused places.
+    """
+
+    rows: jax.Array
+    counts: jax.Array
+    order: jax.Array
+    arrival: jax.Array
+    offset: jax.Array
+
+
+def moe_dispatch(hidden_states: Any, selected_experts: Any, axis: Axis, *, num_experts: int) -> Dispatched:
+    """Sends each token to the devices of its experts (expert parallelism), with an all-to-all.
+
+    Device d has the experts [d * E / D, (d + 1) * E / D). The rows of an expert come in the order of the tokens of all
+    devices, as from `bijax.moe_scatter` on one device, so `bijax.group_matmul` and the gradients of the experts'
+    weights have its bits. There is room for every routing: no token is dropped.
+
+    Args:
+        hidden_states: (T / D, C) float32, bfloat16 or float16, this device's tokens.
+        selected_experts: (T / D, topk) integers in [0, E); tokens are not sent to others.
+        axis: Name of the mesh axis that experts and tokens are cut over, or a tuple of names; None for one device.
+        num_experts: Number E of experts on all devices together.
+
+    Returns:
+        A `Dispatched` with A = D * T / D * topk rows.
+
+    Raises:
+        TypeError: If a dtype or the axis is invalid, or `num_experts` is not an integer.
+        ValueError: If the shapes do not fit, the axis is unknown, or its devices do not divide the experts.
+
+    Guarantee: row-invariant: rows are copied. The gradient of `hidden_states` adds a token's rows by rank in its top k,
+    whatever devices they were on. Any number of devices has the bits of one.
+
+    Source: the all-to-all of D. Lepikhin et al., "GShard" (https://arxiv.org/abs/2006.16668), without its capacity.
+
+    Example:
+        >>> x, experts = jnp.array([[1.0], [2.0], [3.0]]), jnp.array([[1, 0], [0, 2], [1, 0]])
+        >>> sent = moe_dispatch(x, experts, None, num_experts=3)
+        >>> sent.rows[:, 0].tolist(), sent.counts.tolist()
+        ([1.0, 2.0, 3.0, 1.0, 3.0, 2.0], [3, 2, 1])
+    """
+    x = float_array(_DISPATCH, "hidden_states", hidden_states)
+    selected = integer_array(_DISPATCH, "selected_experts", selected_experts, on_host=False)
+    if x.ndim != 2 or selected.ndim != 2 or selected.shape[0] != x.shape[0]:
+        raise ValueError(
+            f"{_DISPATCH}: hidden_states must be (tokens, features) and selected_experts (tokens, topk), got"
+            f" {describe(x)} and {describe(selected)}."
+        )
+    experts, devices = integer(_DISPATCH, "num_experts", num_experts), size_of(_DISPATCH, axis)
+    if experts < 1 or experts % devices:
+        raise ValueError(
+            f"{_DISPATCH}: the {devices} devices of axis {axis!r} must divide num_experts, got {num_experts}; add"
+            " experts that no token selects."
+        )
+    own, places = experts // devices, selected.size
+    x, selected = vary_over(axis, x), vary_over(axis, jnp.asarray(selected))
+    sorted_rows = sort_by_expert(_DISPATCH, selected, 0, experts, places)
+    to_device = sorted_rows.count.reshape(devices, own)
+    first = _before(to_device.sum(axis=1))
+    place = jnp.arange(places, dtype=jnp.int32)
+    used = place[None] < to_device.sum(axis=1)[:, None]
+    offset = jnp.where(used, jnp.take(sorted_rows.offset, first[:, None] + place[None], mode="clip"), -1).reshape(-1)
+    count = _exchanged(to_device, axis)
+    arrival = _arrival(count, places)
+    order = _inverse(arrival)
+    rows = _moved(_exchanged(_sent(x, offset, selected.shape[1]), axis), order, arrival)
+    return Dispatched(rows, count.sum(axis=0, dtype=jnp.int32), order, arrival, offset)
+
+
+def moe_combine(
+    rows: Any, dispatched: Dispatched, expert_weights: Any, axis: Axis, *, preferred_element_type: Any = None
+) -> jax.Array:
+    """Sends the results of experts back to the devices of their tokens, and adds them there as `bijax.moe_gather` does.
+
+    Args:
+        rows: (A, N) float32, bfloat16 or float16, the results for `dispatched.rows`.
+        dispatched: The result of `moe_dispatch`.
+        expert_weights: (T / D, topk) of any of these dtypes, of this device's tokens.
+        axis: As for `moe_dispatch`.
+        preferred_element_type: Dtype of the result; `rows.dtype` by default.
+
+    Returns:
+        (T / D, N), for this device's tokens.
+
+    Raises:
+        TypeError: If a dtype or the axis is invalid.
+        ValueError: If the shapes do not fit, or the axis is unknown.
+
+    Guarantee: row-invariant; the gradients of `rows` and `expert_weights` too. Rows travel without being added, so any
+    number of devices has the bits of one.
+
+    Example:
+        >>> x, experts = jnp.array([[1.0], [2.0]]), jnp.array([[1, 0], [0, 2]])
+        >>> sent = moe_dispatch(x, experts, None, num_experts=3)
+        >>> moe_combine(sent.rows, sent, jnp.array([[0.5, 2.0], [1.0, 1.0]]), None).tolist()
+        [[2.5], [4.0]]
+    """
+    y = float_array(_COMBINE, "rows", rows)
+    size_of(_COMBINE, axis)
+    if y.ndim != 2 or y.shape[0] != dispatched.order.shape[0]:
+        raise ValueError(
+            f"{_COMBINE}: rows must have the {dispatched.order.shape[0]} rows of `dispatched`, got {describe(y)}."
+        )
+    back = _exchanged(_moved(vary_over(axis, y), dispatched.arrival, dispatched.order), axis)
+    return moe_gather(back, dispatched.offset, expert_weights, preferred_element_type=preferred_element_type)
+
+
+@custom_vjp(nondiff_argnums=(2,))
+def _sent(x: jax.Array, offset: jax.Array, topk: int) -> jax.Array:
+    """Returns the token (A, C) of each place to send, zeros for unused places."""
+    return pick_rows(x, jnp.where(offset < 0, -1, offset // topk))
+
+
+def _sent_forward(x: jax.Array, offset: jax.Array, topk: int) -> tuple[jax.Array, Any]:
+    return _sent(x, offset, topk), (offset, jnp.zeros((x.shape[0], 0), x.dtype))
+
+
+def _sent_backward(topk: int, saved: Any, g: jax.Array) -> tuple[jax.Array, None]:
+    offset, like = saved
+    ones = jnp.ones((like.shape[0], topk), g.dtype)
+    return moe_gather(g, offset, ones, preferred_element_type=like.dtype), None
+
+
+_sent.defvjp(_sent_forward, _sent_backward)
+
+
+@custom_vjp()
+def _moved(x: jax.Array, source: jax.Array, destination: jax.Array) -> jax.Array:
+    """Returns the rows of x (A, C) at `source` (A,), zeros at -1; `destination` is its inverse."""
+    del destination
+    return pick_rows(x, source)
+
+
+def _moved_forward(x: jax.Array, source: jax.Array, destination: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return _moved(x, source, destination), destination
+
+
+def _moved_backward(destination: jax.Array, g: jax.Array) -> tuple[jax.Array, None, None]:
+    return pick_rows(g, destination), None, None
+
+
+_moved.defvjp(_moved_forward, _moved_backward)
+
+
+def _exchanged(x: jax.Array, axis: Axis) -> jax.Array:
+    """Sends block d of the first dimension to device d."""
+    if axis is None:
+        return x
+    return lax.all_to_all(x, names_of(axis), split_axis=0, concat_axis=0, tiled=True)
+
+
+def _before(counts: jax.Array) -> jax.Array:
+    """Returns for each count the sum of those before it."""
+    return (jnp.cumsum(counts) - counts).astype(jnp.int32)
+
+
+def _arrival(count: jax.Array, places: int) -> jax.Array:
+    """Returns the row (D * places,) of each place: by expert, then by device and place; -1 for unused places.
+
+    Args:
+        count: (D, E / D) rows that each device sent to each expert, in this order.
+        places: Places of each device.
+    """
+    ends = jnp.cumsum(count, axis=1)
+    place = jnp.arange(places, dtype=jnp.int32)
+    expert = (place[None, :, None] >= ends[:, None, :]).sum(axis=2)  # the number of experts for unused places
+    row = _before(count.sum(axis=0))[None] + jnp.cumsum(count, axis=0) - count  # first row of a device and an expert
+    start = row - (ends - count)
+    found = jnp.take_along_axis(start, jnp.minimum(expert, count.shape[1] - 1), axis=1) + place[None]
+    return jnp.where(expert < count.shape[1], found, -1).reshape(-1).astype(jnp.int32)
+
+
+def _inverse(arrival: jax.Array) -> jax.Array:
+    """Returns for each row its place, -1 for unused rows."""
+    size = arrival.shape[0]
+    place = jnp.arange(size, dtype=jnp.int32)
+    at = jnp.where(arrival < 0, size + place, arrival)
+    return jnp.full(size, -1, jnp.int32).at[at].set(place, mode="drop", unique_indices=True)

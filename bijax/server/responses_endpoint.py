@@ -1,0 +1,44 @@
+"""OpenAI's `/v1/responses`."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from .connection import json_response, while_connected
+from .endpoints import admitted, body, event_stream, service
+from .generation import Generation
+from .openai_endpoints import reply_head
+from .prompts import Prompt
+from .responses_reply import ResponsesReply
+from .responses_request import ResponsesBody
+
+
+async def responses(request: Request) -> Response:
+    """Answers a conversation, in the form of OpenAI's newer API."""
+    asked = await body(request, ResponsesBody)
+    head, here = reply_head(request, asked.model, "resp_"), service(request)
+    longest = here.model.max_model_len
+    prompt = asked.prompt(min(longest, here.options.max_output_tokens or longest))
+    generation, tokens = await admitted(request, [prompt])
+    reply = ResponsesReply(head, asked, prompt.params.max_new_tokens)
+    if asked.stream:
+        return await event_stream(request, _events(generation, prompt, tokens, reply), named=True)
+    [output] = await while_connected(request.receive, generation.finish([prompt], tokens))
+    return json_response(reply.reply(output))
+
+
+async def _events(
+    generation: Generation, prompt: Prompt, tokens: list[list[int]], reply: ResponsesReply
+) -> AsyncGenerator[dict[str, Any]]:
+    begun = False
+    async with aclosing(generation.stream([prompt], tokens)) as outputs:
+        async for _, output in outputs:
+            if not begun:  # an error before the first token is answered with a status
+                begun = True
+                for event in reply.begin():
+                    yield event
+            for event in reply.events(output):
+                yield event

@@ -1,0 +1,217 @@
+"""Layers whose weights are cut over the devices of a mesh axis, for use inside of `jax.shard_map`.
+
+Each is made of a layer of one device, whose parameters it takes over: `partition` puts them into a model.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import PartitionSpec
+
+from bijax.parallel import broadcast_to_leaves, column_parallel, row_parallel, vocab_parallel_embed
+
+from .layers import Embed, Linear, RMSNorm
+from .layers._dtypes import promote
+from .layers.embed import check_token_ids
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a model is cut.
+
+    Attributes:
+        axis: The mesh axis.
+        devices: Its devices.
+        leaves: Leaves of each sum that is cut.
+    """
+
+    axis: str
+    devices: int
+    leaves: int
+
+
+class ColumnParallelLinear(nnx.Module):
+    """A linear layer whose columns are cut over the devices, in `leaves` groups.
+
+    Args:
+        layer: The layer of one device.
+        parts: Numbers of columns of the projections that it computes side by side, such as queries, keys and values.
+            Each group has an equal share of every projection.
+        cut: How the model is cut.
+
+    Attributes:
+        kernel: (in_features, leaves, columns of a group).
+        bias: (leaves, columns of a group), or None.
+
+    Guarantee: `bijax.parallel.column_parallel`.
+    """
+
+    def __init__(self, layer: Linear, parts: tuple[int, ...], cut: Cut) -> None:
+        self.kernel = nnx.Param(grouped(layer.kernel[...], parts, cut.leaves))
+        self.bias: Any = nnx.data(None)
+        if layer.bias is not None:
+            self.bias = nnx.Param(grouped(layer.bias[...], parts, cut.leaves))
+        self.parts = parts
+        self.dtype, self.precision = layer.dtype, layer.precision
+        self.preferred_element_type = layer.preferred_element_type
+        self.cut = cut
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps x (..., in_features), the same on all devices, to this device's columns of each projection in turn."""
+        x, kernel, bias = promote(self.dtype, x, self.kernel[...], None if self.bias is None else self.bias[...])
+        y = column_parallel(
+            x,
+            kernel.reshape(kernel.shape[0], math.prod(kernel.shape[1:])),
+            self.cut.axis,
+            bias=None if bias is None else bias.reshape(bias.size),
+            leaves=self.cut.leaves,
+            precision=self.precision,
+            preferred_element_type=self.preferred_element_type,
+        )
+        return ungrouped(y, self.parts, self.cut.leaves, self.cut.leaves // self.cut.devices)
+
+    def whole(self) -> dict[str, jax.Array]:
+        """Returns the parameters as the layer of one device has them."""
+        leaves = self.cut.leaves
+        found = {"kernel": ungrouped(_flat(self.kernel[...]), self.parts, leaves, leaves)}
+        if self.bias is not None:
+            found["bias"] = ungrouped(_flat(self.bias[...]), self.parts, leaves, leaves)
+        return found
+
+    @staticmethod
+    def specs(axis: str) -> dict[str, PartitionSpec]:
+        """Returns how the parameters are sharded."""
+        return {"kernel": PartitionSpec(None, axis, None), "bias": PartitionSpec(axis, None)}
+
+
+class RowParallelLinear(nnx.Module):
+    """A linear layer whose rows are cut over the devices.
+
+    Args:
+        layer: The layer of one device.
+        cut: How the model is cut.
+
+    Attributes:
+        kernel: (in_features, out_features).
+        bias: (out_features,), or None.
+
+    Guarantee: `bijax.parallel.row_parallel`.
+    """
+
+    def __init__(self, layer: Linear, cut: Cut) -> None:
+        self.kernel, self.bias = layer.kernel, layer.bias
+        self.dtype, self.precision = layer.dtype, layer.precision
+        self.preferred_element_type = layer.preferred_element_type
+        self.cut = cut
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps this device's columns of x (..., in_features) to (..., out_features), the same on all devices."""
+        x, kernel, bias = promote(self.dtype, x, self.kernel[...], None if self.bias is None else self.bias[...])
+        return row_parallel(
+            x,
+            kernel,
+            self.cut.axis,
+            bias=bias,
+            leaves=self.cut.leaves,
+            precision=self.precision,
+            preferred_element_type=self.preferred_element_type,
+        )
+
+    @staticmethod
+    def specs(axis: str) -> dict[str, PartitionSpec]:
+        """Returns how the parameters are sharded."""
+        return {"kernel": PartitionSpec(axis, None), "bias": PartitionSpec()}
+
+
+class ParallelHeadNorm(nnx.Module):
+    """A norm of heads that are cut over the devices, with one scale.
+
+    The heads are in as many groups as the number of leaves and the number of heads have in common. The gradient of the
+    scale is the sum of those of the groups, as a fixed tree.
+
+    Args:
+        layer: The norm of one device.
+        heads: Heads on all devices together.
+        cut: How the model is cut.
+
+    Attributes:
+        scale: (head_dim,).
+    """
+
+    def __init__(self, layer: RMSNorm, heads: int, cut: Cut) -> None:
+        self.scale = layer.scale
+        self.epsilon, self.scale_offset = layer.epsilon, layer.scale_offset
+        self.dtype, self.ops = layer.dtype, layer.ops
+        self.groups = math.gcd(heads, cut.leaves)
+        self.cut = cut
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Normalises the heads of x (B, T, heads of this device, head_dim)."""
+        x, scale = promote(self.dtype, x, self.scale[...])
+        scales = broadcast_to_leaves(scale, self.cut.axis, leaves=self.groups)
+        groups = jnp.split(x, scales.shape[0], axis=2)
+        options: dict[str, float] = {"eps": self.epsilon, "weight_offset": self.scale_offset}
+        normed = [self.ops.rms_norm(group, s, **options) for group, s in zip(groups, scales, strict=True)]
+        return jnp.concatenate(normed, axis=2)
+
+
+class VocabParallelEmbed(Embed):
+    """An embedding whose rows are cut over the devices; `attend` returns this device's columns.
+
+    Args:
+        layer: The embedding of one device.
+        cut: How the model is cut.
+
+    Attributes:
+        embedding: (num_embeddings, features).
+    """
+
+    def __init__(self, layer: Embed, cut: Cut) -> None:
+        self.embedding = layer.embedding
+        self.num_embeddings, self.features, self.scale = layer.num_embeddings, layer.features, layer.scale
+        self.dtype, self.ops = layer.dtype, layer.ops
+        self.cut = cut
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """Returns the rows (..., features) of the token ids (...), the same on all devices."""
+        check_token_ids(tokens, self.num_embeddings)
+        (table,) = promote(self.dtype, self.embedding[...])
+        rows = vocab_parallel_embed(table, tokens, self.cut.axis)
+        return rows if self.scale == 1 else self.ops.scale(rows, self.scale)
+
+    def attend(self, x: jax.Array, *, preferred_element_type: Any = None) -> jax.Array:
+        """Multiplies x (..., features) by this device's rows of the table."""
+        x, table = promote(self.dtype, x, self.embedding[...])
+        options: dict[str, Any] = {"preferred_element_type": preferred_element_type, "leaves": self.cut.leaves}
+        return column_parallel(x, table, self.cut.axis, transpose_w=True, **options)
+
+    @staticmethod
+    def specs(axis: str) -> dict[str, PartitionSpec]:
+        """Returns how the parameters are sharded."""
+        return {"embedding": PartitionSpec(axis, None)}
+
+
+def grouped(x: jax.Array, parts: tuple[int, ...], leaves: int) -> jax.Array:
+    """Returns the columns (..., N) of projections side by side as (..., leaves, N / leaves), each group with all."""
+    ends = [sum(parts[:i]) for i in range(1, len(parts))]
+    projections = jnp.split(x, ends, axis=-1)
+    return jnp.concatenate([p.reshape(*p.shape[:-1], leaves, p.shape[-1] // leaves) for p in projections], axis=-1)
+
+
+def ungrouped(x: jax.Array, parts: tuple[int, ...], leaves: int, own: int) -> jax.Array:
+    """Returns the columns of `own` groups (..., own * N / leaves) as projections side by side."""
+    if len(parts) == 1 or own == 1:
+        return x
+    sizes = [part // leaves for part in parts]
+    ends = [sum(sizes[:i]) for i in range(1, len(sizes))]
+    groups = jnp.split(x.reshape(*x.shape[:-1], own, sum(sizes)), ends, axis=-1)
+    return jnp.concatenate([g.reshape(*x.shape[:-1], own * g.shape[-1]) for g in groups], axis=-1)
+
+
+def _flat(x: jax.Array) -> jax.Array:
+    """Merges the last two dimensions."""
+    return x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])

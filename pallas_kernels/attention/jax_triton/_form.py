@@ -1,0 +1,134 @@
+"""What is fixed about a launch: everything that the machine code of a kernel depends on."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from pallas_kernels.attention.call import AttentionCall
+from pallas_kernels.attention.sight import POSITION_LIMIT
+from pallas_kernels.contract import eight_bit_contract
+
+LOG2E: Final = float(np.float32(np.log2(np.e)))
+LN2: Final = float(np.float32(np.log(2)))
+
+Axes = tuple[bool, bool, bool, bool]
+
+
+@dataclass(frozen=True)
+class Form:
+    """The constants of a kernel, apart from its schedule.
+
+    Attributes:
+        dtype: Name of the dtype of the queries and of the products.
+        size: Width H of a head, a multiple of 16.
+        value_size: Width V of a head of the values, a multiple of 16.
+        heads: Key heads K.
+        group: Query heads per key head.
+        key_block: Keys of a block of the contract.
+        row_block: Rows of a block of the contract's backward pass.
+        factor: Factor of the query-key products, in units of ln(2); with a soft cap, in units of the cap.
+        cap: The soft cap, in units of ln(2); None without one.
+        scale: Scale of the scores, a factor of the gradients.
+        causal: Whether a query sees only positions up to its own.
+        before: Keys before its position that a query sees; None for no limit on either side.
+        after: Keys after its position that it sees, with `before`.
+        page: Keys of a page; None for contiguous keys.
+        stored: Dtype of 8-bit keys and values, "int8" or "float8_e4m3fn"; None for those of `dtype`.
+        bias: Which axes of the bias are longer than 1; None without one.
+        mask: The same for the mask.
+        slopes: Whether each sequence has slopes of its own; None without any.
+        sinks: The same for the sinks.
+        value_scale: The same for the scales of the values.
+    """
+
+    dtype: str
+    size: int
+    value_size: int
+    heads: int
+    group: int
+    key_block: int
+    row_block: int
+    factor: float
+    cap: float | None
+    scale: float
+    causal: bool
+    before: int | None
+    after: int | None
+    page: int | None
+    stored: str | None
+    bias: Axes | None
+    mask: Axes | None
+    slopes: bool | None
+    sinks: bool | None
+    value_scale: bool | None
+
+    @property
+    def query_heads(self) -> int:
+        """Query heads N."""
+        return self.heads * self.group
+
+    @property
+    def widest_piece(self) -> int:
+        """The widest piece of a head that is multiplied at once."""
+        return 64 if self.dtype == "float32" else 128
+
+    @property
+    def unit(self) -> float:
+        """The value that 1 represents in 8-bit keys and values."""
+        return 1.0 if self.stored is None else eight_bit_contract(self.stored).unit
+
+    @property
+    def hides(self) -> bool:
+        """Whether some keys within the sight of a query may be hidden from it."""
+        return self.mask is not None
+
+
+def form_of(call: AttentionCall, key_block: int, row_block: int) -> Form:
+    """Returns what is fixed about the launches of a call.
+
+    Args:
+        call: The call, its heads as wide as whole pieces.
+        key_block: Keys of a block of the contract.
+        row_block: Rows of a block of its backward pass.
+    """
+    options, heads = call.options, call.key.shape[2]
+    window = (None, None) if options.window is None else tuple(min(w, POSITION_LIMIT) for w in options.window)
+    cap = options.soft_cap
+    return Form(
+        dtype=call.query.dtype.name,
+        size=call.query.shape[3],
+        value_size=call.value.shape[3],
+        heads=heads,
+        group=call.query.shape[2] // heads,
+        key_block=key_block,
+        row_block=row_block,
+        factor=_rounded(options.scale * LOG2E if cap is None else options.factor),
+        cap=None if cap is None else _rounded(cap * LOG2E),
+        scale=_rounded(options.scale),
+        causal=options.causal,
+        before=window[0],
+        after=window[1],
+        page=None if call.page_table is None else call.key.shape[1],
+        stored=None if call.key_scale is None else call.key.dtype.name,
+        bias=_axes(call.bias),
+        mask=_axes(call.mask),
+        slopes=_of_sequences(call.alibi_slopes),
+        sinks=_of_sequences(call.sinks),
+        value_scale=_of_sequences(call.value_scale),
+    )
+
+
+def _rounded(x: float) -> float:
+    return float(np.float32(x))
+
+
+def _axes(x: object) -> Axes | None:
+    if x is None:
+        return None
+    b, n, t, s = (size > 1 for size in x.shape)  # type: ignore[attr-defined]
+    return b, n, t, s
+
+
+def _of_sequences(x: object) -> bool | None:
+    return None if x is None else x.shape[0] > 1  # type: ignore[attr-defined]

@@ -1,0 +1,140 @@
+"""From the arrays of a forward pass to its kernel."""
+
+from dataclasses import replace
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.attention.call import AttentionCall
+from pallas_kernels.attention.eight_bits import scaled_queries
+from pallas_kernels.attention.jax_triton._form import form_of
+from pallas_kernels.attention.limits import marked, within
+from pallas_kernels.attention.schedule.jax_triton import Tile, attention_tile
+from pallas_kernels.contract import MmaAttentionContract, eight_bit_contract
+from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.parts.in_32_bits import in_32_bits
+from pallas_kernels.parts.jax_triton.launch import launch
+from pallas_kernels.target import Target
+
+_VERSION: Final = 2  # of the contract
+_WIDTH: Final = 16  # the narrowest piece of a head
+_WIDEST: Final = 512  # for more, the shared memory and the registers of a program do not suffice
+
+
+@in_32_bits
+def attention(
+    call: AttentionCall, *, contract: MmaAttentionContract, target: Target, tile: Tile | None = None
+) -> tuple[jax.Array, ...]:
+    """Attends to keys in a contiguous or a paged cache.
+
+    Args:
+        call: The call.
+        contract: Order of all sums.
+        target: The GPU.
+        tile: The schedule; chosen by the width of a head and the number of rows by default.
+
+    Returns:
+        The outputs (B, T, N, V) of the query's dtype and the log-sum-exp (B, T, N) of the scores, float32. A query
+        that sees no key gives zeros and -inf.
+
+    Raises:
+        UnsupportedError: If the contract is of another kind or version, or the head is wider than 512.
+
+    Guarantee: row-invariant; a row is a query with the keys that it sees.
+    """
+    check(call, contract)
+    rows, value_size = call.query.shape[:3], call.value.shape[3]
+    if call.is_empty:
+        return jnp.zeros((*rows, value_size), call.query.dtype), jnp.full(rows, -jnp.inf, jnp.float32)
+    from pallas_kernels.attention.jax_triton.forward import forward_kernel
+
+    call = prepared(call)
+    form = form_of(call, contract.key_block, contract.row_block)
+    total = rows[1] * form.group
+    if tile is None:
+        tile = attention_tile(widest(call), call.query.dtype.itemsize, total, target.features)
+    tiles = -(-total // tile.rows)
+    out, lse = launch(
+        forward_kernel,
+        *operands(call),
+        tiles,
+        target=target,
+        out=[
+            jax.ShapeDtypeStruct((*rows, form.value_size), call.query.dtype),
+            jax.ShapeDtypeStruct(rows, jnp.float32),
+        ],
+        grid=(rows[0] * form.heads * tiles,),
+        warps=tile.warps,
+        stages=tile.stages,
+        fuses=False,
+        constants={"ROWS": tile.rows, "STAGES": tile.stages, "form": form},
+    )
+    return out[..., :value_size], lse
+
+
+def check(call: AttentionCall, contract: MmaAttentionContract) -> None:
+    """Checks what the kernels are given.
+
+    Raises:
+        UnsupportedError: If the contract is of another kind or version, or the head too wide.
+    """
+    if not isinstance(contract, MmaAttentionContract) or contract.version != _VERSION:
+        raise UnsupportedError(
+            f"attention by jax-triton: expected an MmaAttentionContract of version {_VERSION}, got {contract!r}."
+        )
+    if (size := widest(call)) > _WIDEST:
+        raise UnsupportedError(f"attention by jax-triton: expected heads of at most {_WIDEST} elements, got {size}.")
+
+
+def widest(call: AttentionCall) -> int:
+    """Returns the width of a head, or that of the values if it is larger."""
+    return max(call.query.shape[3], call.value.shape[3])
+
+
+def prepared(call: AttentionCall) -> AttentionCall:
+    """Returns the call with arrays as kernels read them.
+
+    Heads are as wide as whole pieces, queries have the scales of their keys, `value_scale` is in units of the contract
+    and as wide as the values, and sequences with pages outside of the cache are marked in the limits.
+    """
+    limits = jnp.asarray(call.limits)
+    if call.page_table is not None:
+        call, valid = within(call)
+        limits = jnp.asarray(marked(limits, valid))
+    found: dict[str, Any] = {"limits": limits.astype(jnp.int32), "query": call.query}
+    if call.page_table is not None:
+        found["page_table"] = call.page_table.astype(jnp.int32)
+    if call.key_scale is not None:
+        found["query"] = scaled_queries(call.query, call.key_scale, call.key.dtype)
+    if call.alibi_slopes is not None:
+        found["alibi_slopes"] = call.alibi_slopes.astype(jnp.float32)
+    value = padded(call.value)
+    if call.value_scale is not None:
+        scale = call.value_scale.astype(jnp.float32) * jnp.float32(1 / eight_bit_contract(call.value.dtype.name).unit)
+        scale = padded(scale) if scale.shape[2] > 1 else scale
+        found["value_scale"] = jnp.broadcast_to(scale, (*scale.shape[:2], value.shape[3]))
+    found["query"] = padded(found["query"])
+    return replace(call, key=padded(call.key), value=value, **found)
+
+
+def operands(call: AttentionCall) -> tuple[jax.Array | int, ...]:
+    """Returns the arrays and sizes of a launch in the order of `Arrays`."""
+    absent = call.limits
+    optional = (call.page_table, call.alibi_slopes, call.sinks, call.value_scale, call.bias, call.mask)
+    arrays = (call.query, *(as_stored(x) for x in (call.key, call.value)), call.limits, *optional)
+    entries = 1 if call.page_table is None else call.page_table.shape[1]
+    sizes = (call.query.shape[0], call.query.shape[1], call.capacity, entries)
+    return (*(jnp.asarray(absent if x is None else x) for x in arrays), *sizes)
+
+
+def as_stored(x: jax.Array) -> jax.Array:
+    """Returns keys or values with 8-bit numbers as int8: not every GPU has instructions for 8-bit floats."""
+    return lax.bitcast_convert_type(x, jnp.int8) if x.dtype.itemsize == 1 else x
+
+
+def padded(x: jax.Array) -> jax.Array:
+    """Returns heads (..., H) zero-padded, as wide as whole pieces."""
+    missing = -x.shape[-1] % _WIDTH
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x

@@ -1,0 +1,112 @@
+"""Schedules of the attention kernels written in Triton, by the width of a head. None changes a bit."""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What one program takes.
+
+    Attributes:
+        rows: Rows of the program; keys, for the gradients of keys and values.
+        warps: Its warps.
+        stages: Blocks of keys or of rows that are read ahead.
+    """
+
+    rows: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True)
+class BackwardTiles:
+    """The tiles of the backward pass.
+
+    Attributes:
+        queries: Of the gradient of queries, and of that of the scores.
+        keys: Of the gradients of keys and values.
+    """
+
+    queries: Tile
+    keys: Tile
+
+
+FEW_ROWS: Final = 16
+"""Rows of a program where a sequence and a key head have no more: in decode."""
+
+_ROWS_BELOW_TCGEN05: Final = 32
+_NARROW: Final = 64
+_WIDE: Final = 128
+_WIDEST: Final = 256
+
+# By the widest head and the bytes of an element: what fits into the shared memory of an RTX 40.
+_MANY: Final = {
+    _NARROW: {2: Tile(64, 4, 3), 4: Tile(64, 4, 1)},
+    _WIDE: {2: Tile(64, 4, 2), 4: Tile(64, 4, 1)},
+    _WIDEST: {2: Tile(64, 8, 1), 4: Tile(32, 8, 1)},
+}
+# With wgmma, on GPUs that have more shared memory: the fastest of three to four on an H100.
+_MANY_BY_WGMMA: Final = _MANY | {_WIDE: {2: Tile(128, 8, 3), 4: Tile(64, 4, 1)}}
+_FEW: Final = {
+    _NARROW: {2: Tile(FEW_ROWS, 4, 4), 4: Tile(FEW_ROWS, 4, 2)},
+    _WIDE: {2: Tile(FEW_ROWS, 4, 3), 4: Tile(FEW_ROWS, 4, 1)},
+    _WIDEST: {2: Tile(FEW_ROWS, 8, 1), 4: Tile(FEW_ROWS, 8, 1)},
+}
+_BACKWARD: Final = {
+    _NARROW: {
+        2: BackwardTiles(Tile(64, 4, 2), Tile(64, 4, 2)),
+        4: BackwardTiles(Tile(64, 4, 1), Tile(32, 4, 1)),
+    },
+    _WIDE: {
+        2: BackwardTiles(Tile(64, 4, 1), Tile(32, 4, 1)),
+        4: BackwardTiles(Tile(32, 4, 1), Tile(32, 4, 1)),
+    },
+    _WIDEST: {
+        2: BackwardTiles(Tile(64, 8, 1), Tile(64, 8, 1)),
+        4: BackwardTiles(Tile(32, 8, 1), Tile(32, 8, 1)),
+    },
+}
+_ANY_WIDTH: Final = Tile(FEW_ROWS, 4, 1)
+
+
+def attention_tile(size: int, item_bytes: int, rows: int, features: frozenset[str]) -> Tile:
+    """Returns the tile of the forward kernel.
+
+    Args:
+        size: Width of a head, or of the values if it is larger.
+        item_bytes: Bytes of an element of the queries, 2 or 4.
+        rows: Rows of a sequence and a key head.
+        features: The instruction families of the GPU.
+
+    Example:
+        >>> attention_tile(128, 2, 8192, frozenset({"mma"})), attention_tile(128, 2, 4, frozenset({"mma"}))
+        (Tile(rows=64, warps=4, stages=2), Tile(rows=16, warps=4, stages=3))
+    """
+    many = _MANY_BY_WGMMA if "wgmma" in features else _MANY
+    tiles = _FEW if rows <= FEW_ROWS else many
+    chosen = next((by_bytes[item_bytes] for widest, by_bytes in tiles.items() if size <= widest), _ANY_WIDTH)
+    return _of_one_family(chosen, features)
+
+
+def backward_tiles(size: int, item_bytes: int, features: frozenset[str]) -> BackwardTiles:
+    """Returns the tiles of the backward kernels.
+
+    Args:
+        size: Width of a head, or of the values if it is larger.
+        item_bytes: Bytes of an element of the queries, 2 or 4.
+        features: The instruction families of the GPU.
+
+    Example:
+        >>> backward_tiles(64, 2, frozenset({"mma"})).keys
+        Tile(rows=64, warps=4, stages=2)
+    """
+    chosen = next((by_bytes[item_bytes] for widest, by_bytes in _BACKWARD.items() if size <= widest), None)
+    if chosen is None:
+        chosen = BackwardTiles(_ANY_WIDTH, _ANY_WIDTH)
+    return BackwardTiles(_of_one_family(chosen.queries, features), _of_one_family(chosen.keys, features))
+
+
+def _of_one_family(tile: Tile, features: frozenset[str]) -> Tile:
+    """Returns the tile with as few rows as keep Triton from tcgen05: smaller products, as in decode, use mma.sync."""
+    return replace(tile, rows=min(tile.rows, _ROWS_BELOW_TCGEN05)) if "tcgen05" in features else tile

@@ -1,0 +1,1 @@
+"""Norms in Triton kernels, through jax-triton, for NVIDIA GPUs from Ampere on."""

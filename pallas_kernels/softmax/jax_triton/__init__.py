@@ -1,0 +1,1 @@
+"""The softmax family in Triton kernels, through jax-triton, for NVIDIA GPUs from Ampere on."""

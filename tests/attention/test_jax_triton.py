@@ -1,0 +1,138 @@
+"""The attention kernels written in Triton: machine code for every GPU, numbers by Triton's interpreter, refusals."""
+
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from pallas_kernels.attention import jax_triton
+from pallas_kernels.attention.call import OF_SCORES, AttentionCall, AttentionOptions, AttentionResults
+from pallas_kernels.contract import MmaAttentionContract, mma_attention_contract
+from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.target import Target
+from tests.jax_triton.machine_code import TARGETS, MachineCode, compiled, launches_of, needs_triton
+
+ROOT: Final = Path(__file__).parents[2]
+SPILLED: Final = 512
+"""Bytes of registers that a thread of the widest tiles keeps in local memory outside of its loops."""
+
+KINDS: Final[dict[str, dict[str, Any]]] = {
+    "prefill": {},
+    "heads of 64": {"size": 64},
+    "decode": {"queries": 1, "dtype": "float16", "size": 64},
+    "decode from pages": {"queries": 1, "page": 64},
+    "decode from int8": {"queries": 1, "stored": "int8", "size": 64, "page": 16},
+    "float8_e4m3fn": {"stored": "float8_e4m3fn", "size": 80},
+    "heads of 256": {"size": 256},
+    "heads of 512": {"size": 512},
+    "float32": {"dtype": "float32"},
+    "float32, heads of 256": {"dtype": "float32", "size": 256},
+    "cap, sinks, slopes, bias and mask": {"size": 64, "options": True},
+}
+OF_BACKWARD: Final = ("prefill", "heads of 64", "float32", "cap, sinks, slopes, bias and mask")
+
+
+def call_of(
+    *,
+    queries: int = 256,
+    dtype: str = "bfloat16",
+    size: int = 128,
+    page: int | None = None,
+    stored: str | None = None,
+    options: bool = False,
+) -> AttentionCall:
+    """A call of two sequences, of shapes alone."""
+    shape = functools.partial(jax.ShapeDtypeStruct)
+    cache = shape((2, 512, 2, size) if page is None else (3 * 512 // page, page, 2, size), stored or dtype)
+    found: dict[str, Any] = {}
+    if page:
+        found["page_table"] = shape((2, 512 // page), "int32")
+    if stored:
+        found |= dict.fromkeys(("key_scale", "value_scale"), shape((1, 2, size), "float32"))
+    if options:
+        heads, pairs = shape((1, 8), "float32"), (2, 8, queries, 512)
+        found |= {"alibi_slopes": heads, "sinks": heads, "bias": shape(pairs, dtype), "mask": shape(pairs, "bool")}
+    of_call = AttentionOptions(
+        0.1, causal=True, window=(100, 0) if options else None, soft_cap=5.0 if options else None
+    )
+    return AttentionCall(shape((2, queries, 8, size), dtype), cache, cache, shape((2, 3), "int32"), of_call, **found)
+
+
+def contract_of(call: AttentionCall) -> MmaAttentionContract:
+    return mma_attention_contract(call.query.dtype.name, call.query.shape[3], version=2)
+
+
+def check(code: MachineCode, target: Target) -> None:
+    """Checks what a program occupies, and that its chains add as the contract says."""
+    assert code.shared <= target.shared_memory, f"{code.shared} bytes of shared memory on {target}"
+    assert code.local <= SPILLED, f"{code.local} bytes of local memory on {target}"
+    assert "tcgen05.mma" not in code.ptx, "products of 64 rows and of fewer would be of two instruction families"
+    assert not code.count(r"\b(RED|ATOM|ATOMG|ATOMS)\b")
+    # Operands that hold more elements in 32 bits hand them to mma.sync in another order.
+    assert "kWidth = 2" in code.ttgir
+    assert "kWidth = 4" not in code.ttgir
+
+
+@needs_triton
+@pytest.mark.tier("full", fast=("sm_80-decode",))
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_forward_kernel_compiles(target: str, kind: str) -> None:
+    call, where = call_of(**KINDS[kind]), Target.parse(target)
+    (launch,) = launches_of(functools.partial(jax_triton.attention, contract=contract_of(call), target=where), call)
+    check(compiled(launch), where)
+
+
+@needs_triton
+@pytest.mark.tier("full")
+@pytest.mark.parametrize("kind", OF_BACKWARD)
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_backward_kernels_compile(target: str, kind: str) -> None:
+    call, where = call_of(**KINDS[kind]).only(*OF_SCORES), Target.parse(target)
+    results = AttentionResults(call.query, jax.ShapeDtypeStruct(call.query.shape[:3], "float32"), call.query)
+    options: dict[str, Any] = {"contract": contract_of(call), "target": where}
+    for function, count in ((jax_triton.gradients, 2), (jax_triton.score_gradients, 1)):
+        launches = launches_of(functools.partial(function, **options), call, results)
+        assert len(launches) == count
+        for launch in launches:
+            check(compiled(launch), where)
+
+
+@needs_triton
+@pytest.mark.tier("full", fast=("pages",))
+@pytest.mark.parametrize("case", ["pages", "options", "8 bits", "gradients", "not finite"])
+def test_numbers_by_the_interpreter(case: str) -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", "tests.attention.interpreted_calls", case]
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split()[-1] == "compared"
+
+
+def test_contracts_and_widths_that_it_refuses() -> None:
+    call, target = call_of(), Target.parse("sm_80")
+    with pytest.raises(UnsupportedError, match=r"expected an MmaAttentionContract of version 2, got .*version=1"):
+        jax_triton.attention(call, contract=MmaAttentionContract(), target=target)
+    wide = call_of(size=513)
+    with pytest.raises(UnsupportedError, match="at most 512 elements, got 513"):
+        jax_triton.attention(wide, contract=MmaAttentionContract(version=2), target=target)
+
+
+def test_empty_arrays() -> None:
+    call = call_of()
+    empty = AttentionCall(
+        jnp.zeros((0, 20, 4, 8)), jnp.zeros((0, 9, 2, 8)), jnp.zeros((0, 9, 2, 6)), call.limits, call.options
+    )
+    target, contract = Target.parse("sm_80"), MmaAttentionContract(version=2)
+    out, lse = jax_triton.attention(empty, contract=contract, target=target)
+    assert (out.shape, lse.shape) == ((0, 20, 4, 6), (0, 20, 4))
+    results = AttentionResults(out, lse, out)
+    dq, dk, dv = jax_triton.gradients(empty, results, contract=contract, target=target)
+    assert (dq.shape, dk.shape, dv.shape) == ((0, 20, 4, 8), (0, 9, 2, 8), (0, 9, 2, 6))
+    assert jax_triton.score_gradients(empty, results, contract=contract, target=target).shape == (0, 4, 20, 9)

@@ -1,0 +1,256 @@
+"""The gated delta rule: the same bits from a whole prompt, in parts, token by token, from a snapshot, after drafts."""
+
+import functools
+import itertools
+from collections.abc import Iterator
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bijax
+from bijax import DeltaRuleState
+from bijax.dispatch.matmul import Product, multiply
+from bijax.testing import assert_bits_equal
+from pallas_kernels.contract import DeltaRuleContract
+from pallas_kernels.delta_rule.portable import gated_delta_rule_extend
+from pallas_kernels.target import Target
+from tests.delta_rule import plain
+from tests.delta_rule.tokens import KINDS, SIZES, batch
+
+LENGTH: Final = 131
+DTYPES: Final = ("bfloat16", "float32", "float16")
+EDGES: Final = (0, 1, 63, 64, 65, 127, 128, 129)
+
+whole = jax.jit(bijax.gated_delta_rule)
+extend = jax.jit(bijax.gated_delta_rule_extend)
+
+
+def no_tokens(sequences: int, dtype: str) -> DeltaRuleState:
+    j, h, d, v = SIZES
+    return DeltaRuleState.zeros(sequences, key_heads=j, value_heads=h, key_size=d, value_size=v, dtype=dtype)
+
+
+def part(x: dict[str, Any], start: Any, size: int) -> dict[str, Any]:
+    """Returns `size` tokens of each sequence from its own start on; after the end comes the last token again."""
+    at = np.minimum(np.asarray(start)[:, None] + np.arange(size), x["g"].shape[1] - 1)
+    return {
+        n: jnp.asarray(np.take_along_axis(np.asarray(a), at.reshape(*at.shape, *[1] * (a.ndim - 2)), 1))
+        for n, a in x.items()
+    }
+
+
+def spoilt(state: Any, edge: Any, dtype: str) -> DeltaRuleState:
+    """Returns sequences of which only a snapshot is known; everything else is nan."""
+    kept = DeltaRuleState.at_edge(state, edge, key_heads=SIZES[0], dtype=dtype)
+    nans = {n: jnp.full_like(getattr(kept, n), jnp.nan) for n in ("key", "residual", "inverse", "decay")}
+    return DeltaRuleState(state=kept.state, edge=kept.edge, length=kept.length, **nans)
+
+
+def check_parts(x: dict[str, Any], expected: Any, bounds: list[list[int]], state: DeltaRuleState, size: int) -> Any:
+    """Computes sequences in parts, which end at the same number of bounds in each; returns the last state."""
+    for starts, ends in itertools.pairwise(bounds):
+        lengths = np.subtract(ends, starts).astype(np.int32)
+        y, state = extend(**part(x, starts, size), state=state, lengths=lengths)
+        y = np.asarray(y)
+        for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
+            assert_bits_equal(y[i, : end - start], expected[i, start:end])
+            assert not y[i, end - start :].view(np.uint8).any()
+    return state
+
+
+def same_state(a: DeltaRuleState, b: DeltaRuleState) -> None:
+    """Compares what two states say; rows after the length mean nothing."""
+    assert a.edge.tolist() == b.edge.tolist()
+    assert a.length.tolist() == b.length.tolist()
+    assert_bits_equal(a.state, b.state)
+    for name in ("key", "residual", "inverse", "decay"):
+        ours, theirs = (np.asarray(getattr(state, name)) for state in (a, b))
+        for i, rows in enumerate((a.length - a.edge).tolist()):
+            assert_bits_equal(ours[i, :, :rows], theirs[i, :, :rows])
+
+
+@functools.cache
+def prompts(dtype: str) -> tuple[dict[str, Any], np.ndarray, DeltaRuleState]:
+    """Returns a sequence of each kind, its outputs and its state from one call."""
+    x = batch(KINDS, LENGTH, dtype)
+    y, state = extend(**x, state=no_tokens(len(KINDS), dtype))
+    return x, np.asarray(y), state
+
+
+@pytest.mark.tier("full", fast=("bfloat16",))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_token_by_token(dtype: str) -> None:
+    x, expected, single = prompts(dtype)
+    state, snapshots = no_tokens(len(KINDS), dtype), {}
+    for i in range(LENGTH):
+        y, state = extend(**{n: a[:, i : i + 1] for n, a in x.items()}, state=state)
+        assert_bits_equal(np.asarray(y)[:, 0], expected[:, i])
+        snapshots[i] = state
+    same_state(state, single)
+    # From a snapshot alone, with nothing else left, a token at an edge has its bits.
+    for edge in (64, 128):
+        warm = spoilt(snapshots[edge].state, [edge] * len(KINDS), dtype)
+        y, _ = extend(**{n: a[:, edge : edge + 1] for n, a in x.items()}, state=warm)
+        assert_bits_equal(np.asarray(y)[:, 0], expected[:, edge])
+    finite = np.isfinite(np.asarray(expected, np.float32)).reshape(len(KINDS), -1).mean(1)
+    assert (finite > 0.1).all()
+    assert 0.1 < finite[8] < 0.9
+    if dtype != "float16":  # which cannot hold the numbers of all kinds
+        assert finite[:8].min() > 0.5
+
+
+@pytest.mark.tier("full", fast=("edges-bfloat16",))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cuts", ["edges", "all"])
+def test_two_parts(dtype: str, cuts: str) -> None:
+    x, expected, single = prompts(dtype)
+    n = len(KINDS)
+    for first in _cuts(cuts, n):
+        same_state(check_parts(x, expected, [[0] * n, first, [LENGTH] * n], no_tokens(n, dtype), LENGTH), single)
+    check_parts(x, expected, [[128] * n, [LENGTH] * n], spoilt(single.state, [128] * n, dtype), LENGTH)
+
+
+@pytest.mark.tier("full")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_whole_sequences(dtype: str) -> None:
+    x, expected, single = prompts(dtype)
+    y, _ = whole(**x)
+    assert_bits_equal(np.asarray(y), expected)
+    # The state after a sequence that ends at an edge is a snapshot.
+    _, snapshot = whole(**x, lengths=np.full(len(KINDS), 128))
+    assert_bits_equal(snapshot, single.state)
+
+
+def _cuts(which: str, sequences: int) -> Iterator[list[int]]:
+    if which == "edges":
+        yield [EDGES[i % len(EDGES)] for i in range(sequences)]
+        return
+    for first in range(LENGTH):
+        yield [(first + 15 * i) % LENGTH for i in range(sequences)]
+
+
+@pytest.mark.tier("full", fast=("bfloat16",))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_control_the_usual_forms_differ(dtype: str) -> None:
+    x, expected, _ = prompts(dtype)
+    x = {name: a[:1] for name, a in x.items()}
+    state = jnp.zeros((1, *SIZES[1:]), jnp.float32)
+    ones, others = jax.jit(plain.recurrent)(**x, state=state)[0], jax.jit(plain.chunked)(**x, state=state)[0]
+    with pytest.raises(AssertionError):
+        assert_bits_equal(others, ones)
+    for y in (ones, others):  # but they are the same rule
+        np.testing.assert_allclose(np.asarray(y, np.float32), np.asarray(expected[:1], np.float32), rtol=0.1, atol=0.02)
+
+
+@pytest.mark.tier("full")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [2, 3, 8, 9, 70])
+def test_parts_that_cross_edges(dtype: str, size: int) -> None:
+    x, expected, single = prompts(dtype)
+    n = len(KINDS)
+    bounds = [[min(i, LENGTH)] * n for i in range(0, LENGTH + size, size)]
+    same_state(check_parts(x, expected, bounds, no_tokens(n, dtype), size), single)
+
+
+@pytest.mark.tier("full")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_drafts_of_which_some_are_wrong(dtype: str) -> None:
+    x, expected, _ = prompts(dtype)
+    n, rng, start, state = len(KINDS), np.random.default_rng(5), 0, no_tokens(len(KINDS), dtype)
+    while start < LENGTH:
+        room = min(4, 64 - start % 64, LENGTH - start)
+        right = int(rng.integers(1, room + 1))
+        some = part(x, [start] * n, 4)
+        wrong = part(x, rng.integers(0, LENGTH - 4, n), 4)
+        drafts = {name: np.concatenate([a[:, :right], wrong[name][:, right:]], 1) for name, a in some.items()}
+        y, state = extend(**drafts, state=state, start=np.full(n, start), lengths=np.full(n, room))
+        assert_bits_equal(np.asarray(y)[:, :right], expected[:, start : start + right])
+        start += right
+
+
+@pytest.mark.tier("full")
+@pytest.mark.parametrize("sequences", [1, 2, 3, 5, 8])
+def test_batches_at_other_positions(sequences: int) -> None:
+    x, expected, _ = prompts("bfloat16")
+    chosen = [(2 * i + sequences) % len(KINDS) for i in range(sequences)]
+    ours = {name: a[np.array(chosen)] for name, a in x.items()}
+    lengths = [LENGTH - 5 * (i % 4) for i in range(sequences)]
+    cuts = [(7 * i + 3) % (n - 1) + 1 for i, n in enumerate(lengths)]
+    bounds = [[0] * sequences, cuts, lengths]
+    state = check_parts(ours, expected[np.array(chosen)], bounds, no_tokens(sequences, "bfloat16"), LENGTH)
+    check_parts(ours, expected[np.array(chosen)], [lengths, [min(n + 1, LENGTH) for n in lengths]], state, 1)
+    y, last = whole(**ours, lengths=jnp.asarray(lengths))
+    y = np.asarray(y)
+    for i, n in enumerate(lengths):
+        assert_bits_equal(y[i, :n], expected[chosen[i], :n])
+    sums = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    packed = {name: np.concatenate([a[i, :n] for i, n in enumerate(lengths)]) for name, a in ours.items()}
+    y, states = jax.jit(functools.partial(bijax.gated_delta_rule, cu_seq_lengths=sums))(**packed)
+    y = np.asarray(y)
+    for i, n in enumerate(lengths):
+        assert_bits_equal(y[sums[i] : sums[i] + n], expected[chosen[i], :n])
+    assert_bits_equal(states, last)
+
+
+@pytest.mark.tier("full")
+def test_sizes_of_a_model() -> None:
+    sizes, length = (1, 2, 128, 128), 150
+    x = batch(("normal", "repeated", "broken"), length, "bfloat16", sizes)
+    expected = np.asarray(whole(**x)[0])
+    j, h, d, v = sizes
+    state = DeltaRuleState.zeros(3, key_heads=j, value_heads=h, key_size=d, value_size=v, dtype="bfloat16")
+    check_parts(x, expected, [[i] * 3 for i in range(length + 1)], state, 1)
+    for cut in range(0, length, 7):
+        check_parts(x, expected, [[0] * 3, [cut] * 3, [length] * 3], state, length)
+
+
+@pytest.mark.tier("full")
+@pytest.mark.parametrize("length", [0, 1, 8, 9, 63, 64, 65])
+def test_short_sequences(length: int) -> None:
+    x, expected, _ = prompts("bfloat16")
+    y, state = whole(**{name: a[:2, :length] for name, a in x.items()})
+    assert_bits_equal(y, expected[:2, :length])
+    _, same = whole(**{name: a[:2] for name, a in x.items()}, lengths=jnp.full(2, length))
+    assert_bits_equal(state, same)
+
+
+@pytest.mark.tier("full")
+@pytest.mark.parametrize("size", [4, LENGTH])
+def test_sequences_together_as_on_a_gpu(size: int) -> None:
+    """A GPU computes all sequences at once, also those that have ended already; a CPU one after another."""
+    x, expected, _ = prompts("float32")
+    n = len(KINDS)
+
+    def product(a: jax.Array, w: jax.Array, transpose_w: bool) -> jax.Array:
+        return multiply(Target("cpu"), a, w, product=Product("float32", transpose_w, "highest"))[0]
+
+    @jax.jit
+    def run(x: tuple[jax.Array, ...], state: DeltaRuleState, lengths: jax.Array) -> tuple[jax.Array, ...]:
+        fields = (state.state, state.key, state.residual, state.inverse, state.decay, state.edge, state.length)
+        options = {"scale": SIZES[2] ** -0.5, "product": product, "together": True, "contract": DeltaRuleContract()}
+        return gated_delta_rule_extend(*x, *fields, lengths, **options)
+
+    state = no_tokens(n, "float32")
+    first = [0] * n if size == LENGTH else [60] * n
+    if size != LENGTH:
+        _, state = extend(**part(x, [0] * n, LENGTH), state=state, lengths=np.array(first))
+    lengths = np.minimum([EDGES[i % len(EDGES)] for i in range(n)], size).astype(np.int32)
+    y, *_ = run(tuple(part(x, first, size).values()), state, lengths)
+    for i, count in enumerate(lengths):
+        assert_bits_equal(np.asarray(y)[i, :count], expected[i, first[i] : first[i] + count])
+
+
+@pytest.mark.tier("full")
+def test_an_invariant_scan_of_the_recurrence_has_its_own_bits() -> None:
+    x, expected, _ = prompts("float32")
+    x = {name: a[:1] for name, a in x.items()}
+    scan = jax.jit(bijax.invariant(plain.recurrent))
+    state = jnp.zeros((1, *SIZES[1:]), jnp.float32)
+    whole = np.asarray(scan(**x, state=state)[0])
+    for i in range(70):
+        y, state = scan(**{name: a[:, i : i + 1] for name, a in x.items()}, state=state)
+        assert_bits_equal(np.asarray(y)[:, 0], whole[:, i])
+    assert (whole != expected[:1]).any()

@@ -1,0 +1,181 @@
+"""Partitioned models on eight devices of a CPU, run as a program of its own, which `test_partition` starts."""
+
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import AxisType, Mesh
+from jax.sharding import PartitionSpec as P
+
+import bijax
+from bijax.testing import assert_bits_equal
+from flax_layers import INVARIANT, PLAIN, Llama, partition
+from flax_layers.checkpoint import LlamaConfig
+from flax_layers.models.layers import Linear, RMSNorm
+from flax_layers.models.parallel_layers import ColumnParallelLinear, Cut, ParallelHeadNorm, RowParallelLinear
+
+CONFIG: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_layers": 1,
+    "num_heads": 8,
+    "num_kv_heads": 8,
+    "head_dim": 8,
+    "rope_theta": 10000.0,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_ids": (2,),
+}
+TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 64, (2, 9)))
+
+
+def mesh(devices: int) -> Mesh:
+    return jax.make_mesh((devices,), ("model",), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
+
+
+def trained(model: Llama, devices: int) -> Any:
+    """Returns the loss, the logits and the gradients of all parameters as one device has them."""
+    partitioned = partition(model, mesh(devices))
+
+    def loss(params: Any) -> tuple[jax.Array, jax.Array]:
+        logits = partitioned.logits(params, TOKENS)
+        rows = logits[:, :-1].reshape(-1, logits.shape[-1])
+        return bijax.sum(bijax.softmax_cross_entropy(rows, TOKENS[:, 1:].reshape(-1)), axis=0), logits
+
+    (total, logits), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(partitioned.params)
+    return total, logits, partitioned.whole(grads)
+
+
+def served(model: Llama, devices: int) -> Any:
+    """Returns the logits of a prompt in two parts, and the keys."""
+    partitioned = partition(model, mesh(devices))
+    extend = jax.jit(partitioned.extend)
+    first, cache = extend(partitioned.params, TOKENS[:, :5], partitioned.cache(batch=2, capacity=16))
+    second, cache = extend(partitioned.params, TOKENS[:, 5:], cache)
+    return jnp.concatenate([first, second], axis=1), cache.keys
+
+
+def parameters() -> None:
+    """The parameters are sharded as the specs say, and those of one device come back."""
+    config = LlamaConfig(**{**CONFIG, "qk_norm": True, "qkv_bias": True, "tie_word_embeddings": False})
+    model = Llama(config, rngs=nnx.Rngs(0))
+    for devices in (1, 8):
+        cut = partition(model, mesh(devices))
+        assert_bits_equal(jax.device_get(cut.whole(cut.params)), nnx.to_pure_dict(nnx.state(model, nnx.Param)))
+        jax.tree.map(lambda x, spec, cut=cut: x.sharding.spec == spec or pytest.fail(f"{spec}"), cut.params, cut.specs)
+    kernel = cut.params["blocks"][0]["attention"]["qkv"]["kernel"]
+    assert kernel.addressable_shards[0].data.shape == (32, 1, 24)
+    # One group has a head of queries, of keys and of values.
+    whole = model.blocks[0].attention.qkv.kernel[...]
+    assert_bits_equal(kernel[:, 3], jnp.concatenate([whole[:, start + 24 : start + 32] for start in (0, 64, 128)], 1))
+
+
+def layers() -> None:
+    """Projections side by side, a norm of heads and the product that follows, with the gradients of all weights."""
+    heads, width, features = 8, 4, 16
+    rngs = nnx.Rngs(0)
+    qkv = Linear(features, 3 * heads * width, rngs=rngs)
+    norm, out = RMSNorm(width, rngs=rngs), Linear(heads * width, features, rngs=rngs)
+    x = jnp.asarray(np.random.default_rng(1).standard_normal((2, 5, features)), jnp.float32)
+
+    def gradients(devices: int) -> Any:
+        cut = Cut("model", devices, 8)
+        columns, rows = ColumnParallelLinear(qkv, (heads * width,) * 3, cut), RowParallelLinear(out, cut)
+        model = (columns, ParallelHeadNorm(norm, heads, cut), rows)
+        graph, state = nnx.split(model)
+        params = nnx.to_pure_dict(state)
+
+        def forward(params: Any, x: jax.Array) -> jax.Array:
+            part = jax.tree.unflatten(jax.tree.structure(state), jax.tree.leaves(params))
+            columns, norm, rows = nnx.merge(graph, part)
+            query, key, value = jnp.split(columns(x), 3, axis=-1)
+            normed = norm(query.reshape(2, 5, heads // devices, width)).reshape(query.shape)
+            return rows(INVARIANT.swiglu(normed, key) + value)
+
+        specs = jax.tree.map(lambda _: P(), params)
+        for index, layer in ((0, columns), (2, rows)):
+            specs[index].update({name: layer.specs("model")[name] for name in ("kernel", "bias")})
+        run = jax.shard_map(forward, mesh=mesh(devices), in_specs=(specs, P()), out_specs=P())
+        y, pull = jax.vjp(run, params, x)
+        return y, *pull(y)
+
+    assert_bits_equal(jax.jit(gradients, static_argnums=0)(8), jax.jit(gradients, static_argnums=0)(1))
+
+
+def small() -> None:
+    """Logits of a model with tied embeddings."""
+    model = Llama(LlamaConfig(**CONFIG), rngs=nnx.Rngs(0))
+    one = partition(model, mesh(1))
+    expected = jax.jit(one.logits)(one.params, TOKENS)
+    many = partition(model, mesh(8))
+    assert_bits_equal(jax.jit(many.logits)(many.params, TOKENS), expected)
+    np.testing.assert_allclose(jax.jit(model)(TOKENS), expected, rtol=1e-4, atol=1e-5)
+
+
+def chunks() -> None:
+    model = Llama(LlamaConfig(**CONFIG), rngs=nnx.Rngs(0))
+    one = partition(model, mesh(1))
+    expected = served(model, 1)
+    assert_bits_equal(expected[0], jax.jit(one.logits)(one.params, TOKENS))
+    for devices in (2, 8):
+        assert_bits_equal(served(model, devices), expected)
+
+
+def gradients(dtype: Any, counts: tuple[int, ...], **changes: Any) -> None:
+    model = Llama(LlamaConfig(**{**CONFIG, **changes}), dtype=dtype, param_dtype=dtype, rngs=nnx.Rngs(0))
+    expected = trained(model, 1)
+    for devices in counts:
+        assert_bits_equal(trained(model, devices), expected)
+
+
+def bad_input() -> None:
+    model = Llama(LlamaConfig(**CONFIG), rngs=nnx.Rngs(0))
+
+    def message(devices: int, axis: str = "model", leaves: int = 8, model: Any = model) -> str:
+        with pytest.raises((TypeError, ValueError), match="partition") as error:
+            partition(model, mesh(devices), axis=axis, leaves=leaves)
+        return str(error.value)
+
+    assert "axis must be one of the mesh's axes ('model',), got 'tensor'" in message(2, "tensor")
+    assert "the number of devices of axis 'model' must be a power of two, got 3" in message(3)
+    assert "got 4 leaves for the 8 devices" in message(8, leaves=4)
+    few = Llama(LlamaConfig(**{**CONFIG, "num_kv_heads": 2}), rngs=nnx.Rngs(0))
+    assert "must divide the key/value heads, got 4 devices and 2 heads" in message(4, model=few)
+    odd = Llama(LlamaConfig(**{**CONFIG, "vocab_size": 60}), rngs=nnx.Rngs(0))
+    assert "must divide the vocabulary, got 60" in message(1, model=odd)
+    assert "INVARIANT" in message(1, model=nnx.with_attributes(model, ops=PLAIN))
+    assert "must be a flax_layers.Llama, got Linear" in message(1, model=nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
+    part = partition(model, mesh(2))
+    for tokens, wanted in (
+        (jnp.full((1, 2), 64), "token ids must be from 0 to 63"),
+        (jnp.ones((1, 65), int), "at most 64"),
+    ):
+        with pytest.raises(ValueError, match=wanted):
+            part.logits(part.params, tokens)
+
+
+CHECKS: dict[str, Any] = {
+    "parameters": parameters,
+    "layers": layers,
+    "small": small,
+    "bad input": bad_input,
+    "chunks": chunks,
+    "gradients of Qwen3": lambda: gradients(jnp.float32, (2, 4, 8), qk_norm=True, num_layers=2),
+    "gradients in bfloat16": lambda: gradients(jnp.bfloat16, (4, 8), tie_word_embeddings=False, qkv_bias=True),
+    "gradients with shared heads": lambda: gradients(
+        jnp.float32, (2,), num_kv_heads=2, qk_norm=True, output_norms=True, output_bias=True, mlp_bias=True
+    ),
+}
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        CHECKS[name]()
+        print(name, flush=True)

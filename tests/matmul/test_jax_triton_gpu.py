@@ -1,0 +1,163 @@
+"""The matmul through jax-triton on a Hopper GPU: the bits of the Mosaic kernels, and of the Pallas-Triton kernel."""
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from bijax.testing import assert_bits_equal, hostile_rows
+from pallas_kernels.contract import ChunkContract, MatmulContract, Tf32Contract, WgmmaChunkContract, WgmmaContract
+from pallas_kernels.matmul import pallas_triton
+from pallas_kernels.matmul.schedule.jax_triton import CHAIN, Tile, candidates
+from pallas_kernels.target import Target
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        any(importlib.util.find_spec(name) is None for name in ("triton", "jax_triton")),
+        reason="needs jax-triton and triton",
+    ),
+]
+if importlib.util.find_spec("triton"):
+    from pallas_kernels.matmul.jax_triton.launch import gated_matmul, matmul, weight_gradient
+
+HOPPER = Target.parse("sm_90")
+KINDS = ("normal", "wide", "denormal", "cancelling", "linspace", "inf")
+TILES = [
+    c.tile for c in candidates(HOPPER.features) + tuple(c for c in candidates(frozenset({"mma"})) if c.tile.rows == 128)
+]
+FUSED = [c.tile for c in candidates(HOPPER.features, 2)]
+
+
+def arrays(*shapes: tuple[int, ...], dtype: str) -> dict[str, list[jax.Array]]:
+    found = {kind: [jnp.asarray(hostile_rows(i, s, dtype)[kind]) for i, s in enumerate(shapes)] for kind in KINDS}
+    found["inf"][1:] = found["normal"][1:]  # a column of infinities would hide all rows
+    return found
+
+
+def check(function: Callable[[Tile | None], Any], reference: Any, data: dict[str, list[jax.Array]], tiles: Any) -> None:
+    """Compares a function of arrays for every tile with a reference."""
+    expected = {kind: jax.jit(reference)(*given) for kind, given in data.items()}
+    for tile in (None, *tiles):
+        program = jax.jit(function(tile))
+        for kind, given in data.items():
+            assert_bits_equal(program(*given), expected[kind])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("transpose_w", [False, True])
+@pytest.mark.parametrize(("m", "k", "n"), [(300, 576, 512), (13, 336, 200), (40, 77, 333)])
+def test_products_have_the_bits_of_wgmma(m: int, k: int, n: int, transpose_w: bool, dtype: str) -> None:
+    from pallas_kernels.matmul.hopper.launch import matmul as reference
+
+    options: dict[str, Any] = {"contract": WgmmaContract(), "transpose_w": transpose_w, "out_dtype": "float32"}
+    check(
+        lambda tile: lambda x, w: matmul(x, w, target=HOPPER, tile=tile, **options),
+        lambda x, w: reference(x, w, **options),
+        arrays((m, k), (n, k) if transpose_w else (k, n), dtype=dtype),
+        TILES if dtype == "bfloat16" else TILES[::4],
+    )
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "relu"])
+def test_epilogues_have_the_bits_of_hopper(activation: str) -> None:
+    from pallas_kernels.matmul.hopper import launch as hopper
+
+    options: dict[str, Any] = {"contract": WgmmaContract(), "activation": activation, "out_dtype": "bfloat16"}
+    data = arrays((200, 512), (512, 384), (384,), (200, 384), dtype="bfloat16")
+    check(
+        lambda tile: lambda x, w, b, r: matmul(x, w, bias=b, residual=r, target=HOPPER, tile=tile, **options),
+        lambda x, w, b, r: hopper.matmul(x, w, bias=b, residual=r, **options),
+        data,
+        TILES[::5],
+    )
+    check(
+        lambda tile: lambda x, w, u: gated_matmul(x, w, u, target=HOPPER, tile=tile, **options),
+        lambda x, w, u: hopper.gated_matmul(x, w, u, **options),
+        arrays((200, 512), (512, 384), (512, 384), dtype="bfloat16"),
+        FUSED[::3],
+    )
+
+
+@pytest.mark.parametrize("transpose_w", [False, True])
+def test_tf32_truncates_as_wgmma_does(transpose_w: bool) -> None:
+    from pallas_kernels.matmul.hopper.tf32 import matmul as reference
+
+    options: dict[str, Any] = {"contract": Tf32Contract(), "transpose_w": transpose_w, "out_dtype": "float32"}
+    check(
+        lambda tile: lambda x, w: matmul(x, w, target=HOPPER, tile=tile, **options),
+        lambda x, w: reference(x, w, **options),
+        arrays((300, 576), (512, 576) if transpose_w else (576, 512), dtype="float32"),
+        [tile.fitted(4, HOPPER.shared_memory) for tile in TILES[::3]],
+    )
+
+
+@pytest.mark.parametrize("continued", [False, True])
+def test_gradients_have_the_bits_of_wgmma(continued: bool) -> None:
+    from pallas_kernels.matmul.hopper.launch import weight_gradient as reference
+
+    data = arrays((300, 576), (300, 256), dtype="bfloat16")
+    if continued:
+        total = jnp.asarray(hostile_rows(5, (576, 256), "float32")["normal"])
+        data = {kind: [*given, total] for kind, given in data.items()}
+    options: dict[str, Any] = {"contract": WgmmaChunkContract(), "out_dtype": "float32"}
+    check(
+        lambda tile: (
+            lambda x, g, *t: weight_gradient(x, g, accumulate=t[0] if t else None, target=HOPPER, tile=tile, **options)
+        ),
+        lambda x, g, *t: reference(x, g, accumulate=t[0] if t else None, **options),
+        data,
+        TILES[::4],
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("transpose_w", [False, True])
+@pytest.mark.parametrize(("m", "k", "n", "block"), [(100, 576, 200, 192), (7, 1000, 64, 512), (33, 77, 64, 128)])
+def test_chains_have_the_bits_of_the_other_triton_kernel(
+    m: int, k: int, n: int, block: int, transpose_w: bool, dtype: str
+) -> None:
+    """The last block has more than 16 elements: Pallas's compiler joins a shorter one to the block before."""
+    with jax.enable_x64(dtype == "float64"):
+        contract = MatmulContract(block, dtype=dtype)
+        options: dict[str, Any] = {"contract": contract, "transpose_w": transpose_w}
+        check(
+            lambda tile: lambda x, w: matmul(x, w, target=HOPPER, tile=tile, out_dtype=dtype, **options),
+            lambda x, w: pallas_triton.matmul(x, w, **options),
+            arrays((m, k), (n, k) if transpose_w else (k, n), dtype=dtype),
+            CHAIN,
+        )
+
+
+def test_gradients_in_chunks_have_the_bits_of_the_other_triton_kernel() -> None:
+    data = arrays((300, 200), (300, 136), dtype="float32")
+    check(
+        lambda tile: lambda x, g: weight_gradient(x, g, contract=ChunkContract(), target=HOPPER, tile=tile),
+        lambda x, g: pallas_triton.weight_gradient(x, g, contract=ChunkContract()),
+        data,
+        CHAIN,
+    )
+
+
+def test_a_short_last_block_is_added_as_the_contract_says() -> None:
+    """The sums of the two blocks are added once: so are two products of the parts."""
+    x, w = (jnp.asarray(hostile_rows(i, s, "float32")["normal"]) for i, s in enumerate(((33, 136), (136, 65))))
+    whole = matmul(x, w, contract=MatmulContract(128), target=HOPPER)
+    parts = [
+        matmul(a, b, contract=MatmulContract(128), target=HOPPER)
+        for a, b in ((x[:, :128], w[:128]), (x[:, 128:], w[128:]))
+    ]
+    assert_bits_equal(whole, parts[0] + parts[1])
+
+
+def test_rows_do_not_depend_on_others() -> None:
+    x, w = (jnp.asarray(hostile_rows(i, s, "bfloat16")["normal"]) for i, s in enumerate(((300, 576), (576, 512))))
+    run = jax.jit(lambda x, w: matmul(x, w, contract=WgmmaContract(), target=HOPPER))
+    whole = run(x, w)
+    for rows in (1, 8, 33, 128):
+        assert_bits_equal(run(x[:rows], w), whole[:rows])
+    plain = jax.jit(lambda x, w: jnp.dot(x, w, preferred_element_type=jnp.float32))
+    assert any((plain(x[:rows], w) != plain(x, w)[:rows]).any() for rows in (1, 8, 33, 128))  # the control
