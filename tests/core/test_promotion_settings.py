@@ -69,10 +69,8 @@ OPERATIONS: dict[str, list[tuple[Function, list[tuple[int, ...]]]]] = {
     ],
     "gated_rms_norm": [(bijax.gated_rms_norm, [(4, 6), (4, 6), (6,)])],
     "l2_norm": [(bijax.l2_norm, [(4, 6)])],
-    "causal_conv1d": [
-        (bijax.causal_conv1d, [(2, 4, 6), (6, 3), (6,)]),
-        (lambda x, w: bijax.causal_conv1d_extend(x, w, state=x, start=PLACES[:2])[0], [(2, 4, 6), (6, 3)]),
-    ],
+    "causal_conv1d": [(bijax.causal_conv1d, [(2, 4, 6), (6, 3), (6,)])],
+    "gated_delta_rule": [(bijax.gated_delta_rule, [(2, 4, 1, 8), (2, 4, 1, 8), (2, 4, 2, 8), (2, 4, 2), (2, 4, 2)])],
     "head_rms_norm": [(lambda x, w: bijax.head_rms_norm(x, w, head_offset=1, head_num=2), [(4, 3, 6), (6,)])],
     "layer_norm": [(bijax.layer_norm, [(4, 6)]), (bijax.layer_norm, [(2, 4, 6), (6,), (6,)])],
     "dot_product_attention": [
@@ -86,6 +84,21 @@ OPERATIONS: dict[str, list[tuple[Function, list[tuple[int, ...]]]]] = {
     ],
 }
 WITHOUT_GRADIENT = {
+    "causal_conv1d_extend": (
+        lambda x, w: bijax.causal_conv1d_extend(x, w, state=x, start=PLACES[:2])[0],
+        [(2, 4, 6), (6, 3)],
+    ),
+    "gated_delta_rule_extend": (
+        lambda q, k, v, g, beta: bijax.gated_delta_rule_extend(
+            q,
+            k,
+            v,
+            g,
+            beta,
+            state=bijax.DeltaRuleState.zeros(2, key_heads=1, value_heads=2, key_size=8, value_size=8, dtype=v.dtype),
+        ),
+        [(2, 4, 1, 8), (2, 4, 1, 8), (2, 4, 2, 8), (2, 4, 2), (2, 4, 2)],
+    ),
     "paged_attention": (
         lambda q, k, v: bijax.paged_attention(q, k, v, jnp.array([[0, 1]], jnp.int32), jnp.array([5], jnp.int32)),
         [(1, 1, 4, 8), (3, 16, 2, 8), (3, 16, 2, 8)],
@@ -97,7 +110,7 @@ WITHOUT_GRADIENT = {
 }
 NO_OPERATIONS = {
     *("AttentionBlockSize", "get_batch_invariant_attention_block_size"),
-    *("lowering_for", "contracts", "Manifest"),
+    *("lowering_for", "prefer_backend", "contracts", "Manifest", "DeltaRuleState"),
     *("Audit", "GradientSum", "NotInvariantError", "UnsupportedError", "audit", "invariant"),
     *("disable_batch_invariant_mode", "enable_batch_invariant_mode", "is_batch_invariant_mode_enabled"),
     "set_batch_invariant_mode",
