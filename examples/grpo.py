@@ -260,6 +260,7 @@ def draw(runs: dict[str, list[Comparison]], axes: Any) -> None:
     ratio.set(title="importance ratio, smallest to largest", xlabel="step")
     kl.set(title="KL divergence of trainer and sampler", xlabel="step")
     clipped.set(title="tokens outside of the clip range, %", xlabel="step")
+    clipped.set_ylim(0, max(1, clipped.get_ylim()[1]))
     reward.legend()
 
 

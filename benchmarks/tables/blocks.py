@@ -5,14 +5,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from benchmarks.tables import cpu, gpu, operators, programs, reliability, serving
+from benchmarks.tables import cpu, demo, front_page, gpu, operators, programs, reliability, serving
 
 ROOT: Final = Path(__file__).parents[2]
 FILES: Final = (
     *("README.md", "docs/guide/gpu.md", "docs/guide/limits.md", "docs/operators.md", "docs/serving.md"),
-    "docs/reliability.md",
+    *("docs/reliability.md", "docs/index.md"),
 )
 BLOCKS: Final[dict[str, Callable[[], str]]] = {
+    "demo texts": demo.texts,
+    "demo figures": demo.totals,
+    "demo ways": demo.ways,
+    "three numbers": front_page.numbers,
     "programs": programs.sentence,
     "cost": gpu.short,
     "cost on a CPU": cpu.readme,

@@ -41,7 +41,7 @@ def _text(pieces: dict[str, str]) -> str:
     token = pieces["token"]
     word = token.strip()
     if not word:
-        return _escaped(pieces["before"] + token + pieces["after"])
+        return _escaped(pieces["before"] + token + pieces["after"]) + " …"
     lead, trail = token[: len(token) - len(token.lstrip())], token[len(token.rstrip()) :]
     # Tags: stars do not make a comma bold that follows a letter.
     marked = f"{_escaped(lead)}<b>{_escaped(word)}</b>{_escaped(trail)}"

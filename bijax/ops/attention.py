@@ -5,6 +5,7 @@ from typing import Any, Final, Literal, Unpack, overload
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import ArrayLike
 
 from bijax.core.checks import describe, flag, float_array
 from bijax.ops._attention_arguments import (
@@ -29,11 +30,11 @@ _OP: Final = "bijax.dot_product_attention"
 
 @overload
 def dot_product_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    bias: Any = None,
-    mask: Any = None,
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
     *,
     return_residual: Literal[False] = False,
     **options: Unpack[ContiguousKeywords],
@@ -42,11 +43,11 @@ def dot_product_attention(
 
 @overload
 def dot_product_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    bias: Any = None,
-    mask: Any = None,
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
     *,
     return_residual: Literal[True],
     **options: Unpack[ContiguousKeywords],
@@ -55,11 +56,11 @@ def dot_product_attention(
 
 @overload
 def dot_product_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    bias: Any = None,
-    mask: Any = None,
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
     *,
     return_residual: bool,
     **options: Unpack[ContiguousKeywords],
@@ -67,25 +68,25 @@ def dot_product_attention(
 
 
 def dot_product_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    bias: Any = None,
-    mask: Any = None,
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
     *,
     scale: float | None = None,
     is_causal: bool = False,
-    query_seq_lengths: Any = None,
-    key_value_seq_lengths: Any = None,
+    query_seq_lengths: ArrayLike | None = None,
+    key_value_seq_lengths: ArrayLike | None = None,
     local_window_size: int | tuple[int, int] | None = None,
-    query_offset: Any = None,
+    query_offset: ArrayLike | None = None,
     logits_soft_cap: float | None = None,
-    sinks: Any = None,
-    alibi_slopes: Any = None,
-    key_scale: Any = None,
-    value_scale: Any = None,
-    cu_query_seq_lengths: Any = None,
-    cu_key_value_seq_lengths: Any = None,
+    sinks: ArrayLike | None = None,
+    alibi_slopes: ArrayLike | None = None,
+    key_scale: ArrayLike | None = None,
+    value_scale: ArrayLike | None = None,
+    cu_query_seq_lengths: ArrayLike | None = None,
+    cu_key_value_seq_lengths: ArrayLike | None = None,
     max_query_seq_length: int | None = None,
     max_key_value_seq_length: int | None = None,
     return_residual: bool = False,

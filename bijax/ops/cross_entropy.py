@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from bijax.core.checks import as_array, describe, float_array, integer, real
 from bijax.core.derivative import custom_vjp
@@ -16,7 +17,7 @@ _OP = "bijax.softmax_cross_entropy"
 
 
 def softmax_cross_entropy(
-    logits: Any, labels: Any, *, ignore_index: int | None = None, z_loss: float = 0.0
+    logits: ArrayLike, labels: ArrayLike, *, ignore_index: int | None = None, z_loss: float = 0.0
 ) -> jax.Array:
     """Returns logsumexp(logits) - logits[label] + z_loss * logsumexp(logits) ** 2 for each row of logits.
 
@@ -47,17 +48,17 @@ def softmax_cross_entropy(
         [0.0, 1.3863, 1.3863]
     """
     logits = float_array(_OP, "logits", logits)
-    labels = integer_labels(_OP, labels)
-    if logits.ndim < 1 or logits.shape[:-1] != labels.shape:
+    wanted = integer_labels(_OP, labels)
+    if logits.ndim < 1 or logits.shape[:-1] != wanted.shape:
         raise ValueError(
             f"{_OP}: labels must have the shape of logits without its last dimension, got logits {describe(logits)}"
-            f" and labels {describe(labels)}."
+            f" and labels {describe(wanted)}."
         )
     z_loss = real(_OP, "z_loss", z_loss, least=0)
     ignore_index = None if ignore_index is None else integer(_OP, "ignore_index", ignore_index)
-    rows = math.prod(labels.shape)
-    codes = label_codes(_OP, labels, logits.shape[-1], ignore_index).reshape(rows, 1)
-    return row_losses(logits.reshape(rows, logits.shape[-1]), codes, z_loss).reshape(labels.shape)
+    rows = math.prod(wanted.shape)
+    codes = label_codes(_OP, wanted, logits.shape[-1], ignore_index).reshape(rows, 1)
+    return row_losses(logits.reshape(rows, logits.shape[-1]), codes, z_loss).reshape(wanted.shape)
 
 
 def integer_labels(op: str, labels: Any) -> Any:

@@ -1,10 +1,10 @@
 """Embedding: rows of a table by token id, with a gradient whose bits do not depend on micro-batches."""
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from bijax.core.checks import describe, float_array, integer_array
 from bijax.core.derivative import custom_vjp
@@ -15,7 +15,7 @@ from bijax.dispatch.kernels import backend_of
 _OP = "bijax.embed"
 
 
-def embed(table: Any, tokens: Any) -> jax.Array:
+def embed(table: ArrayLike, tokens: ArrayLike) -> jax.Array:
     """Looks up the rows of a table.
 
     The look-up is exact anyway. Its gradient is a sum over the batch, which stock JAX takes in one run over all
@@ -40,13 +40,13 @@ def embed(table: Any, tokens: Any) -> jax.Array:
         >>> embed(jnp.arange(6.0).reshape(3, 2), jnp.array([2, 0])).tolist()
         [[4.0, 5.0], [0.0, 1.0]]
     """
-    table, tokens = float_array(_OP, "table", table), integer_array(_OP, "tokens", tokens, on_host=False)
+    table, ids = float_array(_OP, "table", table), integer_array(_OP, "tokens", tokens, on_host=False)
     if table.ndim != 2:
         raise ValueError(f"{_OP}: table must have two dimensions (tokens, features), got {describe(table)}.")
     # An id that does not fit in int32 must not wrap into the table, nor may a negative one count from its end.
-    inside = (tokens >= 0) & (tokens < table.shape[0])
-    names = jnp.where(inside, tokens, table.shape[0]).astype(jnp.int32)
-    return _embed(table, names.reshape(math.prod(tokens.shape))).reshape(*tokens.shape, table.shape[1])
+    inside = (ids >= 0) & (ids < table.shape[0])
+    names = jnp.where(inside, ids, table.shape[0]).astype(jnp.int32)
+    return _embed(table, names.reshape(math.prod(ids.shape))).reshape(*ids.shape, table.shape[1])
 
 
 @custom_vjp()

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from bijax.core.checks import describe, float_array, integer, integer_array, same_dtype
 from bijax.ops._engine_arguments import check_known, check_shape, narrowed
@@ -11,11 +12,11 @@ from bijax.ops.attention import dot_product_attention
 
 
 def flash_attention(
-    q: Any = None,
-    k: Any = None,
-    v: Any = None,
+    q: ArrayLike | None = None,
+    k: ArrayLike | None = None,
+    v: ArrayLike | None = None,
     *,
-    qkv: Any = None,
+    qkv: ArrayLike | None = None,
     q_head_num: int | None = None,
     kv_head_num: int | None = None,
     is_causal: bool = True,
@@ -53,16 +54,16 @@ def flash_attention(
 
 
 def flash_decoding(
-    k_cache: Any,
-    v_cache: Any,
-    q: Any = None,
-    k: Any = None,
-    v: Any = None,
+    k_cache: ArrayLike,
+    v_cache: ArrayLike,
+    q: ArrayLike | None = None,
+    k: ArrayLike | None = None,
+    v: ArrayLike | None = None,
     *,
-    qkv: Any = None,
+    qkv: ArrayLike | None = None,
     q_head_num: int | None = None,
     kv_head_num: int | None = None,
-    kv_lens: Any,
+    kv_lens: ArrayLike,
 ) -> jax.Array:
     """Attends from one new token of each sequence to itself and to the tokens before it, which are in a cache.
 

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from bijax.core.checks import describe, float_array, integer_array
 from bijax.core.partitioning import whole_array
@@ -15,17 +16,17 @@ from bijax.ops.paged_attention import paged_attention
 
 
 def flash_attention_prefill(
-    q: Any,
-    block_table: Any,
-    k_cache: Any,
-    v_cache: Any,
+    q: ArrayLike,
+    block_table: ArrayLike,
+    k_cache: ArrayLike,
+    v_cache: ArrayLike,
     *,
-    q_lens: Any = None,
-    kv_lens: Any = None,
-    kv_ids: Any = None,
-    accum_q_len: Any = None,
-    k_scale: Any = None,
-    v_scale: Any = None,
+    q_lens: ArrayLike | None = None,
+    kv_lens: ArrayLike | None = None,
+    kv_ids: ArrayLike | None = None,
+    accum_q_len: ArrayLike | None = None,
+    k_scale: ArrayLike | None = None,
+    v_scale: ArrayLike | None = None,
     max_q_len: int | None = None,
 ) -> jax.Array:
     """Attends from new tokens of sequences to themselves and to the tokens before them, all of them in a cache.
@@ -80,17 +81,17 @@ def flash_attention_prefill(
 
 
 def flash_attention_decode(
-    q: Any,
-    block_table: Any,
-    k_cache: Any,
-    v_cache: Any,
+    q: ArrayLike,
+    block_table: ArrayLike,
+    k_cache: ArrayLike,
+    v_cache: ArrayLike,
     *,
-    kv_lens: Any,
-    q_lens: Any = None,
-    kv_ids: Any = None,
-    accum_q_len: Any = None,
-    k_scale: Any = None,
-    v_scale: Any = None,
+    kv_lens: ArrayLike,
+    q_lens: ArrayLike | None = None,
+    kv_ids: ArrayLike | None = None,
+    accum_q_len: ArrayLike | None = None,
+    k_scale: ArrayLike | None = None,
+    v_scale: ArrayLike | None = None,
     q_seq_len: int | None = None,
 ) -> jax.Array:
     """Attends from the last token of each sequence, or its last few; otherwise as `bijax.flash_attention_prefill`.

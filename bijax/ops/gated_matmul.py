@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import jax
+from jax.typing import ArrayLike, DTypeLike
 
 from bijax.core.checks import describe, flag, float_array, same_dtype
 from bijax.dispatch.matmul import Product
@@ -15,14 +16,14 @@ _OP = "bijax.gated_matmul"
 
 
 def gated_matmul(
-    x: Any,
-    w_gate: Any,
-    w_up: Any,
+    x: ArrayLike,
+    w_gate: ArrayLike,
+    w_up: ArrayLike,
     *,
     activation: Activation | None = "silu",
     transpose_w: bool = False,
     precision: Any = None,
-    preferred_element_type: Any = None,
+    preferred_element_type: DTypeLike | None = None,
 ) -> jax.Array:
     """Returns activation(x @ w_gate) * (x @ w_up), as in SwiGLU and GeGLU.
 

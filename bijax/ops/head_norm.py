@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import ArrayLike
 
 from bijax.core.checks import describe, float_array, integer
 from bijax.core.derivative import custom_vjp
@@ -18,8 +19,8 @@ _OP = "bijax.head_rms_norm"
 
 
 def head_rms_norm(
-    x: Any,
-    weight: Any = None,
+    x: ArrayLike,
+    weight: ArrayLike | None = None,
     *,
     head_offset: int = 0,
     head_num: int | None = None,

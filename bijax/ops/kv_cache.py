@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from bijax.core.checks import FLOATS, describe, float_array, integer_array
 from bijax.core.forward_only import forward_only
@@ -18,17 +19,17 @@ Stored = tuple[jax.Array, jax.Array, jax.Array]
 
 
 def store_kv_cache(
-    key: Any,
-    value: Any,
-    k_cache: Any,
-    v_cache: Any,
+    key: ArrayLike,
+    value: ArrayLike,
+    k_cache: ArrayLike,
+    v_cache: ArrayLike,
     *,
-    kv_ids: Any = None,
-    q_lens: Any = None,
-    kv_lens: Any = None,
-    accum_q_len: Any = None,
-    key_scale: Any = None,
-    value_scale: Any = None,
+    kv_ids: ArrayLike | None = None,
+    q_lens: ArrayLike | None = None,
+    kv_lens: ArrayLike | None = None,
+    accum_q_len: ArrayLike | None = None,
+    key_scale: ArrayLike | None = None,
+    value_scale: ArrayLike | None = None,
     max_q_len: int | None = None,
 ) -> Stored:
     """Appends keys and values to their slots of a cache.
@@ -83,18 +84,18 @@ def store_kv_cache(
 
 
 def store_paged_kv_cache(
-    key: Any,
-    value: Any,
-    block_table: Any,
-    k_cache: Any,
-    v_cache: Any,
+    key: ArrayLike,
+    value: ArrayLike,
+    block_table: ArrayLike,
+    k_cache: ArrayLike,
+    v_cache: ArrayLike,
     *,
-    kv_ids: Any = None,
-    q_lens: Any = None,
-    kv_lens: Any = None,
-    accum_q_len: Any = None,
-    key_scale: Any = None,
-    value_scale: Any = None,
+    kv_ids: ArrayLike | None = None,
+    q_lens: ArrayLike | None = None,
+    kv_lens: ArrayLike | None = None,
+    accum_q_len: ArrayLike | None = None,
+    key_scale: ArrayLike | None = None,
+    value_scale: ArrayLike | None = None,
     max_q_len: int | None = None,
 ) -> Stored:
     """Appends keys and values to their slots of a paged cache.

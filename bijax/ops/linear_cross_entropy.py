@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 
 from bijax.core.checks import describe, flag, float_array, integer, real, same_dtype
 from bijax.core.derivative import custom_vjp
@@ -28,9 +29,9 @@ _LEFT_OUT: Final = -1
 
 
 def linear_cross_entropy(
-    x: Any,
-    w: Any,
-    labels: Any,
+    x: ArrayLike,
+    w: ArrayLike,
+    labels: ArrayLike,
     *,
     transpose_w: bool = False,
     precision: Any = None,
@@ -75,18 +76,18 @@ def linear_cross_entropy(
     check_operands(_OP, x, w, None, transpose_w)
     if w.ndim != 2:
         raise ValueError(f"{_OP}: w must have 2 dimensions, got w {describe(w)}.")
-    labels = integer_labels(_OP, labels)
-    if x.shape[:-1] != labels.shape:
+    wanted = integer_labels(_OP, labels)
+    if x.shape[:-1] != wanted.shape:
         raise ValueError(
             f"{_OP}: labels must have the shape of x without its last dimension, got x {describe(x)} and labels"
-            f" {describe(labels)}."
+            f" {describe(wanted)}."
         )
     z_loss = real(_OP, "z_loss", z_loss, least=0)
     ignore_index = None if ignore_index is None else integer(_OP, "ignore_index", ignore_index)
-    rows = math.prod(labels.shape)
-    codes = label_codes(_OP, labels, w.shape[0 if transpose_w else 1], ignore_index).reshape(rows, 1)
+    rows = math.prod(wanted.shape)
+    codes = label_codes(_OP, wanted, w.shape[0 if transpose_w else 1], ignore_index).reshape(rows, 1)
     product = Product("float32", transpose_w, precision_of(_OP, precision))
-    return _losses(x.reshape(rows, x.shape[-1]), w, codes, z_loss, product).reshape(labels.shape)
+    return _losses(x.reshape(rows, x.shape[-1]), w, codes, z_loss, product).reshape(wanted.shape)
 
 
 @custom_vjp(nondiff_argnums=(3, 4))

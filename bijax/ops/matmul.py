@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike, DTypeLike
 
 from bijax.core.checks import describe, flag, float_array, same_dtype
 from bijax.dispatch.matmul import Product
@@ -17,15 +18,15 @@ _OP = "bijax.matmul"
 
 
 def matmul(
-    x: Any,
-    w: Any,
+    x: ArrayLike,
+    w: ArrayLike,
     *,
-    bias: Any = None,
+    bias: ArrayLike | None = None,
     activation: Activation | None = None,
-    residual: Any = None,
+    residual: ArrayLike | None = None,
     transpose_w: bool = False,
     precision: Any = None,
-    preferred_element_type: Any = None,
+    preferred_element_type: DTypeLike | None = None,
     split_k: int | Literal["auto"] | None = None,
 ) -> jax.Array:
     """Multiplies the rows of `x` by the weights `w`: activation(x @ w + bias) + residual.
@@ -117,7 +118,9 @@ def matmul(
     return y.reshape(*x.shape[:-1], n)
 
 
-def weight_gradient(x: Any, g: Any, *, transpose_w: bool = False, accumulate: Any = None) -> jax.Array:
+def weight_gradient(
+    x: ArrayLike, g: ArrayLike, *, transpose_w: bool = False, accumulate: ArrayLike | None = None
+) -> jax.Array:
     """Returns the gradient of the weights of `matmul(x, w)` for the cotangent `g`, in float32.
 
     The rows are summed in ascending order: in chunks of 128, or on a Hopper GPU, for two bfloat16 or float16 operands

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike, DTypeLike
 
 from bijax.core.checks import describe, float_array, float_dtype, integer_array
 from bijax.core.derivative import custom_vjp
@@ -19,14 +20,14 @@ _OP = "bijax.moe_gather"
 
 
 def moe_gather(
-    scatter_tokens: Any,
-    token_offset: Any,
-    expert_weights: Any,
+    scatter_tokens: ArrayLike,
+    token_offset: ArrayLike,
+    expert_weights: ArrayLike,
     *,
     num_shared_experts_per_rank: int = 0,
     num_tokens_offset: int = 0,
     num_tokens_per_rank: int | None = None,
-    preferred_element_type: Any = None,
+    preferred_element_type: DTypeLike | None = None,
 ) -> jax.Array:
     """Adds the rows of each token: each of its experts times its weight, by rank in its top k, then shared experts.
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike, DTypeLike
 
 from bijax.core.checks import float_array, float_dtype, same_dtype
 from bijax.core.derivative import custom_vjp
@@ -21,12 +22,12 @@ from bijax.ops.quant_matmul import quantized_product
 
 
 def moe_quant_matmul(
-    hidden_states: Any,
-    per_token_scale: Any,
-    expert_weight: Any,
-    expert_scale: Any,
+    hidden_states: ArrayLike,
+    per_token_scale: ArrayLike,
+    expert_weight: ArrayLike,
+    expert_scale: ArrayLike,
     *,
-    preferred_element_type: Any = jnp.bfloat16,
+    preferred_element_type: DTypeLike = jnp.bfloat16,
 ) -> jax.Array:
     """Multiplies the rows of a shared expert by its weights: `bijax.quant_matmul` by the names of an engine.
 
@@ -64,13 +65,13 @@ def moe_quant_matmul(
 
 
 def moe_quant_group_gemm(
-    scatter_tokens: Any,
-    per_token_scale: Any,
-    experts_weight: Any,
-    experts_scale: Any,
-    experts_token_count: Any,
+    scatter_tokens: ArrayLike,
+    per_token_scale: ArrayLike,
+    experts_weight: ArrayLike,
+    experts_scale: ArrayLike,
+    experts_token_count: ArrayLike,
     *,
-    preferred_element_type: Any = jnp.bfloat16,
+    preferred_element_type: DTypeLike = jnp.bfloat16,
 ) -> jax.Array:
     """Multiplies rows of 8 bits by the weights of their experts: (x @ w) * per_token_scale * experts_scale.
 
@@ -126,7 +127,12 @@ def moe_quant_group_gemm(
 
 
 def group_matmul(
-    x: Any, w: Any, group_sizes: Any, *, precision: Any = None, preferred_element_type: Any = None
+    x: ArrayLike,
+    w: ArrayLike,
+    group_sizes: ArrayLike,
+    *,
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
 ) -> jax.Array:
     """Multiplies rows by the weights of their groups, which the rows are sorted by, as `jax.lax.ragged_dot` does.
 

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import ArrayLike, DTypeLike
 
 from bijax.core.checks import describe, float_array, float_dtype, integer, same_dtype
 from bijax.core.derivative import custom_vjp
@@ -18,7 +19,9 @@ from bijax.ops.matmul import matmul
 from bijax.ops.softmax import softmax
 
 
-def moe_gating_gemm(hidden_states: Any, weight: Any, *, preferred_element_type: Any = None) -> jax.Array:
+def moe_gating_gemm(
+    hidden_states: ArrayLike, weight: ArrayLike, *, preferred_element_type: DTypeLike | None = None
+) -> jax.Array:
     """Scores the experts for each token: hidden_states @ weight, as `bijax.matmul` has it.
 
     Args:
@@ -54,7 +57,7 @@ def moe_gating_gemm(hidden_states: Any, weight: Any, *, preferred_element_type: 
 
 
 def moe_softmax_topk(
-    hidden_states: Any, topk: int, *, preferred_element_type: Any = None
+    hidden_states: ArrayLike, topk: int, *, preferred_element_type: DTypeLike | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """Selects the experts with the largest scores; their weights are the softmax of the selected scores.
 

@@ -5,6 +5,7 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike, DTypeLike
 
 from bijax.core.checks import describe, float_array, integer, integer_array
 from bijax.core.derivative import custom_vjp
@@ -31,8 +32,8 @@ _FEW_ROWS: Final = 128  # in one kernel
 
 
 def moe_scatter(
-    hidden_states: Any,
-    selected_experts: Any,
+    hidden_states: ArrayLike,
+    selected_experts: ArrayLike,
     *,
     expert_start_idx: int = 0,
     expert_end_idx: int,
@@ -88,9 +89,9 @@ def moe_scatter(
 
 
 def moe_scatter_dynamic_quant(
-    hidden_states: Any,
-    selected_experts: Any,
-    smooth_scale: Any = None,
+    hidden_states: ArrayLike,
+    selected_experts: ArrayLike,
+    smooth_scale: ArrayLike | None = None,
     *,
     expert_start_idx: int = 0,
     expert_end_idx: int,
@@ -98,7 +99,7 @@ def moe_scatter_dynamic_quant(
     num_shared_experts_per_rank: int = 0,
     num_tokens_offset: int = 0,
     num_tokens_per_rank: int | None = None,
-    dtype: Any = jnp.int8,
+    dtype: DTypeLike = jnp.int8,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Copies each token to a row for each of its experts on this rank, and quantises the rows.
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.typing import ArrayLike
 
 from bijax.core.checks import describe, float_array, row_vector, same_dtype
 from bijax.core.derivative import custom_vjp
@@ -13,7 +14,14 @@ from bijax.ops._norm_arguments import add_offset, check_eps
 from bijax.ops.sum_rows import sum_rows
 
 
-def rms_norm(x: Any, weight: Any = None, *, eps: float = 1e-6, residual: Any = None, weight_offset: float = 0.0) -> Any:
+def rms_norm(
+    x: ArrayLike,
+    weight: ArrayLike | None = None,
+    *,
+    eps: float = 1e-6,
+    residual: ArrayLike | None = None,
+    weight_offset: float = 0.0,
+) -> Any:
     """Divides rows by their root mean square: h / sqrt(mean(h * h) + eps) * weight, with h = x + residual.
 
     Computed in float32 and rounded once; only h is rounded to the dtype of `x` before it is normalized.
@@ -105,7 +113,9 @@ def _checked(
     return (rows, weight, None if residual is None else residual.reshape(rows.shape)), back, eps
 
 
-def layer_norm(x: Any, weight: Any = None, bias: Any = None, *, eps: float = 1e-5) -> jax.Array:
+def layer_norm(
+    x: ArrayLike, weight: ArrayLike | None = None, bias: ArrayLike | None = None, *, eps: float = 1e-5
+) -> jax.Array:
     """Normalises rows: d / sqrt(mean(d * d) + eps) * weight + bias, with d = x - mean(x).
 
     Computed in float32 and rounded once. The variance is computed in a second pass over the row, so that it stays

@@ -5,6 +5,7 @@ from typing import Any, Final, Literal, Unpack, overload
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from bijax.core.checks import describe, flag, float_array, integer_array
 from bijax.ops._attention_arguments import (
@@ -32,13 +33,13 @@ _OP: Final = "bijax.paged_attention"
 
 @overload
 def paged_attention(
-    query: Any,
-    key_pages: Any,
-    value_pages: Any,
-    page_table: Any,
-    lengths: Any,
-    bias: Any = None,
-    mask: Any = None,
+    query: ArrayLike,
+    key_pages: ArrayLike,
+    value_pages: ArrayLike,
+    page_table: ArrayLike,
+    lengths: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
     *,
     return_residual: Literal[False] = False,
     **options: Unpack[PagedKeywords],
@@ -47,13 +48,13 @@ def paged_attention(
 
 @overload
 def paged_attention(
-    query: Any,
-    key_pages: Any,
-    value_pages: Any,
-    page_table: Any,
-    lengths: Any,
-    bias: Any = None,
-    mask: Any = None,
+    query: ArrayLike,
+    key_pages: ArrayLike,
+    value_pages: ArrayLike,
+    page_table: ArrayLike,
+    lengths: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
     *,
     return_residual: Literal[True],
     **options: Unpack[PagedKeywords],
@@ -62,13 +63,13 @@ def paged_attention(
 
 @overload
 def paged_attention(
-    query: Any,
-    key_pages: Any,
-    value_pages: Any,
-    page_table: Any,
-    lengths: Any,
-    bias: Any = None,
-    mask: Any = None,
+    query: ArrayLike,
+    key_pages: ArrayLike,
+    value_pages: ArrayLike,
+    page_table: ArrayLike,
+    lengths: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
     *,
     return_residual: bool,
     **options: Unpack[PagedKeywords],
@@ -76,27 +77,27 @@ def paged_attention(
 
 
 def paged_attention(
-    query: Any,
-    key_pages: Any,
-    value_pages: Any,
-    page_table: Any,
-    lengths: Any,
-    bias: Any = None,
-    mask: Any = None,
+    query: ArrayLike,
+    key_pages: ArrayLike,
+    value_pages: ArrayLike,
+    page_table: ArrayLike,
+    lengths: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
     *,
     scale: float | None = None,
     is_causal: bool = True,
-    query_seq_lengths: Any = None,
+    query_seq_lengths: ArrayLike | None = None,
     local_window_size: int | tuple[int, int] | None = None,
-    query_offset: Any = None,
+    query_offset: ArrayLike | None = None,
     logits_soft_cap: float | None = None,
-    sinks: Any = None,
-    alibi_slopes: Any = None,
-    key_scale: Any = None,
-    value_scale: Any = None,
-    cu_query_seq_lengths: Any = None,
+    sinks: ArrayLike | None = None,
+    alibi_slopes: ArrayLike | None = None,
+    key_scale: ArrayLike | None = None,
+    value_scale: ArrayLike | None = None,
+    cu_query_seq_lengths: ArrayLike | None = None,
     max_query_seq_length: int | None = None,
-    common_prefix_length: Any = None,
+    common_prefix_length: ArrayLike | None = None,
     return_residual: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Computes `bijax.dot_product_attention` over keys and values in pages, with the same bits.

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike, DTypeLike
 
 from bijax.core.checks import flag, float_dtype, same_dtype
 from bijax.core.forward_only import forward_only
@@ -15,15 +16,15 @@ _OP = "bijax.quant_matmul"
 
 
 def quant_matmul(
-    hidden_states: Any,
-    weight: Any,
-    per_token_scale: Any,
-    weight_scale: Any,
+    hidden_states: ArrayLike,
+    weight: ArrayLike,
+    per_token_scale: ArrayLike,
+    weight_scale: ArrayLike,
     *,
-    bias: Any = None,
+    bias: ArrayLike | None = None,
     transpose_a: bool = False,
     transpose_b: bool = False,
-    preferred_element_type: Any = jnp.bfloat16,
+    preferred_element_type: DTypeLike = jnp.bfloat16,
 ) -> jax.Array:
     """Multiplies matrices of 8 bits: (hidden_states @ weight) * per_token_scale * weight_scale + bias.
 

@@ -1,9 +1,8 @@
 """Quantisation of rows to 8 bits with a scale for each."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike, DTypeLike
 
 from bijax.core.checks import describe, float_array, row_vector, same_dtype
 from bijax.core.forward_only import forward_only
@@ -12,7 +11,7 @@ from bijax.ops._quantize import format_of, quantize_norm, quantize_rows
 
 
 def scale_dynamic_quant(
-    hidden_states: Any, smooth_scale: Any = None, *, dtype: Any = jnp.int8
+    hidden_states: ArrayLike, smooth_scale: ArrayLike | None = None, *, dtype: DTypeLike = jnp.int8
 ) -> tuple[jax.Array, jax.Array]:
     """Quantises rows: with h = hidden_states * smooth_scale, y = round(h / scale), scale = max(abs(h)) / largest.
 
@@ -52,13 +51,13 @@ def scale_dynamic_quant(
 
 
 def add_rms_norm_dynamic_quant(
-    hidden_states: Any,
-    weight: Any = None,
-    smooth_scale: Any = None,
+    hidden_states: ArrayLike,
+    weight: ArrayLike | None = None,
+    smooth_scale: ArrayLike | None = None,
     *,
-    residual: Any = None,
+    residual: ArrayLike | None = None,
     eps: float = 1e-6,
-    dtype: Any = jnp.int8,
+    dtype: DTypeLike = jnp.int8,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Adds a residual, takes the RMS norm and quantises: `bijax.rms_norm` and `bijax.scale_dynamic_quant` in one.
 

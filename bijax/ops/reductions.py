@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from bijax.core.checks import axis_indices, flag, float_array
 from bijax.core.derivative import custom_vjp
@@ -15,7 +16,7 @@ from pallas_kernels.parts.xla.lanes import divide
 from pallas_kernels.parts.xla.tiles import isolate
 
 
-def sum(x: Any, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> jax.Array:
+def sum(x: ArrayLike, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> jax.Array:
     """Adds the elements along the given axes.
 
     The elements of one result, in row-major order of the axes, are added in float32 in the order of
@@ -42,7 +43,7 @@ def sum(x: Any, axis: int | Sequence[int] | None = None, *, keepdims: bool = Fal
     return _over_axes("bijax.sum", x, axis, keepdims, mean=False)
 
 
-def mean(x: Any, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> jax.Array:
+def mean(x: ArrayLike, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> jax.Array:
     """Averages the elements along the given axes: their `sum` in float32, divided by their number.
 
     Args:

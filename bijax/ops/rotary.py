@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import ArrayLike
 
 from bijax.core.checks import describe, flag, float_array, integer, integer_array
 from bijax.core.derivative import custom_vjp
@@ -19,15 +20,15 @@ _OP = "bijax.rotary_embedding"
 
 
 def rotary_embedding(
-    qkv: Any,
-    sin: Any,
-    cos: Any,
+    qkv: ArrayLike,
+    sin: ArrayLike,
+    cos: ArrayLike,
     *,
     q_head_num: int,
     kv_head_num: int,
-    position_ids: Any = None,
-    q_lens: Any = None,
-    accum_q_len: Any = None,
+    position_ids: ArrayLike | None = None,
+    q_lens: ArrayLike | None = None,
+    accum_q_len: ArrayLike | None = None,
     max_q_len: int | None = None,
     rope_offset: int = 0,
     interleaved: bool = False,

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from bijax.core.checks import axis_indices, flag, float_array
 from bijax.core.derivative import custom_vjp
@@ -12,7 +13,7 @@ from bijax.core.primitive import Arrays
 from bijax.dispatch.rows import as_rows, define_row_kernel
 
 
-def softmax(x: Any, axis: int | Sequence[int] | None = -1) -> jax.Array:
+def softmax(x: ArrayLike, axis: int | Sequence[int] | None = -1) -> jax.Array:
     """Returns exp(x) divided by its sum along the given axes, computed in float32 and rounded once.
 
     Args:
@@ -37,7 +38,7 @@ def softmax(x: Any, axis: int | Sequence[int] | None = -1) -> jax.Array:
     return back(_softmax(rows))
 
 
-def log_softmax(x: Any, axis: int | Sequence[int] | None = -1) -> jax.Array:
+def log_softmax(x: ArrayLike, axis: int | Sequence[int] | None = -1) -> jax.Array:
     """Returns x minus its `logsumexp` along the given axes, computed in float32 and rounded once.
 
     Args:
@@ -62,7 +63,7 @@ def log_softmax(x: Any, axis: int | Sequence[int] | None = -1) -> jax.Array:
     return back(_log_softmax(rows))
 
 
-def logsumexp(x: Any, axis: int | Sequence[int] | None = -1, *, keepdims: bool = False) -> jax.Array:
+def logsumexp(x: ArrayLike, axis: int | Sequence[int] | None = -1, *, keepdims: bool = False) -> jax.Array:
     """Returns the logarithm of the sum of exp(x) along the given axes, computed in float32 and rounded once.
 
     Args:

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike, DTypeLike
 
 from bijax.core.checks import describe, float_array
 from bijax.core.forward_only import forward_only
@@ -19,7 +20,7 @@ _swiglu: Any = elementwise(
 )
 
 
-def swiglu(x: Any) -> jax.Array:
+def swiglu(x: ArrayLike) -> jax.Array:
     """Returns silu(gate) * up, where the first half of a row is gate and the second one up.
 
     It is computed in float32 and rounded once.
@@ -49,13 +50,13 @@ def swiglu(x: Any) -> jax.Array:
 
 
 def moe_swiglu_dynamic_quant(
-    scatter_tokens: Any,
-    smooth_scale: Any,
-    experts_token_count: Any,
+    scatter_tokens: ArrayLike,
+    smooth_scale: ArrayLike | None,
+    experts_token_count: ArrayLike,
     *,
     num_shared_experts_per_rank: int = 0,
     num_tokens_per_rank: int = 0,
-    dtype: Any = jnp.int8,
+    dtype: DTypeLike = jnp.int8,
 ) -> tuple[jax.Array, jax.Array]:
     """Takes the SwiGLU of rows and quantises it, each row with the smooth scale of its expert.
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from bijax.core.checks import axis_indices, flag, float_array, integer
 from bijax.core.derivative import custom_vjp
@@ -14,7 +15,7 @@ from bijax.ops.reductions import arrange
 from pallas_kernels.parts.xla.tiles import isolate
 
 
-def var(x: Any, axis: int | Sequence[int] | None = None, *, ddof: int = 0, keepdims: bool = False) -> jax.Array:
+def var(x: ArrayLike, axis: int | Sequence[int] | None = None, *, ddof: int = 0, keepdims: bool = False) -> jax.Array:
     """Averages the squared distances from the mean along the given axes.
 
     Both sums, of the elements and of the squares, are computed in float32 in the order of
@@ -43,7 +44,7 @@ def var(x: Any, axis: int | Sequence[int] | None = None, *, ddof: int = 0, keepd
     return _over_axes("bijax.var", x, axis, ddof, keepdims, root=False)
 
 
-def std(x: Any, axis: int | Sequence[int] | None = None, *, ddof: int = 0, keepdims: bool = False) -> jax.Array:
+def std(x: ArrayLike, axis: int | Sequence[int] | None = None, *, ddof: int = 0, keepdims: bool = False) -> jax.Array:
     """Returns the square root of the variance along the given axes, computed as in `var` and rounded once.
 
     Args:

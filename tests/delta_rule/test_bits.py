@@ -96,7 +96,6 @@ def test_token_by_token(dtype: str) -> None:
         y, _ = extend(**{n: a[:, edge : edge + 1] for n, a in x.items()}, state=warm)
         assert_bits_equal(np.asarray(y)[:, 0], expected[:, edge])
     finite = np.isfinite(np.asarray(expected, np.float32)).reshape(len(KINDS), -1).mean(1)
-    assert (finite > 0.1).all()
     assert 0.1 < finite[8] < 0.9
     if dtype != "float16":  # which cannot hold the numbers of all kinds
         assert finite[:8].min() > 0.5
