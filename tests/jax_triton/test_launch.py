@@ -159,7 +159,7 @@ def test_without_its_packages_a_kernel_serves_nothing_and_warns_once() -> None:
     plain = Kernel("number", "cuda", lambda: 2)
     target = Target("cuda", "sm_80")
     with registry.registered(tuned, plain):
-        with pytest.warns(UserWarning, match=r"no-such-package or neither-this not installed; .* \(extra 'cuda13' of"):
+        with pytest.warns(UserWarning, match=r"no-such-package or neither-this not installed; .*cuda13"):
             assert registry.find("number", target, None).function() == 2
         with warnings.catch_warnings():
             warnings.simplefilter("error")
