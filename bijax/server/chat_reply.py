@@ -74,13 +74,19 @@ class ChatStream:
             if finished and sent.finish_reason is None:
                 for place, call in enumerate(calls):
                     yield self._event(index, {"tool_calls": [{"index": place} | call]}, None, None)
-                yield self._event(index, {}, None, "tool_calls" if calls else completion.finish_reason)
+                reason = "tool_calls" if calls else completion.finish_reason
+                yield self._event(index, {}, None, reason, {"seed": completion.seed})
             self._sent[index] = completion
 
     def _event(
-        self, index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None, finish_reason: str | None
+        self,
+        index: int,
+        delta: dict[str, Any],
+        logprobs: dict[str, Any] | None,
+        finish_reason: str | None,
+        more: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason, **(more or {})}
         return self._head.reply("chat.completion.chunk", [choice])
 
     def usage(self, outputs: list[RequestOutput]) -> dict[str, Any]:

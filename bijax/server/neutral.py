@@ -76,6 +76,11 @@ RESPONSES: Neutral = _CONSTRAINED | _TEXT | {
     "moderation": (), "top_logprobs": (0,),
 }  # fmt: skip
 
+EMBEDDINGS: Neutral = {
+    "dimensions": (), "user": (str,), "add_special_tokens": (True,), "truncate_prompt_tokens": (), "normalize": (True,),
+    "lora_path": (), "rid": (str,),
+}  # fmt: skip
+
 SCORE: Neutral = {
     "user": (str,),
     "rid": (str,),

@@ -53,7 +53,8 @@ class OpenAIBody(OpenAIStructuredFields, SamplingFields):
         return self.stream_options.include_usage
 
 
-def _prompts(value: object) -> list[str] | list[list[int]]:
+def prompts_of(value: object) -> list[str] | list[list[int]]:
+    """The prompts of a field that is one or several, texts or token ids; ValueError if it is neither."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, list) and value:
@@ -75,7 +76,7 @@ class CompletionBody(OpenAIBody):
 
     neutral: ClassVar[Neutral] = COMPLETIONS
 
-    prompt: Annotated[list[str] | list[list[int]], PlainValidator(_prompts)]
+    prompt: Annotated[list[str] | list[list[int]], PlainValidator(prompts_of)]
     logprobs: int | None = None
     echo: bool | None = None
 

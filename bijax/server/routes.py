@@ -6,6 +6,7 @@ from . import info_endpoints as info
 from . import openai_endpoints as openai
 from . import page_endpoints as pages
 from . import token_endpoints as tokens
+from .embeddings_endpoint import Embeddings, embeddings
 from .endpoint import Endpoint
 from .generate_endpoint import generate
 from .generate_request import GenerateBody
@@ -21,6 +22,7 @@ ENDPOINTS = [
     Endpoint("/v1/completions", openai.completions, _POST, CompletionBody, "Generation"),
     Endpoint("/v1/chat/completions", openai.chat_completions, _POST, ChatBody, "Generation"),
     Endpoint("/v1/responses", responses, _POST, ResponsesBody, "Generation"),
+    Endpoint("/v1/embeddings", embeddings, _POST, Embeddings, "Scores"),
     Endpoint("/v1/score", score, _POST, Score, "Scores"),
     Endpoint("/tokenize", tokens.tokenize, _POST, tokens.Tokenize, "Tokens"),
     Endpoint("/detokenize", tokens.detokenize, _POST, tokens.Detokenize, "Tokens"),

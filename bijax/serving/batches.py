@@ -99,6 +99,15 @@ def scored_places(batch: Batch) -> list[Place]:
     return places
 
 
+def embedded_places(batch: Batch) -> list[Place]:
+    """Returns the last tokens of prompts whose embeddings are wanted."""
+    return [
+        Place(work, row, len(work.tokens) - 1)
+        for row, work in enumerate(batch.works)
+        if work.reaches_end and work.sequence.request.params.embedding and work.sequence.index == 0
+    ]
+
+
 def rows_of(batch: Batch, vocab_size: int, slots: Slots) -> Rows | None:
     """Returns the sampling parameters of a batch without drafts; None where seeds and temperatures suffice."""
     if all(work.sequence.request.params.is_plain for work in batch.works):

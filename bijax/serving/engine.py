@@ -164,6 +164,11 @@ class Engine:
             seed_from_prompt=self.options.seed_from_prompt,
             grammars=self._grammars,
         )
+        if params.embedding and not hasattr(self._model, "embed"):
+            raise ValueError(
+                f"SamplingParams: embedding must be False with a model that has no method embed, got True with"
+                f" {type(self._model).__name__}."
+            )
         waiting = len(self._scheduler.waiting)
         if waiting and waiting + params.n > self.options.max_waiting:
             raise QueueFullError(
@@ -399,6 +404,8 @@ class Engine:
         sequence = work.sequence
         if not work.samples:
             if work.reaches_end:
+                if work in results.embedded:
+                    sequence.request.embedding = tuple(results.embedded[work].tolist())
                 sequence.finish("length")
             return 0
         drafts = work.tokens[len(work.tokens) - work.drafts :] if work.drafts else ()

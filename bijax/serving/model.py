@@ -17,6 +17,9 @@ class Model(Protocol):
     For the engine's promise, `extend` and `logits` must be row-invariant: the result for a token may depend on the
     tokens up to it in its own sequence, and neither on the batch, nor on how the sequence was cut into calls, nor
     on which pages hold it.
+
+    A model may have another method, `embed`, with the same promise: it maps rows of hidden (R, ...) to embeddings
+    (R, D), float32, for requests that ask for those.
     """
 
     @property

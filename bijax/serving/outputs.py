@@ -64,6 +64,8 @@ class RequestOutput:
             None if the request did not ask for them or the prompt is not computed yet.
         cached_tokens: Tokens of the prompt that came from the prefix cache.
         weight_version: Of the weights with which the last token was computed.
+        embedding: Of the prompt, float32, if the request asked for it: the hidden state after the last layer and norm
+            at the last token.
     """
 
     request_id: str
@@ -73,6 +75,7 @@ class RequestOutput:
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     cached_tokens: int = 0
     weight_version: str = "default"
+    embedding: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,8 @@ class SamplingParams:
         logprob_start_len: First token of the prompt whose log-probability is returned.
         grammar: What the output must look like, see `Grammar`; it ends where the grammar allows no more. None for no
             constraint.
+        embedding: Whether the embedding of the prompt is returned, for models that have embeddings; needs
+            `max_new_tokens=0`.
         skip_special_tokens: Whether the text of the output leaves out the tokenizer's special tokens.
 
     Raises:
@@ -83,9 +85,10 @@ class SamplingParams:
     logprob_start_len: int = 0
     skip_special_tokens: bool = False
     grammar: Grammar | None = None
+    embedding: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("ignore_eos", "logprobs", "prompt_logprobs", "skip_special_tokens"):
+        for name in ("ignore_eos", "logprobs", "prompt_logprobs", "skip_special_tokens", "embedding"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"SamplingParams: {name} must be True or False, got {getattr(self, name)!r}.")
         self._number("temperature", 0.0, math.inf, "at least 0")
@@ -102,6 +105,10 @@ class SamplingParams:
             self._integer("top_k", 1, None)
         if self.seed is not None:
             self._integer("seed", -(2**63), 2**64 - 1)
+        if self.embedding and self.max_new_tokens:
+            raise ValueError(
+                f"SamplingParams: max_new_tokens must be 0 with embedding=True, got {self.max_new_tokens}."
+            )
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
             raise TypeError(f"SamplingParams: grammar must be a Grammar, got {self.grammar!r}.")
         if self.grammar is not None and self.min_new_tokens:

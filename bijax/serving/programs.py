@@ -188,6 +188,12 @@ class Programs:
         self._known |= {("take", hidden.shape, index.shape), ("logits", index.shape)}
         return self.model.logits(device.take(hidden, index))
 
+    def embed(self, hidden: jax.Array, index: np.ndarray) -> jax.Array:
+        """Returns the embeddings (R, D) of the tokens `index` (R,) of hidden (B, T, ...), counted row by row."""
+        self._known |= {("take", hidden.shape, index.shape), ("embed", index.shape)}
+        model: Any = self.model  # the engine has checked that it has embeddings
+        return model.embed(device.take(hidden, index))
+
     def sample(self, logits: jax.Array, rows: Rows) -> Drawn:
         """Samples a token from each row of logits (R, V), of drafts and of the tokens before them."""
         self._known.add(("draw drafted", logits.shape))
@@ -257,6 +263,8 @@ class Programs:
                 if self.asks_for_common_prefix(rows, tokens):
                     hidden, _ = self.advance(packed, None, common_prefix=True)
                 self.score(self.logits(hidden, places), places)
+                if hasattr(self.model, "embed"):
+                    self.embed(hidden, places)
                 if tokens > 1:  # the log-probabilities of prompts are computed in batches of the largest size
                     self.score(self.logits(hidden, most), most)
             jax.block_until_ready(self._pages)

@@ -164,6 +164,7 @@ class Request:
         scored: Tokens of the prompt before this one have log-probabilities, or were dispatched to be computed.
         cached_tokens: Tokens of the prompt that came from the prefix cache.
         weight_version: Of the weights with which the last token was computed.
+        embedding: Of the prompt, once it is computed and if it was asked for.
     """
 
     id: str
@@ -176,6 +177,7 @@ class Request:
     scored: int = 0
     cached_tokens: int = 0
     weight_version: str = "default"
+    embedding: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         self.scored = self.params.logprob_start_len
@@ -235,6 +237,7 @@ class Request:
             logprobs,
             self.cached_tokens,
             self.weight_version,
+            self.embedding,
         )
 
 

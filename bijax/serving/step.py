@@ -8,7 +8,15 @@ import jax
 import numpy as np
 
 from bijax.serving import device
-from bijax.serving.batches import Batch, Place, rows_of, sampled_places, sampling_rows, scored_places
+from bijax.serving.batches import (
+    Batch,
+    Place,
+    embedded_places,
+    rows_of,
+    sampled_places,
+    sampling_rows,
+    scored_places,
+)
 from bijax.serving.device import Scored
 from bijax.serving.outputs import TokenLogprob
 from bijax.serving.programs import Drawn, Programs
@@ -24,12 +32,14 @@ class Results:
         sampled: The tokens sampled for each work at its sequence's end: the next one, and one after each draft.
         measured: Their log-probabilities, if the request asked for them.
         scored: For each work the log-probabilities of tokens of its prompt, in order.
+        embedded: Embeddings of prompts, (D,) float32 each.
     """
 
     works: list[Work] = field(default_factory=list)
     sampled: dict[Work, list[int]] = field(default_factory=dict)
     measured: dict[Work, list[TokenLogprob]] = field(default_factory=dict)
     scored: dict[Work, list[TokenLogprob]] = field(default_factory=dict)
+    embedded: dict[Work, np.ndarray] = field(default_factory=dict)
 
 
 class Step:
@@ -46,6 +56,7 @@ class Step:
         self._works: list[Work] = []
         self._sampled: list[tuple[Sequence[Work], Drawn]] = []
         self._scored: list[tuple[list[Place], list[int], Scored]] = []
+        self._embedded: list[tuple[list[Place], jax.Array]] = []
         for batch in batches:
             self._works += batch.works
             if batch.drafts:
@@ -69,6 +80,10 @@ class Step:
             padded = np.array(tokens + [0] * (size - len(tokens)), np.int32)
             logits = programs.logits(hidden, _index(places, size, batch.shape[1]))
             self._scored.append((places, tokens, programs.score(logits, padded)))
+
+        ends = embedded_places(batch)
+        if ends:
+            self._embedded.append((ends, programs.embed(hidden, _index(ends, *batch.shape))))
 
     def _dispatch_drafts(self, programs: Programs, batch: Batch) -> None:
         rows, width = batch.shape
@@ -120,6 +135,9 @@ class Step:
                         _top(of_prompt.top_logprobs[row], of_prompt.top_tokens[row], top),
                     )
                 )
+        for places, embedded in self._embedded:
+            for row, place in zip(np.asarray(embedded), places, strict=False):  # padding rows come last
+                results.embedded[place.work] = row
         return results
 
 

@@ -104,6 +104,10 @@ class ToyModel:
         """Maps hidden (R, width) to logits (R, vocab_size)."""
         return _logits(self.weights, hidden, invariant=self.invariant)
 
+    def embed(self, hidden: jax.Array) -> jax.Array:
+        """Returns hidden (R, width) as embeddings."""
+        return hidden
+
     def plain(self) -> "ToyModel":
         """Returns the model with JAX's own operations."""
         return replace(self, invariant=False)

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -123,6 +124,10 @@ class ServedLlama:
         """Maps rows (R, hidden_size) of the residual stream to float32 logits (R, vocab_size)."""
         return _project(self._end, self._last, hidden, self.model.config.logits_soft_cap)
 
+    def embed(self, hidden: jax.Array) -> jax.Array:
+        """Maps rows (R, hidden_size) of the residual stream to their norms, float32."""
+        return _norm(self._end, self._last, hidden)
+
     def plain(self) -> "ServedLlama":
         """Returns the model with the same weights and stock JAX operations."""
         return ServedLlama(nnx.with_attributes(self.model, ops=PLAIN), one_program=self.one_program)
@@ -189,3 +194,9 @@ def _project(
 ) -> jax.Array:
     norm, projection = jax.tree.unflatten(structure.parts[0], given)
     return project(norm, projection, (hidden, None), soft_cap)
+
+
+@functools.partial(jax.jit, static_argnames="structure")
+def _norm(structure: "Structure", given: tuple[jax.Array, ...], hidden: jax.Array) -> jax.Array:
+    norm, _ = jax.tree.unflatten(structure.parts[0], given)
+    return norm(hidden).astype(jnp.float32)

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import math
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -59,6 +60,7 @@ class FakeEngine:
         self.aborted, self.flushed, self.closed, self.version = set(), 0, False, "default"
         self.finished, self.most_waiting, self.generated = Counter(), 0, 0
         self.requests = []
+        self.seed = 0  # of requests that name none
         self.error = None
 
     async def stream(self, prompt_tokens, params, *, request_id, priority=0):
@@ -94,6 +96,8 @@ class FakeEngine:
             await asyncio.sleep(self.step_s)
             await self.going.wait()
             outputs = [self._step(prompt, output, params, request_id) for output in outputs]
+            first = self.seed if params.seed is None else params.seed
+            outputs = [replace(output, seed=first + output.index) for output in outputs]
             finished = all(output.finish_reason for output in outputs)
             if finished:
                 self.finished.update(output.finish_reason for output in outputs)

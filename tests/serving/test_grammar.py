@@ -6,7 +6,6 @@ import re
 import sys
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from bijax.serving import Engine, EngineOptions, Grammar, RequestOutput, SamplingParams
 from bijax.serving import grammar as grammars_module
 from bijax.serving.grammar import Grammars
+from tests.serving.bigrams import Bigrams
 from tests.serving.fake_engine import END, VOCABULARY, ByteTokenizer
 from tests.serving.traffic import bits
 
@@ -36,36 +36,9 @@ CASES: dict[str, tuple[Grammar, str]] = {
 }
 
 
-class Bigrams:
-    """Logits from the last token and its position: no attention, so that little is compiled."""
-
-    vocab_size, max_length, one_program, least_common_prefix = VOCABULARY, 96, False, None
-
-    def __init__(self) -> None:
-        self.table = np.random.default_rng(0).standard_normal((VOCABULARY + self.max_length, VOCABULARY), np.float32)
-
-    def init_pages(self, num_pages: int, page_size: int) -> Any:
-        return jnp.zeros((num_pages, page_size))
-
-    def extend(self, pages: Any, tokens: Any, page_table: Any, start: Any, lengths: Any) -> Any:
-        places = np.asarray(start)[:, None] + np.arange(tokens.shape[1])
-        rows = self.table[np.asarray(tokens)] + self.table[VOCABULARY + np.minimum(places, self.max_length - 1)]
-        return jnp.asarray(rows), pages
-
-    def logits(self, hidden: Any) -> Any:
-        return hidden
-
-    def plain(self) -> "Bigrams":
-        return self
-
-    def with_weights(self, weights: Any) -> "Bigrams":
-        return self
-
-
 def engine(**options: Any) -> Engine:
     small = {"page_size": 4, "num_pages": 40, "max_running": 2, "max_prefill_tokens": 16, "max_length": 80}
-    model: Any = Bigrams()
-    return Engine(model, tokenizer=ByteTokenizer(), eos_token_ids=[END], options=EngineOptions(**(small | options)))
+    return Engine(Bigrams(), tokenizer=ByteTokenizer(), eos_token_ids=[END], options=EngineOptions(**(small | options)))
 
 
 def requests() -> list[SamplingParams]:

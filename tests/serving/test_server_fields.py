@@ -168,7 +168,7 @@ def test_an_error_names_the_field(server, path, name, stream):
 
 def test_every_sampling_parameter_has_a_wrong_value():
     # Fields of the request beside them; grammars have names of their own.
-    others = {"logprobs", "top_logprobs", "prompt_logprobs", "logprob_start_len", "grammar"}
+    others = {"logprobs", "top_logprobs", "prompt_logprobs", "logprob_start_len", "grammar", "embedding"}
     assert set(WRONG) == {field.name for field in dataclasses.fields(SamplingParams)} - others
 
 

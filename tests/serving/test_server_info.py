@@ -116,3 +116,18 @@ def test_pages_need_no_key():
         assert [other.get(path).status for path in ("/docs", "/openapi.json", "/ping", "/v1/models")] == [200] * 3 + [
             401
         ]
+
+
+def test_replies_and_streams_tell_the_seed_of_each_output():
+    with live() as other:
+        other.service.generation().engine.seed = 41
+        chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "n": 2}
+        completion = {"prompt": "a", "max_tokens": 2, "n": 2}
+        for path, body in (("/v1/chat/completions", chat), ("/v1/completions", completion)):
+            assert [choice["seed"] for choice in other.post(path, body).json["choices"]] == [41, 42]
+            events = other.post(path, body | {"stream": True}).events
+            ends = {c["index"]: c["seed"] for e in events for c in e["choices"] if c["finish_reason"] is not None}
+            assert ends == {0: 41, 1: 42}
+        assert other.post("/v1/responses", {"input": "a", "max_output_tokens": 1}).json["seed"] == 41
+        replies = other.generate(text="a", sampling_params={"n": 2, "max_new_tokens": 1})
+        assert [reply["meta_info"]["sampling_seed"] for reply in replies] == [41, 42]
