@@ -73,12 +73,22 @@ def draw_panel(axes: Any, across: str, cells: list[dict[str, Any]], name: str) -
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def draw_table(result: dict[str, Any], across: str, path: Path) -> None:
-    """Writes a PNG of the ratios: a row for each shape, green where ours is faster, red where it is slower."""
+def draw_table(result: dict[str, Any], across: str, path: Path, *, ink: str = INK, page: str = "white") -> None:
+    """Writes a PNG of the ratios: a row for each shape, green where ours is faster, red where it is slower.
+
+    Args:
+        result: The object of a file.
+        across: The field of the horizontal axis.
+        path: The file to write.
+        ink: Colour of the text around the cells.
+        page: Colour of the background.
+    """
     cells = record.cells(result)
     names = list(dict.fromkeys(label(row, cells, across) for row in cells))
     ticks = sorted({row[across] for row in cells})
-    figure = Figure(figsize=(2.6 + 0.55 * len(ticks), 1.4 + 0.28 * len(names)), dpi=160, layout="constrained")
+    figure = Figure(
+        figsize=(2.6 + 0.55 * len(ticks), 1.4 + 0.28 * len(names)), dpi=160, layout="constrained", facecolor=page
+    )
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     ratios = [[float("nan")] * len(ticks) for _ in names]
@@ -92,9 +102,11 @@ def draw_table(result: dict[str, Any], across: str, path: Path) -> None:
     slanted: dict[str, Any] = {"rotation": 30, "ha": "right"} if isinstance(ticks[0], str) else {}
     axes.set_xticks(range(len(ticks)), [str(t) for t in ticks], fontsize=8, **slanted)
     axes.set_yticks(range(len(names)), names, fontsize=8)
-    axes.set_xlabel(across)
+    axes.set_xlabel(across, color=ink)
+    axes.tick_params(colors=ink)
+    axes.set_facecolor(page)
     axes.spines[:].set_visible(False)
-    figure.suptitle(f"{title_of(result)}: XLA's time / ours", color=INK, x=0.01, ha="left", fontsize=9)
+    figure.suptitle(f"{title_of(result)}: XLA's time / ours", color=ink, x=0.01, ha="left", fontsize=9)
     figure.savefig(path)
 
 

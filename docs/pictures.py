@@ -12,7 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
+from benchmarks import plot, record
+
 BLUE, ORANGE, GREEN, GREY = "#4c8dd6", "#d9822b", "#3d9a6c", "#8a8f98"
+PAGE = {"light": "#ffffff", "dark": "#131416"}
 INK = {"light": "#202428", "dark": "#e4e6ea"}
 
 
@@ -32,6 +35,9 @@ def draw(folder: Path) -> None:
                 figure = make(ink)
                 figure.savefig(folder / f"{name}-{scheme}.svg", transparent=True, metadata={"Date": None})
                 plt.close(figure)
+    matmul = record.read(record.RESULTS / "matmul_bf16_h200.json")
+    for scheme, ink in INK.items():
+        plot.draw_table(matmul, "m", folder / f"matmul-{scheme}.png", ink=ink, page=PAGE[scheme])
 
 
 def _canvas(width: float, height: float) -> tuple[Figure, Axes]:
