@@ -9,7 +9,7 @@ from pallas_kernels.parts.jax_triton.rows import add_lanes, places
 
 @triton.jit
 def softmax_kernel(x_ptr, y_ptr, COLUMNS: tl.constexpr, LANES: tl.constexpr, BLOCKS: tl.constexpr):
-    """exp(x - m) * (1 / s), with the maximum m and s = sum(exp(x - m))."""
+    """Computes exp(x - m) * (1 / s), with the maximum m and s = sum(exp(x - m))."""
     row = tl.program_id(0)
     m = _maximum(x_ptr, row, COLUMNS, LANES, BLOCKS)
     s = _sum_of_exponentials(x_ptr, row, m, COLUMNS, LANES, BLOCKS)
@@ -25,7 +25,7 @@ def softmax_kernel(x_ptr, y_ptr, COLUMNS: tl.constexpr, LANES: tl.constexpr, BLO
 def log_softmax_kernel(
     x_ptr, y_ptr, m_ptr, log_sum_ptr, COLUMNS: tl.constexpr, LANES: tl.constexpr, BLOCKS: tl.constexpr
 ):
-    """(x - m) - log(s)."""
+    """Computes (x - m) - log(s)."""
     row = tl.program_id(0)
     m = _maximum(x_ptr, row, COLUMNS, LANES, BLOCKS)
     log_sum = logarithm(_sum_of_exponentials(x_ptr, row, m, COLUMNS, LANES, BLOCKS))
@@ -39,7 +39,7 @@ def log_softmax_kernel(
 
 @triton.jit
 def logsumexp_kernel(x_ptr, m_ptr, log_sum_ptr, COLUMNS: tl.constexpr, LANES: tl.constexpr, BLOCKS: tl.constexpr):
-    """m, or 0 where it is not finite, and log(s)."""
+    """Computes m, or 0 where it is not finite, and log(s)."""
     row = tl.program_id(0)
     m = _maximum(x_ptr, row, COLUMNS, LANES, BLOCKS)
     m = tl.where((m - m) == 0.0, m, 0.0)
@@ -49,7 +49,7 @@ def logsumexp_kernel(x_ptr, m_ptr, log_sum_ptr, COLUMNS: tl.constexpr, LANES: tl
 
 @triton.jit
 def softmax_gradient_kernel(y_ptr, g_ptr, dx_ptr, COLUMNS: tl.constexpr, LANES: tl.constexpr, BLOCKS: tl.constexpr):
-    """Y * (g - sum(y * g))."""
+    """Computes y * (g - sum(y * g))."""
     row = tl.program_id(0)
     lanes = tl.zeros((LANES,), tl.float32)
     for block in range(BLOCKS):
@@ -68,7 +68,7 @@ def softmax_gradient_kernel(y_ptr, g_ptr, dx_ptr, COLUMNS: tl.constexpr, LANES: 
 def log_softmax_gradient_kernel(
     x_ptr, m_ptr, log_sum_ptr, g_ptr, dx_ptr, COLUMNS: tl.constexpr, LANES: tl.constexpr, BLOCKS: tl.constexpr
 ):
-    """G - exp((x - m) - log_sum) * sum(g)."""
+    """Computes g - exp((x - m) - log_sum) * sum(g)."""
     row = tl.program_id(0)
     m, log_sum = tl.load(m_ptr + row), tl.load(log_sum_ptr + row)
     lanes = tl.zeros((LANES,), tl.float32)
@@ -88,7 +88,7 @@ def log_softmax_gradient_kernel(
 def logsumexp_gradient_kernel(
     x_ptr, m_ptr, log_sum_ptr, g_ptr, dx_ptr, COLUMNS: tl.constexpr, LANES: tl.constexpr, BLOCKS: tl.constexpr
 ):
-    """exp((x - m) - log_sum) * g."""
+    """Computes exp((x - m) - log_sum) * g."""
     row = tl.program_id(0)
     m, log_sum, g = tl.load(m_ptr + row), tl.load(log_sum_ptr + row), tl.load(g_ptr + row)
     for block in range(BLOCKS):
