@@ -43,7 +43,7 @@ _WIDEST: Final = 256
 # By the widest head and the bytes of an element: what fits into the shared memory of an RTX 40.
 _MANY: Final = {
     _NARROW: {2: Tile(64, 4, 3), 4: Tile(64, 4, 1)},
-    _WIDE: {2: Tile(64, 4, 2), 4: Tile(64, 4, 1)},
+    _WIDE: {2: Tile(64, 4, 2), 4: Tile(32, 4, 1)},
     _WIDEST: {2: Tile(64, 8, 1), 4: Tile(32, 8, 1)},
 }
 # With wgmma, on GPUs that have more shared memory: the fastest of three to four on an H100.
@@ -55,7 +55,7 @@ _FEW: Final = {
 }
 _BACKWARD: Final = {
     _NARROW: {
-        2: BackwardTiles(Tile(64, 4, 2), Tile(64, 4, 2)),
+        2: BackwardTiles(Tile(64, 4, 2), Tile(32, 4, 2)),
         4: BackwardTiles(Tile(64, 4, 1), Tile(32, 4, 1)),
     },
     _WIDE: {
@@ -99,7 +99,7 @@ def backward_tiles(size: int, item_bytes: int, features: frozenset[str]) -> Back
 
     Example:
         >>> backward_tiles(64, 2, frozenset({"mma"})).keys
-        Tile(rows=64, warps=4, stages=2)
+        Tile(rows=32, warps=4, stages=2)
     """
     chosen = next((by_bytes[item_bytes] for widest, by_bytes in _BACKWARD.items() if size <= widest), None)
     if chosen is None:
