@@ -101,7 +101,7 @@ def test_token_by_token(dtype: str) -> None:
         assert finite[:8].min() > 0.5
 
 
-@pytest.mark.tier("full", fast=("edges-bfloat16",))
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("cuts", ["edges", "all"])
 def test_two_parts(dtype: str, cuts: str) -> None:
