@@ -52,7 +52,7 @@ def run_serve(parsed: argparse.Namespace) -> int:
     if missing:
         raise ServeError(
             f"the server needs packages that are not installed: {', '.join(missing)}; "
-            "install them with `pip install 'batch-invariant-jax[serve]'`"
+            f"install them with `pip install {' '.join(missing)}`"
         )
     try:
         options, model_options = ServerOptions.from_flags(parsed), ModelOptions.from_flags(parsed)
