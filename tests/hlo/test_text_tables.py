@@ -36,7 +36,7 @@ def test_columns_fit_the_width_and_lose_no_word(width: int) -> None:
 
 def test_a_terminal_gives_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setattr(_table.shutil, "get_terminal_size", lambda: os.terminal_size((70, 20)))
+    monkeypatch.setattr(_table.shutil, "get_terminal_size", lambda *_, **__: os.terminal_size((70, 20)))
     assert ROWS.plain() == ROWS.plain(70)
     monkeypatch.setattr("sys.stdout.isatty", lambda: False)
     assert len(ROWS.plain().splitlines()) == 5
