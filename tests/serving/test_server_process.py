@@ -61,7 +61,7 @@ def test_sigterm_lets_requests_finish():
     assert process.returncode == 0
     assert replies[-2] == b"data: [DONE]\n"
     lines = [json.loads(line) for line in log.splitlines()]
-    assert any(line["message"].startswith("draining: 1 requests are open") for line in lines)
+    assert any(line["message"].startswith("draining: 1 open request") for line in lines)
     [access] = [line for line in lines if line.get("path") == "/generate"]
     assert (access["status"], access["method"], access["logger"]) == (200, "POST", "bijax.server.access")
 
