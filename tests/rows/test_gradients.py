@@ -167,7 +167,7 @@ def test_the_second_derivative_of_what_has_one(every: bool) -> None:
 def test_forward_mode_says_that_it_is_not_supported(name: str) -> None:
     ours, _, shapes = CASES[name]
     arguments = tuple(jnp.ones(shape) for shape in shapes)
-    with pytest.raises((TypeError, bijax.UnsupportedError), match=r"custom_vjp|no derivative"):
+    with pytest.raises((TypeError, bijax.UnsupportedError), match=r"no forward mode|no derivative"):
         jax.jvp(ours, arguments, arguments)
 
 
