@@ -30,8 +30,9 @@ from pallas_kernels.attention.hopper.products import (
 )
 from pallas_kernels.attention.hopper.widen import in_units, widening
 from pallas_kernels.parts.hopper.inline import inline
-from pallas_kernels.parts.hopper.registers import element, hexadecimal
+from pallas_kernels.parts.hopper.registers import element
 from pallas_kernels.parts.hopper.tile import ROWS, TILE, i32, thread_of_warpgroup, tiled
+from pallas_kernels.parts.ptx import hexadecimal
 
 _STEP: Final = 16  # elements of K in one instruction
 _GROUP: Final = 8  # rows of a tile of swizzled memory

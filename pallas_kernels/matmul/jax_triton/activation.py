@@ -3,31 +3,15 @@
 They are the sequences of the kernels for Hopper, and have their contract (`pallas_kernels.contract.PTX_FUNCTIONS`).
 """
 
-import math
 from typing import Final
 
 import triton
 import triton.language as tl
 
-from pallas_kernels.matmul.activations import CUBIC, SLOPE
-from pallas_kernels.parts.jax_triton.arithmetic import hexadecimal
+from pallas_kernels.matmul.activation_ptx import ACTIVATION_PTX
 
-_LINEAR: Final = -2 * SLOPE * math.log2(math.e)
-# $0 is the result, $1 is z, t becomes v log2(e) and then 1 + exp(v): z / (1 + exp(v)), with v = -z for silu.
-_DIVIDE: Final = f"""
-    ex2.approx.ftz.f32 t, t;
-    add.rn.f32 t, t, {hexadecimal(1.0)};
-    rcp.approx.ftz.f32 t, t;
-    mul.rn.f32 $0, $1, t;
-}}"""
-_SILU: Final = tl.constexpr(f"""{{
-    .reg .f32 t;
-    mul.rn.f32 t, $1, {hexadecimal(-math.log2(math.e))};{_DIVIDE}""")
-_GELU: Final = tl.constexpr(f"""{{
-    .reg .f32 t;
-    mul.rn.f32 t, $1, $1;
-    fma.rn.f32 t, t, {hexadecimal(_LINEAR * CUBIC)}, {hexadecimal(_LINEAR)};
-    mul.rn.f32 t, t, $1;{_DIVIDE}""")
+_SILU: Final = tl.constexpr(ACTIVATION_PTX["silu"])
+_GELU: Final = tl.constexpr(ACTIVATION_PTX["gelu"])
 
 
 @triton.jit

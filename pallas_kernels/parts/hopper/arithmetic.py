@@ -7,7 +7,6 @@ relative error of 2**-22.5; the rounding of the product adds |x| * 2**-24 or so.
 product's error, taken with fused multiply-adds. `logarithm` is the `logf` of CUDA's libdevice.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -17,41 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pallas_kernels.parts.hopper.registers import apply_ptx, hexadecimal
+from pallas_kernels.parts.hopper.registers import apply_ptx
+from pallas_kernels.parts.ptx import EXPONENTIAL, LOG2E, SILU, hexadecimal
 
 WARPGROUP: Final = 128
 """Threads of a warpgroup."""
 
-_LOG2E: Final = np.float32(math.log2(math.e))
-_LOG2E_REST: Final = np.float32(math.log2(math.e) - float(_LOG2E))
-_LN2: Final = np.float32(math.log(2))
-_LEAST: Final = np.float32(-192.0)  # its exponential is 0
-
-
-_PLAIN: Final = f"{{ .reg .f32 t; mul.rn.f32 t, $1, {hexadecimal(_LOG2E)}; ex2.approx.ftz.f32 $0, t; }}"
-# A maximum that propagates nan avoids -inf in the difference.
-_EXACT: Final = (
-    "{ .reg .f32 x, t, r, e;"
-    f" max.NaN.f32 x, $1, {hexadecimal(_LEAST)};"
-    f" mul.rn.f32 t, x, {hexadecimal(_LOG2E)};"
-    " neg.f32 r, t;"
-    f" fma.rn.f32 r, x, {hexadecimal(_LOG2E)}, r;"
-    f" fma.rn.f32 r, x, {hexadecimal(_LOG2E_REST)}, r;"
-    f" mul.rn.f32 r, r, {hexadecimal(_LN2)};"
-    " ex2.approx.ftz.f32 e, t;"
-    " fma.rn.f32 $0, e, r, e; }"
-)
+_PLAIN: Final = f"{{ .reg .f32 t; mul.rn.f32 t, $1, {hexadecimal(LOG2E)}; ex2.approx.ftz.f32 $0, t; }}"
 LARGER: Final = "max.NaN.f32 $0, $1, $2;"
-
-SILU: Final = f"""{{
-    .reg .f32 t;
-    mul.rn.f32 t, $1, {hexadecimal(-math.log2(math.e))};
-    ex2.approx.ftz.f32 t, t;
-    add.rn.f32 t, t, {hexadecimal(1)};
-    rcp.approx.ftz.f32 t, t;
-    mul.rn.f32 $0, $1, t;
-}}"""
-"""z / (1 + exp(-z)): the quotient is a product with the reciprocal, which has an error of at most 1 ULP."""
 
 _FUSED: Final = "fma.rn.f32 $0, $1, $2, $3;"
 
@@ -99,7 +71,7 @@ def exponential(x: jax.Array, interpret: Any, *, exact: bool = False) -> jax.Arr
     """Returns exp(x) for float32 columns or a scalar; with `exact`, x must be at most 0 (or nan)."""
     if interpret:
         return _apart(jnp.exp(_apart(x)))
-    return _apply(_EXACT if exact else _PLAIN, x)
+    return _apply(EXPONENTIAL if exact else _PLAIN, x)
 
 
 def logarithm(x: jax.Array) -> jax.Array:

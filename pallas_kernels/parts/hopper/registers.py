@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm, vector
@@ -58,11 +57,6 @@ def elementwise(ptx: str, operands: Sequence[Any]) -> Any:
 
 def _at(index: int) -> Any:
     return ir.DenseI64ArrayAttr.get([index])
-
-
-def hexadecimal(number: float | np.floating[Any]) -> str:
-    """Returns a float32 constant as PTX writes it."""
-    return f"0f{np.float32(number).view(np.uint32):08X}"
 
 
 def apply_ptx(ptx: str, layout: Any, *operands: jax.Array) -> jax.Array:

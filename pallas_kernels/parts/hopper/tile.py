@@ -17,7 +17,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, memref
 
 from pallas_kernels.parts.hopper.inline import fragmented, held, inline
-from pallas_kernels.parts.hopper.registers import apply_ptx, element, hexadecimal, number_of, with_element, with_number
+from pallas_kernels.parts.hopper.registers import apply_ptx, element, number_of, with_element, with_number
+from pallas_kernels.parts.ptx import hexadecimal
 
 ROWS: Final = 64
 """Rows of a tile."""

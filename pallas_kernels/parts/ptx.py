@@ -1,0 +1,55 @@
+"""Element-wise functions as fixed sequences of PTX instructions, which every backend that emits them shares.
+
+An instruction with an explicit rounding mode is never contracted with another one. $0 is the result of a sequence and
+$1 its operand. `pallas_kernels.contract.PTX_FUNCTIONS` is their contract.
+"""
+
+import math
+from typing import Any, Final
+
+import numpy as np
+
+
+def hexadecimal(number: float | np.floating[Any]) -> str:
+    """Returns a float32 constant as PTX writes it.
+
+    Example:
+        >>> hexadecimal(1.0)
+        '0f3F800000'
+    """
+    return f"0f{np.float32(number).view(np.uint32):08X}"
+
+
+LOG2E: Final = np.float32(math.log2(math.e))
+_LOG2E_REST: Final = np.float32(math.log2(math.e) - float(LOG2E))
+_LN2: Final = np.float32(math.log(2))
+_LEAST: Final = np.float32(-192.0)  # its exponential is 0
+
+# The product with log2(e) is rounded; its error, by fused multiply-adds, corrects the result. A maximum that propagates
+# nan avoids -inf in the difference.
+EXPONENTIAL: Final = (
+    "{ .reg .f32 x, t, r, e;"
+    f" max.NaN.f32 x, $1, {hexadecimal(_LEAST)};"
+    f" mul.rn.f32 t, x, {hexadecimal(LOG2E)};"
+    " neg.f32 r, t;"
+    f" fma.rn.f32 r, x, {hexadecimal(LOG2E)}, r;"
+    f" fma.rn.f32 r, x, {hexadecimal(_LOG2E_REST)}, r;"
+    f" mul.rn.f32 r, r, {hexadecimal(_LN2)};"
+    " ex2.approx.ftz.f32 e, t;"
+    " fma.rn.f32 $0, e, r, e; }"
+)
+"""exp(x) for x of at most 0 (or nan), with an error of about 2**-22; results below 2**-126 are 0."""
+
+SIGMOID_OF_T: Final = f"""
+    ex2.approx.ftz.f32 t, t;
+    add.rn.f32 t, t, {hexadecimal(1.0)};
+    rcp.approx.ftz.f32 t, t;
+    mul.rn.f32 $0, $1, t;
+}}"""
+"""The end of a sequence with a register t = v log2(e): z / (1 + exp(v)). The quotient is a product with the reciprocal,
+which has an error of at most 1 ULP."""
+
+SILU: Final = f"""{{
+    .reg .f32 t;
+    mul.rn.f32 t, $1, {hexadecimal(-math.log2(math.e))};{SIGMOID_OF_T}"""
+"""z / (1 + exp(-z))."""
