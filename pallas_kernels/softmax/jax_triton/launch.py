@@ -4,14 +4,10 @@ Sums have the order of `portable`; exp and log are sequences of instructions of 
 portable programs have XLA's. The gradient of softmax, which has neither, has the bits of `portable`.
 """
 
-from typing import Any, Final
-
 import jax
-import jax.numpy as jnp
 
 from pallas_kernels.contract import PTX_FUNCTIONS, ElementwiseContract, RowContract, honour, row_contract
-from pallas_kernels.parts.jax_triton.launch import launch
-from pallas_kernels.parts.jax_triton.rows import sizes, warps
+from pallas_kernels.parts.jax_triton.row_launch import NEEDS, launch_rows, like, number_of_each, rows_served
 from pallas_kernels.parts.served import served_if
 from pallas_kernels.softmax.jax_triton.kernels import (
     log_softmax_gradient_kernel,
@@ -24,15 +20,9 @@ from pallas_kernels.softmax.jax_triton.kernels import (
 from pallas_kernels.target import Target
 
 Arrays = tuple[jax.Array, ...]
-NEEDS: Final = "rows of up to 131072 columns of float32, bfloat16 or float16"
-_MOST_COLUMNS: Final = 131_072
 
 
-def _served(x: jax.Array, *_: Any, **__: Any) -> bool:
-    return x.shape[1] <= _MOST_COLUMNS and x.dtype.name in ("float32", "bfloat16", "float16")
-
-
-@served_if(_served, NEEDS)
+@served_if(lambda x, *_, **__: rows_served(x), NEEDS)
 def softmax(
     x: jax.Array, *, contract: RowContract, target: Target, functions: ElementwiseContract = PTX_FUNCTIONS
 ) -> jax.Array:
@@ -42,20 +32,20 @@ def softmax(
     """
     honour("softmax", contract, row_contract())
     honour("softmax", functions, PTX_FUNCTIONS)
-    return _run(softmax_kernel, [x], [_like(x)], target)[0]
+    return launch_rows(softmax_kernel, x, [], [like(x)], target)[0]
 
 
-@served_if(lambda y, *_, **__: _served(y), NEEDS)
+@served_if(lambda y, *_, **__: rows_served(y), NEEDS)
 def softmax_gradient(y: jax.Array, g: jax.Array, *, contract: RowContract, target: Target) -> jax.Array:
     """Bit-identical to `portable.softmax_gradient`.
 
     Guarantee: row-invariant.
     """
     honour("softmax_gradient", contract, row_contract())
-    return _run(softmax_gradient_kernel, [y, g], [_like(y)], target)[0]
+    return launch_rows(softmax_gradient_kernel, y, [g], [like(y)], target)[0]
 
 
-@served_if(_served, NEEDS)
+@served_if(lambda x, *_, **__: rows_served(x), NEEDS)
 def log_softmax(
     x: jax.Array, *, contract: RowContract, target: Target, functions: ElementwiseContract = PTX_FUNCTIONS
 ) -> Arrays:
@@ -65,10 +55,10 @@ def log_softmax(
     """
     honour("log_softmax", contract, row_contract())
     honour("log_softmax", functions, PTX_FUNCTIONS)
-    return _run(log_softmax_kernel, [x], [_like(x), _number(x), _number(x)], target)
+    return launch_rows(log_softmax_kernel, x, [], [like(x), number_of_each(x), number_of_each(x)], target)
 
 
-@served_if(_served, NEEDS)
+@served_if(lambda x, *_, **__: rows_served(x), NEEDS)
 def log_softmax_gradient(
     x: jax.Array,
     m: jax.Array,
@@ -85,10 +75,10 @@ def log_softmax_gradient(
     """
     honour("log_softmax_gradient", contract, row_contract())
     honour("log_softmax_gradient", functions, PTX_FUNCTIONS)
-    return _run(log_softmax_gradient_kernel, [x, m, log_sum, g], [_like(x)], target)[0]
+    return launch_rows(log_softmax_gradient_kernel, x, [m, log_sum, g], [like(x)], target)[0]
 
 
-@served_if(lambda x, **_: _served(x) and x.shape[1] > 0, NEEDS)
+@served_if(lambda x, **_: rows_served(x) and x.shape[1] > 0, NEEDS)
 def logsumexp(
     x: jax.Array, *, contract: RowContract, target: Target, functions: ElementwiseContract = PTX_FUNCTIONS
 ) -> Arrays:
@@ -98,10 +88,10 @@ def logsumexp(
     """
     honour("logsumexp", contract, row_contract())
     honour("logsumexp", functions, PTX_FUNCTIONS)
-    return _run(logsumexp_kernel, [x], [_number(x), _number(x)], target)
+    return launch_rows(logsumexp_kernel, x, [], [number_of_each(x), number_of_each(x)], target)
 
 
-@served_if(_served, NEEDS)
+@served_if(lambda x, *_, **__: rows_served(x), NEEDS)
 def logsumexp_gradient(
     x: jax.Array,
     m: jax.Array,
@@ -116,30 +106,4 @@ def logsumexp_gradient(
     Guarantee: row-invariant.
     """
     honour("logsumexp_gradient", functions, PTX_FUNCTIONS)
-    return _run(logsumexp_gradient_kernel, [x, m, log_sum, g], [_like(x)], target)[0]
-
-
-def _run(kernel: Any, arrays: list[jax.Array], out: list[jax.ShapeDtypeStruct], target: Target) -> Arrays:
-    m, columns = arrays[0].shape
-    if 0 in (m, columns):
-        return tuple(jnp.zeros(o.shape, o.dtype) for o in out)
-    contract = row_contract()
-    return launch(
-        kernel,
-        *arrays,
-        target=target,
-        out=out,
-        grid=(m,),
-        warps=warps(columns, contract),
-        stages=1,
-        fuses=False,
-        constants=sizes(columns, contract),
-    )
-
-
-def _like(rows: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(rows.shape, rows.dtype)
-
-
-def _number(rows: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((rows.shape[0], 1), jnp.float32)
+    return launch_rows(logsumexp_gradient_kernel, x, [m, log_sum, g], [like(x)], target)[0]
