@@ -229,6 +229,18 @@ def runs_on(operation: str, target: Target) -> bool:
     return bool(_ranked(operation, target))
 
 
+def candidates(operation: str, target: Target) -> list[Kernel]:
+    """Returns the kernels that may serve calls on a target here, those with the most specific pattern first.
+
+    Kernels of a backend that a caller must prefer are left out, and those whose packages are missing.
+
+    Raises:
+        UnsupportedError: If the target has no architecture and the kernels differ by it.
+    """
+    ranked = sorted(_ranked(operation, target), key=lambda pair: pair[0], reverse=True)
+    return [k for _, k in ranked if not k.by_name and (k.packages is None or k.packages.are_installed)]
+
+
 def _ranked(operation: str, target: Target) -> list[tuple[tuple[int, int], Kernel]]:
     known = kernels(operation)
     if not target.architecture and any(names_architecture(p, target.platform) for k in known for p in k.patterns):

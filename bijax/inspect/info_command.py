@@ -65,20 +65,12 @@ def information() -> dict[str, Any]:
 def _served(target: Target) -> dict[str, list[str]]:
     """Returns the operations by the backend whose kernels come first for them; calls that these refuse go further."""
     found: dict[str, list[str]] = {}
+    backends = registry.backends()
     for operation in sorted({kernel.operation for kernel in registry.kernels()}):
-        ranked = [(rank, k) for k in registry.kernels(operation) if (rank := k.rank(target)) is not None]
-        if ranked:
-            kernel = max(ranked, key=lambda pair: pair[0])[1]
-            found.setdefault(_backend(kernel.name), []).append(operation)
+        for kernel in registry.candidates(operation, target)[:1]:
+            backend = kernel.backend if kernel.backend in backends else kernel.name.partition(":")[0]
+            found.setdefault(backend, []).append(operation)
     return found
-
-
-def _backend(kernel: str) -> str:
-    """Returns the backend that the name of a kernel's module shows."""
-    parts = kernel.replace(":", ".").split(".")
-    return next(
-        (b for b in ("hopper", "pallas_triton", "triton", "cpu", "portable") if b in parts), kernel.partition(":")[0]
-    )
 
 
 def _version(package: str) -> str:
