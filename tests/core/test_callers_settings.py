@@ -1,10 +1,5 @@
 """What the library computes for itself does not depend on what its caller has set."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,38 +7,25 @@ import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
+from tests import fake_devices
 from tests.core.callers_settings import SETTINGS
 
-ROOT = Path(__file__).parents[2]
 TOGETHER = (
     *("set_mesh", "x64", "promotion", "rank_promotion", "precision", "checking_leaks", "nans", "key_reuse"),
     *("no_narrow_sums", "threefry"),
 )
 
 
-def run(module: str, *arguments: str) -> list[str]:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-    }
-    command = [sys.executable, "-m", module, *arguments]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.splitlines()
-
-
 @pytest.mark.tier("full", fault=("together",))
 @pytest.mark.parametrize("names", [["+".join(TOGETHER)], list(SETTINGS)], ids=["together", "each"])
 def test_bits_under_settings(names: list[str]) -> None:
     """The first product of its shape inside of the settings, later ones outside, and one that never saw them."""
-    assert run("tests.core.callers_settings", *names) == names
+    assert fake_devices.run("tests.core.callers_settings", *names) == names
 
 
 @pytest.mark.tier("fault")
 def test_arrays_of_explicit_meshes() -> None:
-    assert run("tests.core.explicit_meshes") == ["held"]
+    assert fake_devices.run("tests.core.explicit_meshes") == ["held"]
 
 
 def test_checks_for_nans_and_infinities() -> None:
