@@ -111,6 +111,7 @@ def attention() -> Iterator[Case]:
 
 
 def models() -> Iterator[Case]:
+    # Not that of `bench_model_gpu`: `benchmarks` is the other tree's where this file runs for it.
     shape = LlamaConfig(
         vocab_size=128256,
         hidden_size=2048,

@@ -93,7 +93,7 @@ COMMANDS: Final = (
     ),
     Command(
         "test-deterministic",
-        "serve one request many times beside others and count the different answers",
+        "serve one request many times among others and count the different answers",
         "bijax.determinism.command",
         "add_determinism_parser",
         "run_determinism",

@@ -19,7 +19,7 @@ def add_determinism_parser(commands: "argparse._SubParsersAction[argparse.Argume
     """Adds the command `test-deterministic` to `bijax`."""
     parser = commands.add_parser(
         "test-deterministic",
-        help="serve one request many times beside others and count the different answers",
+        help="serve one request many times among others and count the different answers",
         description="Serves the same requests again and again while the batch, the cache and the engine around them"
         " change, and counts different outputs: tokens, and bits of log-probabilities. The exit code is 0 if there is"
         " one of each, and 1 if there are more.",

@@ -1,4 +1,4 @@
-"""Findings as annotations of GitHub Actions, which show them beside the lines of a pull request.
+"""Findings as annotations of GitHub Actions, which show them next to the lines of a pull request.
 
 Source: "Workflow commands for GitHub Actions",
 https://docs.github.com/actions/reference/workflow-commands-for-github-actions

@@ -102,7 +102,7 @@ def _audit(parsed: argparse.Namespace) -> Audit:
         with reported(f"{parsed.function} cannot be audited"):
             options = {name: getattr(parsed, name) for name in ("compiled", "platform", "architecture")}
             axes = parsed.batch_axis
-            if isinstance(axes, tuple) and len(axes) == 1:  # one entry stands for all arguments
+            if isinstance(axes, tuple) and len(axes) == 1:  # one entry applies to all arguments
                 (axes,) = axes
             return audit(function, *args, batch_axes=axes, **options, **kwargs)
 

@@ -1,4 +1,4 @@
-"""Embeddings of prompts: the same bits alone, beside others, in chunks and from a cache, and over HTTP."""
+"""Embeddings of prompts: the same bits alone, among others, in chunks and from a cache, and over HTTP."""
 
 import contextlib
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""`/v1/score` against the log-probabilities that the engine gives, alone and beside others."""
+"""`/v1/score` against the log-probabilities that the engine gives, alone and among others."""
 
 import math
 

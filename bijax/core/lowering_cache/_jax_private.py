@@ -37,7 +37,7 @@ def missing() -> list[str]:
 
 @contextlib.contextmanager
 def as_on_any_mesh(ctx: Any) -> Iterator[Any]:
-    """Yields the context of a rule inside `jax.shard_map` over all axes, with a mesh that stands for all others."""
+    """Yields the context of a rule inside `jax.shard_map` over all axes, with a mesh that represents all others."""
     axes = core.trace_ctx.axis_env
     core.trace_ctx.set_axis_env(core.top_axis_env)
     try:
