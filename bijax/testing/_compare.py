@@ -133,7 +133,8 @@ def assert_bits_equal(actual: Any, expected: Any, *, err_msg: str = "", nan_bits
         TypeError: a leaf has another dtype than those.
 
     Example:
-        >>>         >>> assert_bits_equal({"y": jnp.arange(3.0)}, {"y": jnp.arange(3.0)})
+        >>> import jax.numpy as jnp
+        >>> assert_bits_equal({"y": jnp.arange(3.0)}, {"y": jnp.arange(3.0)})
         >>> assert_bits_equal({"y": jnp.array([1.0, 0.0])}, {"y": jnp.array([1.0, -0.0])})
         Traceback (most recent call last):
             ...

@@ -194,8 +194,8 @@ def partition(model: Llama, mesh: Mesh, *, axis: str = "model", leaves: int = 8)
         ...     max_position_embeddings=64, bos_token_id=1, eos_token_ids=(2,))
         >>> mesh = jax.make_mesh((1,), ("model",))
         >>> partitioned = partition(Llama(config, rngs=nnx.Rngs(0)), mesh)
-        >>> partitioned.specs["blocks"][0]["attention"]["out"]["kernel"]
-        PartitionSpec('model', None)
+        >>> tuple(partitioned.specs["blocks"][0]["attention"]["out"]["kernel"])
+        ('model', None)
         >>> partitioned.params["blocks"][0]["mlp"]["gate_up"]["kernel"].shape
         (8, 8, 4)
     """

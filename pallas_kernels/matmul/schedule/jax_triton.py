@@ -139,7 +139,7 @@ def tensor_core_tile(
     Example:
         >>> ampere = {"itemsize": 2, "shared_memory": 166912, "features": frozenset({"mma"})}
         >>> tensor_core_tile(1, 4096, depth=4096, **ampere)
-        Tile(rows=16, columns=32, depth=256, warps=4, stages=4, group=8)
+        Tile(rows=16, columns=64, depth=128, warps=4, stages=4, group=8)
         >>> tensor_core_tile(8192, 8192, depth=576, **ampere)
         Tile(rows=128, columns=128, depth=32, warps=4, stages=4, group=8)
     """
