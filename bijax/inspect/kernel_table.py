@@ -13,7 +13,7 @@ from jax import lax
 from bijax import ops
 from bijax.core.architecture import lowering_for
 from bijax.lax.scatter import scatter_add
-from bijax.ops.rotate_heads import rotate_and_store
+from bijax.ops.rotary.heads import rotate_and_store
 from bijax.parallel import row_parallel
 from bijax.sampling import sample
 from bijax.transform.invariant import invariant

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from bijax.core.checks import axis_index, describe, flag, float_array, same_dtype
 from bijax.dispatch.matmul import Product, matmul_kernel, weight_gradient_kernel
 from bijax.dispatch.trees import leaves_kernel
-from bijax.ops._matmul_arguments import check_operands, precision_of, result_dtype
-from bijax.ops.elementwise import elementwise
-from bijax.ops.sum_rows import sum_rows
+from bijax.ops.elementwise.call import elementwise
+from bijax.ops.matmul._arguments import check_operands, precision_of, result_dtype
+from bijax.ops.rows.sum_rows import sum_rows
 from bijax.parallel._axes import Axis, check_differentiable, check_equal_on_all, leaves_of, vary_over, vary_over_others
 from bijax.parallel._sums import gathered, scattered, summed
 

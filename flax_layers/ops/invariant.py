@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 import bijax
-from bijax.ops.norm import add_rms_norm
-from bijax.ops.rotate_heads import rotate_and_store, rotate_heads
+from bijax.ops.norm.norms import add_rms_norm
+from bijax.ops.rotary.heads import rotate_and_store, rotate_heads
 
 from ..routing import Routing
 from .experts import experts, quantized_experts, route

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bijax.ops.rotate_heads import rotate_and_store_in_pieces
+from bijax.ops.rotary.heads import rotate_and_store_in_pieces
 
 from ..routing import Routing
 from .plain_experts import experts, route

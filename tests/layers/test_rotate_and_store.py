@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import bijax
-from bijax.ops.rotate_heads import rotate_heads, store_rows
+from bijax.ops.rotary.heads import rotate_heads, store_rows
 from bijax.testing import assert_bits_equal
 from flax_layers import INVARIANT, PLAIN, Ops
 from tests.layers.rotate_checks import assert_same

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from bijax.core.architecture import lowering_for
-from bijax.ops.rotate_heads import rotate_and_store
+from bijax.ops.rotary.heads import rotate_and_store
 from bijax.testing import assert_bits_equal
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.rotary import pallas_triton as triton

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bijax.ops.rotate_heads import store_rows
+from bijax.ops.rotary.heads import store_rows
 
 
 class LayerCache(NamedTuple):
