@@ -25,6 +25,8 @@ if typing.TYPE_CHECKING:
     from bijax.ops.attention.flash import flash_decoding as flash_decoding
     from bijax.ops.attention.flash_paged import flash_attention_decode as flash_attention_decode
     from bijax.ops.attention.flash_paged import flash_attention_prefill as flash_attention_prefill
+    from bijax.ops.attention.latent import latent_attention as latent_attention
+    from bijax.ops.attention.latent import paged_latent_attention as paged_latent_attention
     from bijax.ops.attention.paged import paged_attention as paged_attention
     from bijax.ops.delta_rule._arguments import DeltaRuleState as DeltaRuleState
     from bijax.ops.delta_rule.causal_conv import causal_conv1d as causal_conv1d
@@ -35,6 +37,8 @@ if typing.TYPE_CHECKING:
     from bijax.ops.elementwise.swiglu import moe_swiglu_dynamic_quant as moe_swiglu_dynamic_quant
     from bijax.ops.elementwise.swiglu import swiglu as swiglu
     from bijax.ops.embed import embed as embed
+    from bijax.ops.kv_cache.latent import store_latent_cache as store_latent_cache
+    from bijax.ops.kv_cache.latent import store_paged_latent_cache as store_paged_latent_cache
     from bijax.ops.kv_cache.store import store_kv_cache as store_kv_cache
     from bijax.ops.kv_cache.store import store_paged_kv_cache as store_paged_kv_cache
     from bijax.ops.matmul.gated import gated_matmul as gated_matmul
@@ -84,6 +88,7 @@ _NAMES = {
     "bijax.ops.attention.dot_product": "dot_product_attention",
     "bijax.ops.attention.flash": "flash_attention flash_decoding",
     "bijax.ops.attention.flash_paged": "flash_attention_decode flash_attention_prefill",
+    "bijax.ops.attention.latent": "latent_attention paged_latent_attention",
     "bijax.ops.attention.paged": "paged_attention",
     "bijax.ops.delta_rule._arguments": "DeltaRuleState",
     "bijax.ops.delta_rule.causal_conv": "causal_conv1d causal_conv1d_extend",
@@ -91,6 +96,7 @@ _NAMES = {
     "bijax.ops.elementwise.call": "elementwise",
     "bijax.ops.elementwise.swiglu": "moe_swiglu_dynamic_quant swiglu",
     "bijax.ops.embed": "embed",
+    "bijax.ops.kv_cache.latent": "store_latent_cache store_paged_latent_cache",
     "bijax.ops.kv_cache.store": "store_kv_cache store_paged_kv_cache",
     "bijax.ops.matmul.gated": "gated_matmul",
     "bijax.ops.matmul.product": "matmul",

@@ -138,6 +138,15 @@ def _paged(query: jax.Array, pages: jax.Array, table: jax.Array) -> Any:
     return ops.paged_attention(query, pages, pages, table, jnp.ones(query.shape[0], jnp.int32))
 
 
+def _latent(query: jax.Array, latents: jax.Array) -> Any:
+    return ops.latent_attention(query, latents, value_size=512, scale=0.1)
+
+
+def _paged_latent(query: jax.Array, pages: jax.Array, table: jax.Array) -> Any:
+    lengths = jnp.ones(query.shape[0], jnp.int32)
+    return ops.paged_latent_attention(query, pages, table, lengths, value_size=512, scale=0.1)
+
+
 _X, _W, _WIDE_W, _HEADS, _PAGES = (8, 1024), (1024, 512), (512, 1024), (1, 256, 4, 64), (9, 16, 4, 64)
 _RULE = ((1, 9, 2, 64), (1, 9, 4, 64), (1, 9, 4))
 _WIDE, _INT8_X = (1, 256, 4, 192), (*_X, _INT8)
@@ -222,6 +231,9 @@ CASES: Final[tuple[Case, ...]] = (
         _paged_quantised,
         ((1, 1, 4, 64), (*_PAGES, "int8"), (1, 8, _LABELS), (4, 64, "float32")),
     ),
+    Case("latent_attention", "", _latent, ((1, 256, 4, 576), (1, 256, 576))),
+    Case("latent_attention", "gradients", _gradient(_latent, 0, 1), ((1, 256, 4, 576), (1, 256, 576))),
+    Case("paged_latent_attention", "", _paged_latent, ((1, 1, 4, 576), (9, 16, 576), (1, 8, _LABELS))),
     Case("gated_delta_rule", "", _delta_rule, _RULE),
     Case("gated_delta_rule", "gradients", _gradient(_delta_rule, 0, 1, 2), _RULE),
     Case("gated_delta_rule_extend", "", _delta_rule_extend, _RULE),

@@ -9,6 +9,8 @@ from bijax.ops.attention.flash import flash_attention as flash_attention
 from bijax.ops.attention.flash import flash_decoding as flash_decoding
 from bijax.ops.attention.flash_paged import flash_attention_decode as flash_attention_decode
 from bijax.ops.attention.flash_paged import flash_attention_prefill as flash_attention_prefill
+from bijax.ops.attention.latent import latent_attention as latent_attention
+from bijax.ops.attention.latent import paged_latent_attention as paged_latent_attention
 from bijax.ops.attention.paged import paged_attention as paged_attention
 from bijax.ops.delta_rule._arguments import DeltaRuleState as DeltaRuleState
 from bijax.ops.delta_rule.causal_conv import causal_conv1d as causal_conv1d
@@ -19,6 +21,8 @@ from bijax.ops.elementwise.call import elementwise as elementwise
 from bijax.ops.elementwise.swiglu import moe_swiglu_dynamic_quant as moe_swiglu_dynamic_quant
 from bijax.ops.elementwise.swiglu import swiglu as swiglu
 from bijax.ops.embed import embed as embed
+from bijax.ops.kv_cache.latent import store_latent_cache as store_latent_cache
+from bijax.ops.kv_cache.latent import store_paged_latent_cache as store_paged_latent_cache
 from bijax.ops.kv_cache.store import store_kv_cache as store_kv_cache
 from bijax.ops.kv_cache.store import store_paged_kv_cache as store_paged_kv_cache
 from bijax.ops.matmul.gated import gated_matmul as gated_matmul

@@ -90,7 +90,7 @@ def _attention_gradients(widths: tuple[int, str, int]) -> AttentionGradientContr
 def _takes_scores(call: Any, **_: Any) -> bool:
     from pallas_kernels.attention.schedule.hopper import takes_scores  # when the target has matched
 
-    return takes_scores(call.options.scale, call.options.soft_cap)
+    return call.value is not None and takes_scores(call.options.scale, call.options.soft_cap)
 
 
 KERNELS: Final = (

@@ -106,7 +106,7 @@ def test_the_backward_kernels_compile(target: str, kind: str) -> None:
 
 @needs_triton
 @pytest.mark.tier("full", fast=("pages",))
-@pytest.mark.parametrize("case", ["pages", "options", "8 bits", "gradients", "not finite"])
+@pytest.mark.parametrize("case", ["pages", "options", "8 bits", "gradients", "not finite", "latents"])
 def test_numbers_by_the_interpreter(case: str) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-m", "tests.attention.interpreted_calls", case]
@@ -119,8 +119,8 @@ def test_contracts_and_widths_that_it_refuses() -> None:
     call, target = call_of(), Target.parse("sm_80")
     with pytest.raises(UnsupportedError, match=r"expected an MmaAttentionContract of version 2, got .*version=1"):
         jax_triton.attention(call, contract=MmaAttentionContract(), target=target)
-    wide = call_of(size=513)
-    with pytest.raises(UnsupportedError, match="at most 512 elements, got 513"):
+    wide = call_of(size=577)
+    with pytest.raises(UnsupportedError, match="at most 576 elements, got 577"):
         jax_triton.attention(wide, contract=MmaAttentionContract(version=2), target=target)
 
 

@@ -140,10 +140,10 @@ def test_empty_arrays() -> None:
 def test_contracts_and_widths_that_it_refuses() -> None:
     with pytest.raises(UnsupportedError, match="expected an MmaAttentionContract of version 1, got AttentionContract"):
         triton.attention(AttentionCall(Q, K, V, LIMITS, AttentionOptions(1.0)), contract=attention_contract())  # type: ignore[arg-type]
-    wide = jnp.zeros((1, 1, 1, 513))
+    wide = jnp.zeros((1, 1, 1, 577))
     call = AttentionCall(wide, wide, wide, LIMITS[:1], AttentionOptions(1.0))
-    with pytest.raises(UnsupportedError, match="at most 512 elements, got 513"):
-        triton.attention(call, contract=mma_attention_contract("float32", 513))
+    with pytest.raises(UnsupportedError, match="at most 576 elements, got 577"):
+        triton.attention(call, contract=mma_attention_contract("float32", 577))
     for size in (8, 24):
         with pytest.raises(ValueError, match=f"key_block must be a power of two and at least 16, got {size}"):
             MmaAttentionContract(size)

@@ -46,7 +46,10 @@ def attend(call: AttentionCall, valid: jax.Array | None, op: str) -> Arrays:
 
 
 def gradients(call: AttentionCall, results: AttentionResults) -> Arrays:
-    """Returns the gradients of queries, keys and values of a call without pages."""
+    """Returns the gradients of queries, keys and values of a call without pages.
+
+    Where values are columns of the keys, each of the two has its own gradient.
+    """
     return _gradients_kernel(call.only(*OF_SCORES), results)
 
 
@@ -97,6 +100,11 @@ def _products() -> Any:
 
 
 @functools.cache
+def _both_gradients() -> Any:
+    return elementwise(lambda a, b: (a.astype(jnp.float32) + b.astype(jnp.float32)).astype(a.dtype))
+
+
+@functools.cache
 def _sink_slopes() -> Any:
     return elementwise(lambda z, lse, delta: jnp.where(lse == -jnp.inf, 0.0, -jnp.exp(z - lse) * delta))
 
@@ -143,7 +151,11 @@ def _backward(op: str, saved: Any, cotangents: Any) -> tuple[Any, ...]:
     if isinstance(cotangent, SymbolicZero):
         cotangent = jnp.zeros_like(out)
     results = AttentionResults(out, lse, cotangent)
-    found = dict(zip(("query", "key", "value"), poison(valid, *gradients(call, results)), strict=True))
+    dq, dk, dv = poison(valid, *gradients(call, results))
+    found = {"query": dq, "key": dk, "value": dv}
+    if call.value is None:
+        columns = [(0, 0), (0, 0), (0, 0), (0, dk.shape[3] - dv.shape[3])]
+        found = {"query": dq, "key": _both_gradients()(dk, jnp.pad(dv, columns))}
     if "bias" in wanted:
         of_bias = bias_gradient(call, results)
         valid = jnp.all(valid, keepdims=True) if valid is not None and of_bias.shape[0] == 1 else valid

@@ -42,7 +42,7 @@ def gradients(call: AttentionCall, results: AttentionResults, *, contract: Atten
     Returns:
         Gradients of `query`, `key` and `value`, with their shapes and dtypes.
     """
-    query, key, value = call.query, call.key, call.value
+    query, key, value = call.query, call.key, call.values
     length, capacity, heads = query.shape[1], *key.shape[1:3]
     limits = call.numbers()
     arrays = ScoreArrays.of(call, limits[0])

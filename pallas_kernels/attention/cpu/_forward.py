@@ -158,7 +158,7 @@ def one_nan(x: jax.Array) -> jax.Array:
 def attend(
     query: jax.Array,
     fetch_keys: FetchBlock,
-    fetch_values: FetchBlock,
+    fetch_values: FetchBlock | None,
     what: Sight,
     arrays: ScoreArrays = NOTHING,
     sinks: jax.Array | None = None,
@@ -174,7 +174,7 @@ def attend(
     Args:
         query: (B, T, N, H), B and T at least those of the tile.
         fetch_keys: Reads a block of keys.
-        fetch_values: Reads a block of values.
+        fetch_values: Reads a block of values; None if these are the first columns of the keys.
         what: (B, T), what each query sees.
         arrays: Bias, mask and slopes, their queries and keys padded as those of the tiles are.
         sinks: (B or 1, N), the scores that belong to no key.
@@ -216,7 +216,8 @@ def attend(
         rows = Sight(*isolate(*rows_sight(queries, group)))
 
         def body(block: jax.Array, state: State) -> State:
-            k, v = fetch_keys(first, block), fetch_values(first, block)
+            k = fetch_keys(first, block)
+            v = k[..., :value_size] if fetch_values is None else fetch_values(first, block)
             start = block * key_block
             given = arrays.block(first, begin, start, tile).by_rows(heads, tile, query_heads, q.shape[2])
             return block_step(state, q, k, v, rows, start, factor=factor, arrays=given, soft_cap=options.soft_cap)

@@ -90,7 +90,7 @@ class Shared:
         offsets, queries, keys = limits
         length, (capacity, heads) = call.query.shape[1], call.key.shape[1:3]
         block = contract.key_block
-        read_keys, read_values = (contiguous_blocks(Cache(x, x.dtype), tile, block) for x in (call.key, call.value))
+        read_keys, read_values = (contiguous_blocks(Cache(x, x.dtype), tile, block) for x in (call.key, call.values))
         return cls(
             rows=(call.query, results.cotangent, results.out, results.lse),
             limits=(offsets, jnp.minimum(queries, length), jnp.minimum(keys, capacity)),

@@ -70,7 +70,7 @@ def attention(
     out, lse = _tiling.run(call, limits, contract=contract, choose=_verified)
     if call.value_scale is not None:
         (out,) = isolate(out)
-        (out,) = isolate(scaled_results(out, call.value_scale, call.value.dtype))
+        (out,) = isolate(scaled_results(out, call.value_scale, call.key.dtype))
     return poison(valid, out, lse)
 
 
@@ -95,7 +95,7 @@ def gradients(
     Guarantee: row-invariant; a row is a query for the gradient of the queries, a sequence for the others.
     """
     honour("attention_gradients", functions, XLA_FUNCTIONS)
-    query, key, value = call.query, call.key, call.value
+    query, key, value = call.query, call.key, call.values
     heads, capped = key.shape[2], call.options.soft_cap is not None
     shape = ProgramShape(heads, query.shape[2] // max(1, heads), key.shape[3], value.shape[3], capped)
     empty = 0 in key.shape or not value.shape[3]

@@ -39,17 +39,17 @@ def gradients(
         The gradients of queries, keys and values, with their shapes and dtypes.
 
     Raises:
-        UnsupportedError: If the contract is of another kind or version, or the head is wider than 512.
+        UnsupportedError: If the contract is of another kind or version, or the head is wider than 576.
 
     Guarantee: row-invariant; a row is a query for the gradient of the queries, a sequence for the others.
     """
     check(call, contract)
-    query, key, value = call.query, call.key, call.value
+    query, key, value_size = call.query, call.key, call.value_size
     if call.is_empty:
-        return jnp.zeros_like(query), jnp.zeros_like(key), jnp.zeros_like(value)
+        return jnp.zeros_like(query), jnp.zeros_like(key), jnp.zeros_like(call.values)
     from pallas_kernels.attention.jax_triton.backward import key_kernel, query_kernel
 
-    (batch, length, _, size), (capacity, heads, value_size) = query.shape, value.shape[1:]
+    (batch, length, _, size), (capacity, heads) = query.shape, key.shape[1:3]
     if tiles is None:
         tiles = backward_tiles(widest(call), query.dtype.itemsize, target.features)
     call = prepared(call)
@@ -95,7 +95,7 @@ def score_gradients(
         (B, N, T, S) float32, zeros where a query does not see a key.
 
     Raises:
-        UnsupportedError: If the contract is of another kind or version, or the head is wider than 512.
+        UnsupportedError: If the contract is of another kind or version, or the head is wider than 576.
 
     Guarantee: row-invariant; a row is a query.
     """

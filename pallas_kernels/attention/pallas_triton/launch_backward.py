@@ -46,16 +46,16 @@ def gradients(
         The gradients of queries, keys and values, with their shapes and dtypes.
 
     Raises:
-        UnsupportedError: If the contract is of another kind, or the head is wider than 512.
+        UnsupportedError: If the contract is of another kind, or the head is wider than 576.
 
     Guarantee: row-invariant; a row is a query for the gradient of the queries, a sequence for the others.
     """
     check(call, contract)
-    query, key, value = call.query, call.key, call.value
-    (batch, _, _, size), (capacity, _, value_size) = query.shape, value.shape[1:]
+    query, key, value_size = call.query, call.key, call.value_size
+    (batch, _, _, size), capacity = query.shape, key.shape[1]
     limits = call.numbers()
     if call.is_empty:
-        return jnp.zeros_like(query), jnp.zeros_like(key), jnp.zeros_like(value)
+        return jnp.zeros_like(query), jnp.zeros_like(key), jnp.zeros_like(call.values)
     seen = what_is_seen(call, limits)
     given = arrays_of(call, seen, limits[0]) | _of_results(results)
     own = launch_of(call, given, contract.row_block, contract.row_block, interpret=interpret)
@@ -100,7 +100,7 @@ def score_gradients(
         (B, N, T, S) float32, zeros where a query does not see a key.
 
     Raises:
-        UnsupportedError: If the contract is of another kind, or the head is wider than 512.
+        UnsupportedError: If the contract is of another kind, or the head is wider than 576.
 
     Guarantee: row-invariant; a row is a query.
     """
