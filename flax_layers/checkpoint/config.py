@@ -6,6 +6,7 @@ from typing import Literal
 
 from .errors import CheckpointError
 from .experts import ExpertsConfig
+from .latent import LatentConfig
 from .rope import RopeScaling
 
 _SIZES = (
@@ -47,6 +48,10 @@ class LlamaConfig:
         eos_token_ids: Tokens that end generation.
         qk_norm: Whether each head of queries and keys is normalised before it is rotated.
         experts: The experts that replace each MLP, or None.
+        dense_layers: How many of the first layers have an MLP all the same.
+        latent: Latent attention in place of keys and values for each head, or None. `head_dim` is then the width of
+            what is rotated, and `num_kv_heads` has no meaning.
+        draft_layers: Layers after the last, for drafts, which a checkpoint may hold and which are not read.
         rope_scaling: Scaling of the rotary frequencies of `rope_theta`, or None.
         windows: For each layer the maximum number of tokens that a token sees, including itself, or None for all; over
             again from the first where there are more layers.
@@ -90,6 +95,9 @@ class LlamaConfig:
     eos_token_ids: tuple[int, ...]
     qk_norm: bool = False
     experts: ExpertsConfig | None = None
+    dense_layers: int = 0
+    latent: LatentConfig | None = None
+    draft_layers: int = 0
     rope_scaling: RopeScaling | None = None
     windows: tuple[int | None, ...] = (None,)
     window_rope_theta: float | None = None
@@ -135,6 +143,11 @@ class LlamaConfig:
             raise CheckpointError(f"windows must be positive integers or None, at least one, got {self.windows}")
         if self.activation not in ("silu", "gelu_tanh"):
             raise CheckpointError(f"activation must be 'silu' or 'gelu_tanh', got {self.activation!r}")
+        for name in ("dense_layers", "draft_layers"):
+            if not _is_int(getattr(self, name)) or getattr(self, name) < 0:
+                raise CheckpointError(f"{name} must be an integer of at least 0, got {getattr(self, name)!r}")
+        if self.latent is not None and self.latent.rope_head_dim != self.head_dim:
+            raise CheckpointError(f"head_dim must be latent.rope_head_dim, got {self.head_dim=} and {self.latent}")
         if not isinstance(self.eos_token_ids, tuple):
             raise CheckpointError(f"eos_token_ids must be a tuple of token ids, got {self.eos_token_ids!r}")
         for token_id in (*self.eos_token_ids, *(() if self.bos_token_id is None else (self.bos_token_id,))):
@@ -143,6 +156,10 @@ class LlamaConfig:
                     f"bos and eos ids must be integers from 0 to {self.vocab_size - 1}, "
                     f"got {self.bos_token_id=} and {self.eos_token_ids=}"
                 )
+
+    def has_experts(self, layer: int) -> bool:
+        """Returns whether a layer has experts instead of an MLP."""
+        return self.experts is not None and layer >= self.dense_layers
 
     def window(self, layer: int) -> int | None:
         """Returns the tokens that a token sees at most in a layer, or None for all."""

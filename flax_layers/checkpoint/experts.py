@@ -67,7 +67,12 @@ def hf_experts(fields: dict[str, Any], path: Path) -> ExpertsConfig:
     Raises:
         CheckpointError: If the model has no known experts, or a field is missing, damaged or unsupported.
     """
-    readers = {"qwen3_moe": _qwen3, "deepseek_v2": _deepseek_v2, "deepseek_v3": _deepseek_v3}
+    readers = {
+        "qwen3_moe": _qwen3,
+        "deepseek_v2": _deepseek_v2,
+        "deepseek_v3": _deepseek_v3,
+        "kimi_k2": _deepseek_v3,
+    }
     kind = fields.get("model_type")
     if kind not in readers:
         raise CheckpointError(f"{path}: expected one of the model types {list(readers)}, got {kind!r}")

@@ -43,11 +43,8 @@ def hf_config(folder: Path) -> LlamaConfig:
             )
     hidden_size = whole_number(fields, "hidden_size", path)
     num_heads = whole_number(fields, "num_attention_heads", path)
-    head_dim = (
-        default_head_dim(hidden_size, num_heads)
-        if fields.get("head_dim") is None
-        else whole_number(fields, "head_dim", path)
-    )
+    rotated = next((name for name in (model.head_dim, "head_dim") if fields.get(name) is not None), None)
+    head_dim = default_head_dim(hidden_size, num_heads) if rotated is None else whole_number(fields, rotated, path)
     max_positions = whole_number(fields, "max_position_embeddings", path, 2048)
     theta, scaling, window_theta = _rope(fields, path, head_dim, max_positions)
     return LlamaConfig(

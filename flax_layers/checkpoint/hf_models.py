@@ -9,6 +9,7 @@ from typing import Any, Final
 from .errors import CheckpointError
 from .experts import hf_experts
 from .hf_fields import flag, number, whole_number
+from .latent import hf_deepseek
 
 type Fields = dict[str, Any]
 
@@ -52,11 +53,13 @@ class HFModel:
         read: Returns the arguments of `LlamaConfig` that this type sets, from the fields and the path of the file.
         uses: Fields that the type reads, or states without using them, though a plain Llama must not have them.
         defaults: Values of fields that a file may leave out.
+        head_dim: The field with the width that is rotated.
     """
 
     read: Callable[[Fields, Path], dict[str, Any]]
     uses: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=lambda: _DEFAULTS)
+    head_dim: str = "head_dim"
 
     def neutral_values(self) -> dict[str, tuple[Any, ...]]:
         """Returns the fields that must have one of these values, or be absent."""
@@ -189,6 +192,9 @@ _GEMMA_FIELDS: Final = (
     "final_logit_softcapping",
 )
 
+# Their files name the code of the same model in `auto_map`.
+_DEEPSEEK: Final = HFModel(hf_deepseek, ("auto_map", "num_experts"), head_dim="qk_rope_head_dim")
+
 MODELS: Final[Mapping[str, HFModel]] = {
     "llama": HFModel(_llama, ("attention_bias", "mlp_bias")),
     "mistral": HFModel(_mistral, ("sliding_window",), {**_DEFAULTS, "sliding_window": 4096}),
@@ -197,5 +203,8 @@ MODELS: Final[Mapping[str, HFModel]] = {
     "qwen3_moe": HFModel(_qwen3_moe, ("num_experts", "use_qk_norm", "sliding_window")),
     "gemma2": HFModel(_gemma, _GEMMA_FIELDS, _GEMMA2_DEFAULTS),
     "gemma3_text": HFModel(_gemma, (*_GEMMA_FIELDS, "rope_local_base_freq"), _GEMMA3_DEFAULTS),
+    "deepseek_v2": _DEEPSEEK,
+    "deepseek_v3": _DEEPSEEK,
+    "kimi_k2": _DEEPSEEK,
 }
 """The types that are read, by the names that `config.json` has for them."""

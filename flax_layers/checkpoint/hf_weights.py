@@ -25,7 +25,8 @@ def hf_weights(folder: Path, config: LlamaConfig) -> Weights:
     """Maps the tensors of `model.safetensors`, or of the shards that `model.safetensors.index.json` lists.
 
     A single file takes precedence over an index, as in `transformers`. The stored output projection of a model with
-    tied embeddings must have the bits of the embedding and is skipped.
+    tied embeddings must have the bits of the embedding and is skipped. So are layers for drafts, after the model's last
+    one.
 
     Raises:
         FileNotFoundError: If neither file exists, or a shard is missing.
@@ -33,6 +34,8 @@ def hf_weights(folder: Path, config: LlamaConfig) -> Weights:
             surplus, of the wrong shape, or of a dtype other than F32, F16 and BF16.
     """
     found, read = open_tensors(folder)
+    drafts = tuple(f"model.layers.{config.num_layers + i}." for i in range(config.draft_layers))
+    found = {name: shape for name, shape in found.items() if not name.startswith(drafts)}
     head, embedding = "lm_head.weight", "model.embed_tokens.weight"
     if config.tie_word_embeddings and head in found and embedding in found:
         if not np.array_equal(read(head).view(np.uint32), read(embedding).view(np.uint32)):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .block import Block, Rotary, Stream, added, project, start_tokens
+from .block import Block, Rotary, Stored, Stream, added, project, start_tokens
 from .layers import Embed, KVCache, LayerCache, Linear, RMSNorm, RotaryEmbedding
 from .llama import Llama
 
@@ -37,12 +37,12 @@ class Layers:
         self,
         x: jax.Array,
         angles: Sequence[Rotary],
-        stored: Sequence[tuple[jax.Array, jax.Array]],
+        stored: Sequence[Stored],
         page_table: jax.Array | None,
         start: jax.Array,
         lengths: jax.Array,
         common_prefix: jax.Array | None = None,
-    ) -> tuple[jax.Array, list[tuple[jax.Array, jax.Array]]]:
+    ) -> tuple[jax.Array, list[Stored]]:
         """Runs the blocks one after the other.
 
         Args:
@@ -65,14 +65,14 @@ def run_blocks(
     blocks: Iterable[tuple[Any, tuple[jax.Array, ...], int]],
     x: jax.Array,
     angles: Sequence[Rotary],
-    stored: Sequence[tuple[jax.Array, jax.Array]],
+    stored: Sequence[Stored],
     page_table: jax.Array | None,
     start: jax.Array,
     lengths: jax.Array,
     common_prefix: jax.Array | None = None,
     *,
     one_program: bool,
-) -> tuple[jax.Array, list[tuple[jax.Array, jax.Array]]]:
+) -> tuple[jax.Array, list[Stored]]:
     """Runs blocks one after the other; see `Layers.extend`.
 
     Inside one program, blocks of a kind are lowered once, except the first, and the addition at the end of a block is
@@ -143,14 +143,14 @@ def _extend(
     stream: Stream,
     rotary: Rotary,
     keys: jax.Array,
-    values: jax.Array,
+    values: jax.Array | None,
     page_table: jax.Array | None,
     start: jax.Array,
     lengths: jax.Array,
     common_prefix: jax.Array | None,
     *,
     alone: bool,
-) -> tuple[Stream, jax.Array, jax.Array]:
+) -> tuple[Stream, jax.Array, jax.Array | None]:
     block: Block = jax.tree.unflatten(structure, parameters)
     cache = LayerCache(keys, values, page_table, common_prefix)
     stream, cache = block.extend(stream, rotary, cache, start=start, lengths=lengths)

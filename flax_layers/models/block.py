@@ -12,13 +12,16 @@ from flax import nnx
 
 from .._signature import ConstructorSignature
 from ..ops import Ops
-from .layers import MLP, Attention, Embed, LayerCache, Linear, MoE, RMSNorm, RotaryEmbedding
+from .layers import MLP, Attention, Embed, LatentAttention, LayerCache, Linear, MoE, RMSNorm, RotaryEmbedding
 
 if TYPE_CHECKING:
     # Reading checkpoints needs packages that the model does not.
     from ..checkpoint import LlamaConfig
 
 type Rotary = tuple[jax.Array, jax.Array]
+
+type Stored = tuple[jax.Array, jax.Array | None]
+"""Keys and values of a layer in the cache; latents are keys without values."""
 
 type Stream = tuple[jax.Array, jax.Array | None]
 """The residual stream, whose last addition is left to the next norm; None where there is nothing to add."""
@@ -47,25 +50,12 @@ class Block(nnx.Module):
             return RMSNorm(config.hidden_size, epsilon=config.rms_norm_eps, scale_offset=config.norm_offset, **common)
 
         self.attention_norm = norm()
-        self.attention = Attention(
-            config.hidden_size,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            qk_norm=config.rms_norm_eps if config.qk_norm else None,
-            qk_norm_offset=config.norm_offset,
-            qkv_bias=config.qkv_bias,
-            output_bias=config.output_bias,
-            scale=config.attention_scale,
-            soft_cap=config.attention_soft_cap,
-            window=config.window(layer),
-            **common,
-        )
+        self.attention = _attention(config, layer, common)
         self.mlp_norm = norm()
         self.attention_output_norm: Any = norm() if config.output_norms else nnx.data(None)
         self.mlp_output_norm: Any = norm() if config.output_norms else nnx.data(None)
         self.mlp: MLP | MoE
-        if config.experts is None:
+        if config.experts is None or not config.has_experts(layer):
             self.mlp = MLP(
                 config.hidden_size,
                 config.intermediate_size,
@@ -99,6 +89,36 @@ class Block(nnx.Module):
         x, normed = self.mlp_norm.add(x, y)
         y = self.mlp(normed)
         return x, y if self.mlp_output_norm is None else self.mlp_output_norm(y)
+
+
+def _attention(config: LlamaConfig, layer: int, common: dict[str, Any]) -> Attention | LatentAttention:
+    """Returns the attention of a layer; `common` are the keywords that all layers have."""
+    if config.latent is not None:
+        return LatentAttention(
+            config.hidden_size,
+            num_heads=config.num_heads,
+            rank=config.latent.rank,
+            nope_head_dim=config.latent.nope_head_dim,
+            rope_head_dim=config.latent.rope_head_dim,
+            value_head_dim=config.latent.value_head_dim,
+            query_rank=config.latent.query_rank,
+            scale=config.attention_scale,
+            **common,
+        )
+    return Attention(
+        config.hidden_size,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        qk_norm=config.rms_norm_eps if config.qk_norm else None,
+        qk_norm_offset=config.norm_offset,
+        qkv_bias=config.qkv_bias,
+        output_bias=config.output_bias,
+        scale=config.attention_scale,
+        soft_cap=config.attention_soft_cap,
+        window=config.window(layer),
+        **common,
+    )
 
 
 def added(stream: Stream) -> jax.Array:

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 
 class Llama(nnx.Module):
-    """A Llama language model, or a relative, as the config says: Mistral, Qwen2, Qwen3, Qwen3-MoE, Gemma 2 or 3.
+    """A Llama language model or a relative, as the config says.
+
+    Relatives are Mistral, Qwen2, Qwen3, Qwen3-MoE, Gemma 2 and 3, DeepSeek-V2 and V3, and Kimi-K2.
 
     Args:
         config: The model's numbers.
@@ -249,12 +251,11 @@ class Llama(nnx.Module):
         return KVCache.paged(page_table, num_pages=num_pages, page_size=page_size, **self._cache_sizes())
 
     def _cache_sizes(self) -> dict[str, Any]:
-        return {
-            "num_layers": self.config.num_layers,
-            "num_kv_heads": self.config.num_kv_heads,
-            "head_dim": self.config.head_dim,
-            "dtype": self.dtype,
-        }
+        config = self.config
+        common = {"num_layers": config.num_layers, "dtype": self.dtype}
+        if config.latent is not None:
+            return {**common, "num_kv_heads": 1, "head_dim": config.latent.width, "has_values": False}
+        return {**common, "num_kv_heads": config.num_kv_heads, "head_dim": config.head_dim}
 
 
 def _batch_and_length(tokens: jax.Array) -> tuple[int, int]:

@@ -11,7 +11,8 @@ import numpy as np
 from flax import nnx
 
 from .experts_weights import load_experts
-from .layers import Linear, MoE
+from .latent_weights import load_latent_attention
+from .layers import LatentAttention, Linear, MoE
 
 if TYPE_CHECKING:
     from .llama import Llama
@@ -45,22 +46,26 @@ def load_weights(model: Llama, weights: Mapping[str, np.ndarray]) -> None:
             )
         parameter.set_value(jnp.asarray(value, parameter.dtype))
     for index, block in enumerate(model.blocks):
+        if isinstance(block.attention, LatentAttention):
+            interleaved = model.config.latent is None or model.config.latent.interleaved
+            load_latent_attention(block.attention, weights, f"model.layers.{index}.self_attn", interleaved=interleaved)
         if isinstance(block.mlp, MoE):
             load_experts(block.mlp, weights, f"model.layers.{index}.mlp")
 
 
 def _places(model: Llama) -> Iterator[Place]:
-    """Yields every parameter except the experts', with the weights that make it up."""
+    """Yields every parameter except those of experts and of latent attention, with the weights that make it up."""
     yield model.embed.embedding, ("model.embed_tokens.weight",)
     for index, block in enumerate(model.blocks):
         name = f"model.layers.{index}"
         attention = block.attention
         yield block.attention_norm.scale, (f"{name}.input_layernorm.weight",)
-        yield from _linear(attention.qkv, *(f"{name}.self_attn.{part}_proj" for part in "qkv"))
-        yield from _linear(attention.out, f"{name}.self_attn.o_proj")
-        if attention.query_norm is not None:
-            yield attention.query_norm.scale, (f"{name}.self_attn.q_norm.weight",)
-            yield attention.key_norm.scale, (f"{name}.self_attn.k_norm.weight",)
+        if not isinstance(attention, LatentAttention):
+            yield from _linear(attention.qkv, *(f"{name}.self_attn.{part}_proj" for part in "qkv"))
+            yield from _linear(attention.out, f"{name}.self_attn.o_proj")
+            if attention.query_norm is not None:
+                yield attention.query_norm.scale, (f"{name}.self_attn.q_norm.weight",)
+                yield attention.key_norm.scale, (f"{name}.self_attn.k_norm.weight",)
         if block.attention_output_norm is None:
             yield block.mlp_norm.scale, (f"{name}.post_attention_layernorm.weight",)
         else:

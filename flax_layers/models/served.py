@@ -13,7 +13,7 @@ from pallas_kernels.contract import SplitAttentionContract
 
 from ..ops import PLAIN
 from ._layered import Layers, _start, run_blocks
-from .block import project
+from .block import Stored, project
 from .llama import Llama
 
 
@@ -81,22 +81,24 @@ class ServedLlama:
     @property
     def least_common_prefix(self) -> int | None:
         """Tokens per attention split, as only whole splits are read once; None without `one_program`."""
-        return SplitAttentionContract().split if self.one_program and self.model.norm.ops is not PLAIN else None
+        if not self.one_program or self.model.norm.ops is PLAIN or self.model.config.latent is not None:
+            return None
+        return SplitAttentionContract().split
 
-    def init_pages(self, num_pages: int, page_size: int) -> list[tuple[jax.Array, jax.Array]]:
-        """Returns keys and values of each layer, (pages, page_size, K, H) each."""
+    def init_pages(self, num_pages: int, page_size: int) -> list[Stored]:
+        """Returns keys and values of each layer, (pages, page_size, K, H) each; of latents the keys alone, and None."""
         cache = self.model.paged_cache(np.zeros((1, 1), np.int32), num_pages=num_pages, page_size=page_size)
         return list(zip(cache.keys, cache.values, strict=True))
 
     def extend(
         self,
-        pages: list[tuple[jax.Array, jax.Array]],
+        pages: list[Stored],
         tokens: jax.Array,
         page_table: jax.Array,
         start: jax.Array,
         lengths: jax.Array,
         common_prefix: jax.Array | None = None,
-    ) -> tuple[jax.Array, list[tuple[jax.Array, jax.Array]]]:
+    ) -> tuple[jax.Array, list[Stored]]:
         """Appends tokens to sequences.
 
         Args:
@@ -173,13 +175,13 @@ def _extend_all(
     structure: "Structure",
     given: tuple[tuple[jax.Array, ...], tuple[tuple[jax.Array, ...], ...]],
     tokens: jax.Array,
-    pages: list[tuple[jax.Array, jax.Array]],
+    pages: list[Stored],
     page_table: jax.Array,
     start: jax.Array,
     lengths: jax.Array,
     common_prefix: jax.Array | None,
     capacity: int,
-) -> tuple[jax.Array, list[tuple[jax.Array, jax.Array]]]:
+) -> tuple[jax.Array, list[Stored]]:
     (first, kinds), (arrays, parameters) = structure.parts, given
     embed, rotaries = jax.tree.unflatten(first, arrays)
     x, angles = _start(embed, rotaries, tokens, start, lengths, capacity)

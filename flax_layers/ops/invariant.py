@@ -45,6 +45,13 @@ class InvariantOps:
             preferred_element_type=preferred_element_type,
         )
 
+    def head_matmul(self, x: jax.Array, w: jax.Array) -> jax.Array:
+        """Multiplies each head of x (B, T, N, K) by its own matrix of w (N, K, M)."""
+        batch, length, heads, width = x.shape
+        stacked = jnp.moveaxis(x, 2, 0).reshape(heads, batch * length, width)
+        y = bijax.matmul(stacked, w).reshape(heads, batch, length, w.shape[2])
+        return jnp.moveaxis(y, 0, 2)
+
     def quantized_matmul(
         self,
         x: jax.Array,
@@ -147,13 +154,6 @@ class InvariantOps:
         soft_cap: float | None = None,
     ) -> jax.Array:
         """Causal attention of query (B, T, N, H) to key and value (B, S, K, H)."""
-        positions: dict[str, Any] = {}
-        if start is not None and lengths is not None:
-            positions = {
-                "query_offset": start,
-                "query_seq_lengths": lengths,
-                "key_value_seq_lengths": jnp.minimum(start + lengths, key.shape[1]),
-            }
         return bijax.dot_product_attention(
             query,
             key,
@@ -162,7 +162,7 @@ class InvariantOps:
             is_causal=True,
             local_window_size=_before(window),
             logits_soft_cap=soft_cap,
-            **positions,
+            **_positions(start, lengths, key.shape[1]),
         )
 
     def paged_attention(
@@ -193,6 +193,54 @@ class InvariantOps:
             query_seq_lengths=lengths,
             common_prefix_length=common_prefix,
         )
+
+    def latent_attention(
+        self,
+        query: jax.Array,
+        latents: jax.Array,
+        *,
+        value_size: int,
+        scale: float,
+        start: jax.Array | None = None,
+        lengths: jax.Array | None = None,
+    ) -> jax.Array:
+        """Causal attention of query (B, T, N, W) to latents (B, S, W), whose first columns are the values."""
+        positions = _positions(start, lengths, latents.shape[1])
+        return bijax.latent_attention(query, latents, value_size=value_size, scale=scale, **positions)
+
+    def paged_latent_attention(
+        self,
+        query: jax.Array,
+        latent_pages: jax.Array,
+        page_table: jax.Array,
+        *,
+        value_size: int,
+        scale: float,
+        start: jax.Array,
+        lengths: jax.Array,
+    ) -> jax.Array:
+        """The same with latents in pages (P, page size, W), listed by page_table (B, pages)."""
+        return bijax.paged_latent_attention(
+            query,
+            latent_pages,
+            page_table,
+            jnp.minimum(start + lengths, page_table.shape[1] * latent_pages.shape[1]),
+            value_size=value_size,
+            scale=scale,
+            query_offset=start,
+            query_seq_lengths=lengths,
+        )
+
+
+def _positions(start: jax.Array | None, lengths: jax.Array | None, capacity: int) -> dict[str, Any]:
+    """Returns the arguments for sequences in a cache; none for whole sequences."""
+    if start is None or lengths is None:
+        return {}
+    return {
+        "query_offset": start,
+        "query_seq_lengths": lengths,
+        "key_value_seq_lengths": jnp.minimum(start + lengths, capacity),
+    }
 
 
 def _before(window: int | None) -> tuple[int, int] | None:

@@ -43,6 +43,10 @@ class PlainOps:
         )
         return y if bias is None else y + bias
 
+    def head_matmul(self, x: jax.Array, w: jax.Array) -> jax.Array:
+        """Multiplies each head of x (B, T, N, K) by its own matrix of w (N, K, M)."""
+        return jnp.einsum("btnk,nkm->btnm", x, w)
+
     def quantized_matmul(
         self,
         x: jax.Array,
@@ -201,6 +205,39 @@ class PlainOps:
         return self.attention(
             query, keys, values, start=start, lengths=lengths, scale=scale, window=window, soft_cap=soft_cap
         )
+
+    def latent_attention(
+        self,
+        query: jax.Array,
+        latents: jax.Array,
+        *,
+        value_size: int,
+        scale: float,
+        start: jax.Array | None = None,
+        lengths: jax.Array | None = None,
+    ) -> jax.Array:
+        """Causal attention of query (B, T, N, W) to latents (B, S, W), whose first columns are the values."""
+        del lengths
+        scores = jnp.einsum("btnw,bsw->bnts", query, latents, preferred_element_type=jnp.float32) * scale
+        visible = _visible(query, latents, jnp.zeros(len(query), jnp.int32) if start is None else start, None)
+        weights = jax.nn.softmax(jnp.where(visible[:, None], scores, -jnp.inf)).astype(latents.dtype)
+        return jnp.einsum("bnts,bsv->btnv", weights, latents[..., :value_size])
+
+    def paged_latent_attention(
+        self,
+        query: jax.Array,
+        latent_pages: jax.Array,
+        page_table: jax.Array,
+        *,
+        value_size: int,
+        scale: float,
+        start: jax.Array,
+        lengths: jax.Array,
+    ) -> jax.Array:
+        """The same with latents in pages (P, page size, W), listed by page_table (B, pages)."""
+        batch, pages = page_table.shape
+        latents = latent_pages[page_table].reshape(batch, pages * latent_pages.shape[1], latent_pages.shape[2])
+        return self.latent_attention(query, latents, value_size=value_size, scale=scale, start=start, lengths=lengths)
 
 
 def _visible(query: jax.Array, key: jax.Array, start: jax.Array, window: int | None) -> jax.Array:

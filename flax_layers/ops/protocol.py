@@ -27,6 +27,9 @@ class Ops(Protocol):
     ) -> jax.Array:
         """Multiplies the rows of x (..., K) by w (K, N), or (N, K) with `transpose_w`."""
 
+    def head_matmul(self, x: jax.Array, w: jax.Array) -> jax.Array:
+        """Multiplies each head of x (B, T, N, K) by its own matrix of w (N, K, M)."""
+
     def quantized_matmul(
         self,
         x: jax.Array,
@@ -147,3 +150,31 @@ class Ops(Protocol):
         If all sequences begin with the same pages, `common_prefix` () is the number of keys in these, so that they may
         be read once.
         """
+
+    def latent_attention(
+        self,
+        query: jax.Array,
+        latents: jax.Array,
+        *,
+        value_size: int,
+        scale: float,
+        start: jax.Array | None = None,
+        lengths: jax.Array | None = None,
+    ) -> jax.Array:
+        """Causal attention of query (B, T, N, W) to latents (B, S, W), whose first `value_size` columns are the values.
+
+        Positions and `lengths` are those of `attention`.
+        """
+
+    def paged_latent_attention(
+        self,
+        query: jax.Array,
+        latent_pages: jax.Array,
+        page_table: jax.Array,
+        *,
+        value_size: int,
+        scale: float,
+        start: jax.Array,
+        lengths: jax.Array,
+    ) -> jax.Array:
+        """The same with latents in pages (P, page size, W), listed by page_table (B, pages)."""

@@ -4,7 +4,6 @@ from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.typing import ArrayLike
 
 from bijax.core.checks import describe, flag, float_array, integer, integer_array
@@ -37,8 +36,7 @@ def latent_attention(
     key_value_seq_lengths: ArrayLike | None = None,
     query_offset: ArrayLike | None = None,
     latent_scale: ArrayLike | None = None,
-    return_residual: bool = False,
-) -> jax.Array | tuple[jax.Array, jax.Array]:
+) -> jax.Array:
     """Computes softmax(scale * query @ latents^T) @ latents[:, :value_size] for each head.
 
     With B sequences, T queries, S latents, N query heads, latents of width W and values of width V. This is
@@ -65,12 +63,10 @@ def latent_attention(
         latent_scale: The scale of int8 or float8_e4m3fn latents, and only for these: () or, for each column, (W,). It
             is multiplied into the queries and, for the columns that are values, into the results, which are rounded
             before (`pallas_kernels.contract.EightBitContract`).
-        return_residual: Whether to return the log-sum-exp of the scores too. No gradient flows through it.
 
     Returns:
-        The outputs (B, T, N, V) in the dtype of `query`; with `return_residual` also the log-sum-exp (B, T, N), in
-        float32. A query that sees no latent has zeros and -inf. Where lengths or offsets are traced and out of range,
-        the sequence's results are nan.
+        (B, T, N, V) in the dtype of `query`. A query that sees no latent has zeros. Where lengths or offsets are traced
+        and out of range, the sequence's results are nan.
 
     Raises:
         TypeError: If dtypes are unsupported or differ, `value_size` is not an int, or `scale` is traced.
@@ -112,8 +108,7 @@ def latent_attention(
         _OP, "key_value_seq_lengths", key_value_seq_lengths, batch, key.shape[1], "the latents given, S"
     )
     call = _call(query, key, options, factors, limits=limits_of(offsets, query_lengths, key_lengths))
-    out, lse = attend(call, both(valid_offsets, both(valid_queries, valid_keys)), _OP)
-    return (out, lax.stop_gradient(lse)) if flag(_OP, "return_residual", return_residual) else out
+    return attend(call, both(valid_offsets, both(valid_queries, valid_keys)), _OP)[0]
 
 
 def paged_latent_attention(
@@ -128,8 +123,7 @@ def paged_latent_attention(
     query_seq_lengths: ArrayLike | None = None,
     query_offset: ArrayLike | None = None,
     latent_scale: ArrayLike | None = None,
-    return_residual: bool = False,
-) -> jax.Array | tuple[jax.Array, jax.Array]:
+) -> jax.Array:
     """Computes `bijax.latent_attention` over latents in pages, with the same bits.
 
     With P pages and n entries of a page table; latent j of a sequence b is `latent_pages[page_table[b, j // page],
@@ -146,7 +140,6 @@ def paged_latent_attention(
         query_seq_lengths: The same.
         query_offset: int or (B,) ints, absolute position of the first query; `lengths - query_seq_lengths` by default.
         latent_scale: The same.
-        return_residual: Whether to return the log-sum-exp of the scores too.
 
     Returns:
         As `bijax.latent_attention`; results are also nan where pages are traced and out of range.
@@ -194,8 +187,7 @@ def paged_latent_attention(
     check_pages(_PAGED, table, key_lengths, page, number)
     limits = limits_of(offsets, query_lengths, key_lengths)
     call = _call(query, key, options, factors, limits=limits, page_table=narrowed_table(table))
-    out, lse = attend(call, both(both(valid, valid_queries), valid_offsets), _PAGED)
-    return (out, lse) if flag(_PAGED, "return_residual", return_residual) else out
+    return attend(call, both(both(valid, valid_queries), valid_offsets), _PAGED)[0]
 
 
 def _query(op: str, given: Any) -> jax.Array:

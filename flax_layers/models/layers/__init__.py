@@ -4,6 +4,7 @@ from .attention import Attention as Attention
 from .cache import KVCache as KVCache
 from .cache import LayerCache as LayerCache
 from .embed import Embed as Embed
+from .latent_attention import LatentAttention as LatentAttention
 from .linear import Linear as Linear
 from .mlp import MLP as MLP
 from .moe import MoE as MoE

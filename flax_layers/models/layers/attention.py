@@ -161,6 +161,8 @@ class Attention(nnx.Module):
             TypeError: If a dtype is not supported.
             ValueError: If a shape does not fit.
         """
+        if cache.values is None:
+            raise ValueError("Attention: the cache must hold keys and values, got one of latents, without values.")
         heads, query_key = self._heads(x, rotary)
         rows = cache.rows(x.shape[1], start, lengths)
         turned = None if self.query_norm is None else query_key
@@ -168,10 +170,10 @@ class Attention(nnx.Module):
         cache = cache._replace(keys=keys, values=values)
         options = {"start": start, "lengths": lengths, **self._options()}
         if cache.page_table is None:
-            y = self.ops.attention(query, cache.keys, cache.values, **options)
+            y = self.ops.attention(query, keys, values, **options)
         else:
             options["common_prefix"] = cache.common_prefix
-            y = self.ops.paged_attention(query, cache.keys, cache.values, cache.page_table, **options)
+            y = self.ops.paged_attention(query, keys, values, cache.page_table, **options)
         return self._merge(y), cache
 
     def _options(self) -> dict[str, Any]:

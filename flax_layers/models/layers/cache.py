@@ -11,11 +11,11 @@ from bijax.ops.rotary.heads import store_rows
 
 
 class LayerCache(NamedTuple):
-    """Keys and values of one layer.
+    """Keys and values of one layer, or its latents.
 
     Attributes:
-        keys: (B, capacity, K, H), or (pages, page size, K, H) with a page table.
-        values: The same.
+        keys: (B, capacity, K, H), or (pages, page size, K, H) with a page table. Latents are keys of one head.
+        values: The same; None for latents, whose first columns are the values.
         page_table: (B, pages per sequence) int32: page i of a sequence holds its positions from i * page size on. None
             for a contiguous cache.
         common_prefix: () int32, tokens that all sequences begin with, in the same pages; None where that is not known.
@@ -28,7 +28,7 @@ class LayerCache(NamedTuple):
     """
 
     keys: jax.Array
-    values: jax.Array
+    values: jax.Array | None
     page_table: jax.Array | None = None
     common_prefix: jax.Array | None = None
 
@@ -37,17 +37,29 @@ class LayerCache(NamedTuple):
         """Tokens that each sequence can hold."""
         return self.keys.shape[1] * (1 if self.page_table is None else self.page_table.shape[1])
 
-    def write(self, keys: jax.Array, values: jax.Array, start: jax.Array, lengths: jax.Array) -> "LayerCache":
+    def write(self, keys: jax.Array, values: jax.Array | None, start: jax.Array, lengths: jax.Array) -> "LayerCache":
         """Returns the cache with new tokens.
 
         Args:
             keys: (B, T, K, H), the first lengths[b] of each sequence are written.
-            values: The same.
+            values: The same; None for latents.
             start: (B,) integers, position of the first new token of each sequence.
             lengths: (B,) integers from 0 to T, new tokens of each sequence. What does not fit is not written.
+
+        Raises:
+            ValueError: If there are values for a cache of latents, or none for one of keys and values.
         """
         rows = self.rows(keys.shape[1], start, lengths)
-        return self._replace(keys=store_rows(self.keys, rows, keys), values=store_rows(self.values, rows, values))
+        written = self._replace(keys=store_rows(self.keys, rows, keys))
+        if self.values is None and values is None:
+            return written
+        if self.values is None or values is None:
+            came = "no values for a cache that has them" if values is None else "values for one that has none"
+            raise ValueError(
+                "LayerCache: a cache of keys and values is written with both, one of latents without values; got"
+                f" {came}."
+            )
+        return written._replace(values=store_rows(self.values, rows, values))
 
     def rows(self, length: int, start: jax.Array, lengths: jax.Array) -> jax.Array:
         """Returns the rows of new tokens in the flattened cache.
@@ -81,8 +93,9 @@ class KVCache:
     A pytree. Make one with `contiguous` or `paged`; a model's `extend` returns the next.
 
     Attributes:
-        keys: For each layer (B, capacity, K, H), or (pages, page size, K, H) with a page table.
-        values: The same.
+        keys: For each layer (B, capacity, K, H), or (pages, page size, K, H) with a page table. Latents are keys of one
+            head.
+        values: The same; None for each layer of latents, whose first columns are the values.
         lengths: (B,) int32, tokens held by each sequence. Array elements past them are never read, so setting a smaller
             length with `dataclasses.replace` removes tokens.
         page_table: (B, pages per sequence) int32, or None. Sequences may share pages if none of them writes to these.
@@ -94,7 +107,7 @@ class KVCache:
     """
 
     keys: tuple[jax.Array, ...]
-    values: tuple[jax.Array, ...]
+    values: tuple[jax.Array | None, ...]
     lengths: jax.Array
     page_table: jax.Array | None = None
 
@@ -108,13 +121,15 @@ class KVCache:
         num_kv_heads: int,
         head_dim: int,
         dtype: Any = jnp.float32,
+        has_values: bool = True,
     ) -> "KVCache":
-        """Returns an empty cache with room for `capacity` tokens of each sequence.
+        """Returns an empty cache with room for `capacity` tokens of each sequence; without values for latents.
 
         Raises:
             ValueError: If a size is negative.
         """
-        return cls._empty(num_layers, (batch, capacity, num_kv_heads, head_dim), dtype, batch, None)
+        shape = (batch, capacity, num_kv_heads, head_dim)
+        return cls._empty(num_layers, shape, dtype, batch, None, has_values=has_values)
 
     @classmethod
     def paged(
@@ -127,6 +142,7 @@ class KVCache:
         num_kv_heads: int,
         head_dim: int,
         dtype: Any = jnp.float32,
+        has_values: bool = True,
     ) -> "KVCache":
         """Returns an empty cache of pages.
 
@@ -138,6 +154,7 @@ class KVCache:
             num_kv_heads: Key/value heads.
             head_dim: Width of a head.
             dtype: Dtype of keys and values.
+            has_values: Whether there are values; False for latents, the keys of one head.
 
         Raises:
             TypeError: If the page table does not hold integers.
@@ -159,15 +176,24 @@ class KVCache:
             dtype,
             table.shape[0],
             jnp.asarray(table, jnp.int32),
+            has_values=has_values,
         )
 
     @classmethod
     def _empty(
-        cls, num_layers: int, shape: tuple[int, ...], dtype: Any, batch: int, page_table: jax.Array | None
+        cls,
+        num_layers: int,
+        shape: tuple[int, ...],
+        dtype: Any,
+        batch: int,
+        page_table: jax.Array | None,
+        *,
+        has_values: bool,
     ) -> "KVCache":
         if num_layers < 0 or min(shape) < 0:
             raise ValueError(f"the sizes of a cache must not be negative, got {num_layers=} and arrays of {shape}.")
-        keys, values = (tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)) for _ in range(2))
+        keys = tuple(jnp.zeros(shape, dtype) for _ in range(num_layers))
+        values = tuple(jnp.zeros(shape, dtype) if has_values else None for _ in range(num_layers))
         return cls(keys, values, jnp.zeros(batch, jnp.int32), page_table)
 
     @property
