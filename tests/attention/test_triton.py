@@ -97,6 +97,21 @@ def test_cap_sinks_slopes_and_values_of_another_width() -> None:
         np.testing.assert_allclose(np.asarray(ours, np.float32), right, atol=3e-2)
 
 
+@pytest.mark.tier("full")
+def test_values_that_are_columns_of_the_keys() -> None:
+    """The results and gradients of values that are an array of their own."""
+    q, k, ct = Q.astype(jnp.bfloat16), K.astype(jnp.bfloat16), CT[..., :8].astype(jnp.bfloat16)
+
+    @jax.jit
+    def run(value: jax.Array | None) -> Any:
+        options = AttentionOptions(0.2, causal=True, latent_value_size=8 if value is None else None)
+        call = AttentionCall(q, k, value, LIMITS, options)
+        out, lse = triton.attention(call, **LAUNCH)
+        return out, lse, *triton.gradients(call, AttentionResults(out, lse, ct), **LAUNCH)
+
+    assert_bits_equal(run(None), run(k[..., :8]))
+
+
 @pytest.mark.parametrize("dtype", ["int8", full_only("float8_e4m3fn")])
 def test_keys_and_values_of_8_bits(dtype: str) -> None:
     q = Q.astype(jnp.bfloat16)

@@ -68,7 +68,15 @@ def test_what_a_loop_writes(dtype: str, paged: bool) -> None:
             r"cache must have the dimensions \(slots, S, W\), got float32\[2,4\]",
         ),
         ({"cache": np.zeros((2, 4, WIDTH), "int32")}, TypeError, "cache must be an array of .* got int32"),
-        ({"cache": jnp.zeros((2, 4, WIDTH), "bfloat16")}, TypeError, "latents and a cache .* must share one dtype, got latents float32"),
+        (
+            {"cache": jnp.zeros((2, 4, WIDTH), "bfloat16")},
+            TypeError,
+            (
+                {"cache": jnp.zeros((2, 4, WIDTH), "bfloat16")},
+                TypeError,
+                "latents and a cache .* must share one dtype, got latents float32",
+            ),
+        ),
         ({"latents": jnp.zeros((1, 2, 5))}, ValueError, r"latents must have the dimensions \(B, L, 3\) or \(T, 3\)"),
         ({"cache": jnp.zeros((2, 4, WIDTH), "int8")}, ValueError, "latent_scale is needed for a cache of .* got none"),
         ({"latent_scale": jnp.ones(())}, ValueError, "latent_scale belongs to a cache of .* got one"),

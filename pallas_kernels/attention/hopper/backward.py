@@ -58,7 +58,7 @@ def attention_gradients(
     if not isinstance(contract, AttentionGradientContract):
         raise UnsupportedError(f"attention on a Hopper GPU: expected an AttentionGradientContract, got {contract!r}.")
     scoring, options = Scoring.of(call.options), call.options
-    query, key, value, out, cotangent = call.query, call.key, call.value, results.out, results.cotangent
+    query, key, value, out, cotangent = call.query, call.key, call.values, results.out, results.cotangent
     (batch, length, heads, width), value_width = query.shape, value.shape[3]
     capacity, key_heads = key.shape[1:3]
     if call.is_empty:

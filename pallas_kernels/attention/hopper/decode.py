@@ -157,7 +157,7 @@ def decode(call: AttentionCall, body: Body) -> tuple[jax.Array, jax.Array]:
     check_swap(body, call)
     fp8 = call.key.dtype == jnp.float8_e4m3fn
     if fp8:
-        key, value = (lax.bitcast_convert_type(x, jnp.int8) for x in (call.key, call.value))
+        key, value = (lax.bitcast_convert_type(x, jnp.int8) for x in (call.key, call.values))
         call = replace(call, key=key, value=value)
     sinks = call.sinks
     call = call if s.whole else replace(call, sinks=None)

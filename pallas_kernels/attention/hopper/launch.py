@@ -103,7 +103,7 @@ def _of_no_keys(call: AttentionCall) -> tuple[jax.Array, jax.Array]:
     wrong = jnp.asarray(call.limits)[:, 1, None, None] < 0
     lse = jnp.broadcast_to(jnp.where(wrong, jnp.nan, -jnp.inf).astype(jnp.float32), rows)
     out = jnp.where(wrong, jnp.nan, 0.0).astype(call.query.dtype)[..., None]
-    return jnp.broadcast_to(out, (*rows, call.value.shape[3])), lse
+    return jnp.broadcast_to(out, (*rows, call.value_size)), lse
 
 
 def _sight(call: AttentionCall) -> Sight:
@@ -122,7 +122,7 @@ def _problem(call: AttentionCall, contract: SplitAttentionContract) -> Problem:
         key_heads=key_heads,
         group=heads // key_heads,
         size=size,
-        value_size=call.value.shape[3],
+        value_size=call.value_size,
         capacity=capacity,
         reach=sight.reach(length, capacity),
         split=contract.split,
