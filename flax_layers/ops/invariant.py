@@ -129,10 +129,10 @@ class InvariantOps:
         keys: jax.Array,
         values: jax.Array,
         *,
-        turned: jax.Array | None = None,
+        to_rotate: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Rotates the queries and keys in heads (B, T, N + 2 * K, H), and stores keys and values."""
-        return rotate_and_store(heads, cos, sin, rows, keys, values, turned=turned)
+        return rotate_and_store(heads, cos, sin, rows, keys, values, to_rotate=to_rotate)
 
     def attention(
         self,

@@ -148,10 +148,10 @@ class PlainOps:
         keys: jax.Array,
         values: jax.Array,
         *,
-        turned: jax.Array | None = None,
+        to_rotate: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Rotates the queries and keys in heads (B, T, N + 2 * K, H), and stores keys and values."""
-        return rotate_and_store_in_pieces(self.rotate, heads, cos, sin, rows, keys, values, turned)
+        return rotate_and_store_in_pieces(self.rotate, heads, cos, sin, rows, keys, values, to_rotate)
 
     def attention(
         self,

@@ -163,8 +163,10 @@ class Attention(nnx.Module):
         """
         heads, query_key = self._heads(x, rotary)
         rows = cache.rows(x.shape[1], start, lengths)
-        turned = None if self.query_norm is None else query_key
-        query, keys, values = self.ops.rotate_and_store(heads, *rotary, rows, cache.keys, cache.values, turned=turned)
+        to_rotate = None if self.query_norm is None else query_key
+        query, keys, values = self.ops.rotate_and_store(
+            heads, *rotary, rows, cache.keys, cache.values, to_rotate=to_rotate
+        )
         cache = cache._replace(keys=keys, values=values)
         options = {"start": start, "lengths": lengths, **self._options()}
         if cache.page_table is None:
@@ -188,8 +190,8 @@ class Attention(nnx.Module):
                 f" got {[angles.shape for angles in rotary]}."
             )
         heads = self.qkv(x).reshape(*x.shape[:2], self.num_heads + 2 * self.num_kv_heads, self.head_dim)
-        turned = self.num_heads + self.num_kv_heads
-        query_key = heads[:, :, :turned]
+        to_rotate = self.num_heads + self.num_kv_heads
+        query_key = heads[:, :, :to_rotate]
         if self.query_norm is not None:
             query, key = query_key[:, :, : self.num_heads], query_key[:, :, self.num_heads :]
             query_key = jnp.concatenate([self.query_norm(query), self.key_norm(key)], axis=2)
