@@ -6,6 +6,7 @@ from typing import Literal
 
 from .errors import CheckpointError
 from .experts import ExpertsConfig
+from .linear_attention import LinearAttentionConfig
 from .rope import RopeScaling
 
 _SIZES = (
@@ -47,6 +48,9 @@ class LlamaConfig:
         eos_token_ids: Tokens that end generation.
         qk_norm: Whether each head of queries and keys is normalised before it is rotated.
         experts: The experts that replace each MLP, or None.
+        linear: The linear attention that replaces attention in some layers, or None.
+        output_gate: Whether the heads of attention are multiplied by the sigmoid of a gate.
+        rotary_dim: Columns at the beginning of a head that are rotated; None for all.
         rope_scaling: Scaling of the rotary frequencies of `rope_theta`, or None.
         windows: For each layer the maximum number of tokens that a token sees, including itself, or None for all; over
             again from the first where there are more layers.
@@ -90,6 +94,9 @@ class LlamaConfig:
     eos_token_ids: tuple[int, ...]
     qk_norm: bool = False
     experts: ExpertsConfig | None = None
+    linear: LinearAttentionConfig | None = None
+    output_gate: bool = False
+    rotary_dim: int | None = None
     rope_scaling: RopeScaling | None = None
     windows: tuple[int | None, ...] = (None,)
     window_rope_theta: float | None = None
@@ -125,9 +132,14 @@ class LlamaConfig:
             )
         if self.head_dim % 2:
             raise CheckpointError(f"head_dim must be even for a rotary embedding, got {self.head_dim=}")
-        if self.rope_scaling is not None and len(self.rope_scaling.divisors) != self.head_dim // 2:
+        turned = self.head_dim if self.rotary_dim is None else self.rotary_dim
+        if not _is_int(turned) or turned % 2 or not 2 <= turned <= self.head_dim:
             raise CheckpointError(
-                f"rope_scaling must have {self.head_dim // 2} divisors for {self.head_dim=}, got"
+                f"rotary_dim must be even and from 2 to head_dim, got {self.rotary_dim=} and {self.head_dim=}"
+            )
+        if self.rope_scaling is not None and len(self.rope_scaling.divisors) != turned // 2:
+            raise CheckpointError(
+                f"rope_scaling must have {turned // 2} divisors for {turned} rotated columns, got"
                 f" {len(self.rope_scaling.divisors)}"
             )
         sizes = [window for window in self.windows if window is not None]
@@ -143,6 +155,10 @@ class LlamaConfig:
                     f"bos and eos ids must be integers from 0 to {self.vocab_size - 1}, "
                     f"got {self.bos_token_id=} and {self.eos_token_ids=}"
                 )
+
+    def is_linear(self, layer: int) -> bool:
+        """Returns whether a layer has linear attention."""
+        return self.linear is not None and self.linear.layers[layer % len(self.linear.layers)]
 
     def window(self, layer: int) -> int | None:
         """Returns the tokens that a token sees at most in a layer, or None for all."""

@@ -13,10 +13,11 @@ from bijax.ops.rotary.heads import rotate_and_store, rotate_heads
 
 from ..routing import Routing
 from .experts import experts, quantized_experts, route
+from .invariant_linear_attention import InvariantLinearAttention
 
 
 @dataclass(frozen=True)
-class InvariantOps:
+class InvariantOps(InvariantLinearAttention):
     """Batch-invariant operations: the bits of a row do not depend on the batch, the padding and the cut of the work.
 
     Example:

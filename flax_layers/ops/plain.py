@@ -11,10 +11,11 @@ from bijax.ops.rotary.heads import rotate_and_store_in_pieces
 
 from ..routing import Routing
 from .plain_experts import experts, route
+from .plain_linear_attention import PlainLinearAttention
 
 
 @dataclass(frozen=True)
-class PlainOps:
+class PlainOps(PlainLinearAttention):
     """Stock JAX operations. Their bits may change with the batch, the padding and the cut of the work.
 
     Example:

@@ -5,9 +5,10 @@ from typing import Any, Protocol
 import jax
 
 from ..routing import Routing
+from .linear_attention import LinearAttentionOps
 
 
-class Ops(Protocol):
+class Ops(LinearAttentionOps, Protocol):
     """The operations whose bits may depend on the batch; everything else in a layer is exact.
 
     The layers of this package call nothing else for their arithmetic, save for lone additions, which are exactly
