@@ -29,7 +29,6 @@ def fingerprint(model: Model, *, page_size: int) -> str:
         >>> len(fingerprint(ToyModel.random(seed=0), page_size=8))
         32
     """
-
     has_states = state_interval(model) is not None
 
     def step(model: Any, pages: Any, tokens: jax.Array, table: jax.Array, counts: jax.Array) -> Any:
