@@ -103,11 +103,11 @@ def _swiglu_quantised(x: jax.Array, counts: jax.Array) -> Any:
     return ops.moe_swiglu_dynamic_quant(x, None, counts)
 
 
-def _turned(qkv: jax.Array, table: jax.Array) -> jax.Array:
+def _rotated(qkv: jax.Array, table: jax.Array) -> jax.Array:
     return ops.rotary_embedding(qkv, table, table, q_head_num=2, kv_head_num=1)
 
 
-def _turned_and_stored(heads: jax.Array, table: jax.Array, cache: jax.Array) -> Any:
+def _stored(heads: jax.Array, table: jax.Array, cache: jax.Array) -> Any:
     return rotate_and_store(heads, table, table, jnp.arange(8), cache, cache)
 
 
@@ -197,8 +197,8 @@ CASES: Final[tuple[Case, ...]] = (
     Case("add_rms_norm_dynamic_quant", "", _norm_quantised, (_X, (1024,))),
     Case("moe_scatter_dynamic_quant", "", _scattered, (_X, (8, 2, _LABELS))),
     Case("moe_swiglu_dynamic_quant", "", _swiglu_quantised, (_X, (4, _LABELS))),
-    Case("rotary_embedding", "", _turned, ((1, 8, 4, 64), (8, 64))),
-    Case("rotary_embedding", "with a cache", _turned_and_stored, ((1, 8, 4, 64), (1, 8, 32, "float32"), (1, 9, 1, 64))),
+    Case("rotary_embedding", "", _rotated, ((1, 8, 4, 64), (8, 64))),
+    Case("rotary_embedding", "with a cache", _stored, ((1, 8, 4, 64), (1, 8, 32, "float32"), (1, 9, 1, 64))),
     Case(
         "moe_quant_group_gemm",
         "",

@@ -11,7 +11,7 @@ from bijax.sampling._arithmetic import Arithmetic
 from bijax.sampling._draw import draw
 from bijax.sampling._measure import Measured, measure
 from bijax.sampling._restrict import what_is_left
-from bijax.serving.model import Model
+from bijax.serving.model import Model, state_interval
 from bijax.serving.packed import Given, one_step_on, unpack
 from bijax.serving.rows import Extras, Rows
 
@@ -92,7 +92,11 @@ def advance(model: Model, pages: Any, given: Given, *, common_page_size: int | N
         given: The model's inputs.
         common_page_size: Tokens of a page, if the model is to be told the sequences' common prefix.
     """
-    further = {} if common_page_size is None else {"common_prefix": _common_tokens(given, common_page_size)}
+    further: dict[str, Any] = {}
+    if common_page_size is not None:
+        further["common_prefix"] = _common_tokens(given, common_page_size)
+    if state_interval(model) is not None:
+        further["slots"] = given.slots
     hidden, pages = model.extend(pages, given.tokens, given.page_table, given.start, given.lengths, **further)
     return Advanced(hidden, model.logits(_ends(hidden, given.lengths)), given.tokens[:, 0], pages)
 

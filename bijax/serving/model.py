@@ -85,6 +85,69 @@ class Model(Protocol):
         """
 
 
+class StatefulModel(Model, Protocol):
+    """A model that keeps a state of each sequence beside the pages, as linear attention does.
+
+    The engine has a state for each running sequence, in a *slot*, and *snapshots*, states at positions that are
+    multiples of `state_interval`. It passes `extend` pages and states together, as (pages, states), with `slots`.
+
+    For the engine's promise, a sequence that goes on from a snapshot must have the bits of one that was computed from
+    its beginning, and so must one whose last tokens were written again (drafts), if these are after the last position
+    of that kind before them.
+    """
+
+    @property
+    def state_interval(self) -> int:
+        """Positions at which a state can be kept are multiples of this."""
+
+    def init_states(self, num_slots: int) -> Any:
+        """Returns the states of running sequences, in arrays whose first dimension is the slot."""
+
+    def init_snapshots(self, number: int) -> Any:
+        """Returns room for snapshots, in arrays whose first dimension is the snapshot."""
+
+    def extend(
+        self,
+        pages: Any,
+        tokens: jax.Array,
+        page_table: jax.Array,
+        start: jax.Array,
+        lengths: jax.Array,
+        common_prefix: jax.Array | None = None,
+        *,
+        slots: jax.Array | None = None,
+    ) -> tuple[jax.Array, Any]:
+        """Appends tokens to sequences, as `Model.extend` does.
+
+        Args:
+            pages: Pages and states.
+            tokens: (B, T) int32.
+            page_table: (B, n) int32.
+            start: (B,) int32. A sequence that starts at 0 has an empty state, whatever its slot holds.
+            lengths: (B,) int32. The slot of a row with 0 must not be written.
+            common_prefix: () int32 or None.
+            slots: (B,) int32, the slot of each sequence.
+        """
+
+    def keep_state(self, states: Any, snapshots: Any, slot: int, index: int, position: int) -> Any:
+        """Returns the snapshots, with the state of a slot, of which `position` tokens count, at `index`.
+
+        The snapshots are used up. An index past the end changes nothing.
+        """
+
+    def restore_state(self, states: Any, snapshots: Any, slot: int, index: int, position: int) -> Any:
+        """Returns the states, with the snapshot at `index`, which is one of `position` tokens, in a slot.
+
+        The states are used up. A slot past the end changes nothing.
+        """
+
+
+def state_interval(model: Any) -> int | None:
+    """Returns `StatefulModel.state_interval`, or None for a model that keeps pages alone."""
+    interval: int | None = getattr(model, "state_interval", None)
+    return interval
+
+
 class Tokenizer(Protocol):
     """The tokenizer interface of the engine, for texts and stop strings.
 

@@ -16,7 +16,8 @@ class Slots:
         vocab_size: Of the model.
 
     Attributes:
-        rows: (S, SLOT_COLUMNS + table_width) int32, the words of the seed, the bits of the temperature, the pages.
+        rows: (S, SLOT_COLUMNS + table_width) int32, the words of the seed, the bits of the temperature, the
+            number of the slot, the pages.
         seeds: (S, 2) uint32, part of the rows.
         temperature: (S,) float32, part of the rows.
         table: (S, table_width) int32, part of the rows.
@@ -29,6 +30,7 @@ class Slots:
         self.rows = np.zeros((num_slots, SLOT_COLUMNS + table_width), np.int32)
         self.seeds = self.rows.view(np.uint32)[:, :2]
         self.temperature = self.rows.view(np.float32)[:, 2]
+        self.rows[:, 3] = np.arange(num_slots)
         self.table = self.rows[:, SLOT_COLUMNS:]
         self.top_k = np.zeros(num_slots, np.int32)
         self.top_p = np.ones(num_slots, np.float32)

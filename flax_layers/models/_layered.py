@@ -2,15 +2,18 @@
 
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .block import Block, Rotary, Stored, Stream, added, project, start_tokens
-from .layers import Embed, KVCache, LayerCache, Linear, RMSNorm, RotaryEmbedding
+from .block import Block, Rotary, Stream, added, project, start_tokens
+from .layers import DeltaNetState, Embed, KVCache, LayerCache, Linear, RMSNorm, RotaryEmbedding
 from .llama import Llama
+
+type Stored = tuple[jax.Array, jax.Array | None] | DeltaNetState
+"""What a layer keeps: keys and values, latents without values, or a state."""
 
 
 class Layers:
@@ -42,22 +45,24 @@ class Layers:
         start: jax.Array,
         lengths: jax.Array,
         common_prefix: jax.Array | None = None,
+        slots: jax.Array | None = None,
     ) -> tuple[jax.Array, list[Stored]]:
         """Runs the blocks one after the other.
 
         Args:
             x: (B, T, hidden_size), new tokens before the first block.
             angles: Their cosines and sines, as `start_tokens` returns them.
-            stored: Keys and values of each layer, which are used up.
+            stored: Keys and values of each layer, or its state, which are used up.
             page_table: Their page table, or None.
             start: (B,) tokens that each sequence holds.
             lengths: (B,) new tokens of each sequence.
             common_prefix: () tokens that all sequences begin with, in the same pages, or None.
+            slots: (B,) where the states of the sequences are; None if state b is that of sequence b.
 
         Returns:
-            The residual stream after the last block, and the new keys and values.
+            The residual stream after the last block, and what the layers keep.
         """
-        given = (page_table, start, lengths, common_prefix)
+        given = (page_table, start, lengths, common_prefix, slots)
         return run_blocks(self.blocks, x, angles, stored, *given, one_program=False)
 
 
@@ -70,6 +75,7 @@ def run_blocks(
     start: jax.Array,
     lengths: jax.Array,
     common_prefix: jax.Array | None = None,
+    slots: jax.Array | None = None,
     *,
     one_program: bool,
 ) -> tuple[jax.Array, list[Stored]]:
@@ -81,9 +87,9 @@ def run_blocks(
     written = []
     stream: Stream = (x, None)
     for (structure, parameters, rotary), layer in zip(blocks, stored, strict=True):
-        given = (angles[rotary], *layer, page_table, start, lengths, common_prefix)
-        stream, keys, values = _extend(structure, parameters, stream, *given, alone=not one_program)
-        written.append((keys, values))
+        given = (angles[rotary], layer, page_table, start, lengths, common_prefix, slots)
+        stream, kept = _extend(structure, parameters, stream, *given, alone=not one_program)
+        written.append(kept)
     return added(stream), written
 
 
@@ -101,7 +107,10 @@ class LayeredModel:
     def __init__(self, model: Llama, cache: KVCache) -> None:
         self._model = model
         self._layers = Layers(model)
-        self._stored = list(zip(cache.keys, cache.values, strict=True))
+        self._stored = [
+            layer if isinstance(layer, DeltaNetState) else (layer.keys, layer.values)
+            for layer in cache.layers(model.config)
+        ]
         self._page_table = cache.page_table
         self._capacity = cache.capacity
 
@@ -136,25 +145,35 @@ def _start(
     return start_tokens(embed, rotaries, tokens, start=start, lengths=lengths, capacity=capacity)
 
 
-@functools.partial(jax.jit, static_argnames=("structure", "alone"), donate_argnames=("keys", "values"))
+@functools.partial(jax.jit, static_argnames=("structure", "alone"), donate_argnames="stored")
 def _extend(
     structure: Any,
     parameters: tuple[jax.Array, ...],
     stream: Stream,
     rotary: Rotary,
-    keys: jax.Array,
-    values: jax.Array | None,
+    stored: Stored,
     page_table: jax.Array | None,
     start: jax.Array,
     lengths: jax.Array,
     common_prefix: jax.Array | None,
+    slots: jax.Array | None,
     *,
     alone: bool,
-) -> tuple[Stream, jax.Array, jax.Array | None]:
+) -> tuple[Stream, Stored]:
     block: Block = jax.tree.unflatten(structure, parameters)
-    cache = LayerCache(keys, values, page_table, common_prefix)
-    stream, cache = block.extend(stream, rotary, cache, start=start, lengths=lengths)
-    return (added(stream), None) if alone else stream, cache.keys, cache.values
+    kept: Stored
+    if isinstance(stored, DeltaNetState):
+        held = stored if slots is None else stored.rows(slots, start)
+        stream, after = block.extend(stream, rotary, held, start=start, lengths=lengths)
+        new = cast(DeltaNetState, after)
+        # The slot of a row of padding must not be written.
+        kept = new if slots is None else stored.with_rows(jnp.where(lengths > 0, slots, len(stored.inputs)), new)
+    else:
+        cache = LayerCache(*stored, page_table, common_prefix)
+        stream, after = block.extend(stream, rotary, cache, start=start, lengths=lengths)
+        written = cast(LayerCache, after)
+        kept = written.keys, written.values
+    return (added(stream), None) if alone else stream, kept
 
 
 @functools.partial(jax.jit, static_argnames="soft_cap")

@@ -13,10 +13,11 @@ from bijax.ops.rotary.heads import rotate_and_store, rotate_heads
 
 from ..routing import Routing
 from .experts import experts, quantized_experts, route
+from .invariant_linear_attention import InvariantLinearAttention
 
 
 @dataclass(frozen=True)
-class InvariantOps:
+class InvariantOps(InvariantLinearAttention):
     """Batch-invariant operations: the bits of a row do not depend on the batch, the padding and the cut of the work.
 
     Example:
@@ -136,10 +137,10 @@ class InvariantOps:
         keys: jax.Array,
         values: jax.Array,
         *,
-        turned: jax.Array | None = None,
+        to_rotate: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Rotates the queries and keys in heads (B, T, N + 2 * K, H), and stores keys and values."""
-        return rotate_and_store(heads, cos, sin, rows, keys, values, turned=turned)
+        return rotate_and_store(heads, cos, sin, rows, keys, values, to_rotate=to_rotate)
 
     def attention(
         self,

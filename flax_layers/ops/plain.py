@@ -11,10 +11,11 @@ from bijax.ops.rotary.heads import rotate_and_store_in_pieces
 
 from ..routing import Routing
 from .plain_experts import experts, route
+from .plain_linear_attention import PlainLinearAttention
 
 
 @dataclass(frozen=True)
-class PlainOps:
+class PlainOps(PlainLinearAttention):
     """Stock JAX operations. Their bits may change with the batch, the padding and the cut of the work.
 
     Example:
@@ -152,10 +153,10 @@ class PlainOps:
         keys: jax.Array,
         values: jax.Array,
         *,
-        turned: jax.Array | None = None,
+        to_rotate: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Rotates the queries and keys in heads (B, T, N + 2 * K, H), and stores keys and values."""
-        return rotate_and_store_in_pieces(self.rotate, heads, cos, sin, rows, keys, values, turned)
+        return rotate_and_store_in_pieces(self.rotate, heads, cos, sin, rows, keys, values, to_rotate)
 
     def attention(
         self,

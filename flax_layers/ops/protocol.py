@@ -5,9 +5,10 @@ from typing import Any, Protocol
 import jax
 
 from ..routing import Routing
+from .linear_attention import LinearAttentionOps
 
 
-class Ops(Protocol):
+class Ops(LinearAttentionOps, Protocol):
     """The operations whose bits may depend on the batch; everything else in a layer is exact.
 
     The layers of this package call nothing else for their arithmetic, save for lone additions, which are exactly
@@ -102,13 +103,13 @@ class Ops(Protocol):
         keys: jax.Array,
         values: jax.Array,
         *,
-        turned: jax.Array | None = None,
+        to_rotate: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Rotates the queries and keys in heads (B, T, N + 2 * K, H) as `rotate` does, and stores keys and values.
 
         Each token is stored in its row, of rows (B * T,), in keys and values (X, Y, K, H) with X * Y rows; rows out of
-        range are dropped. `turned` (B, T, N + K, H) is rotated instead of the queries and keys in `heads`, if passed.
-        Returns the rotated queries (B, T, N, H), keys and values.
+        range are dropped. If passed, `to_rotate` (B, T, N + K, H) is rotated instead of the queries and keys in
+        `heads`. Returns the rotated queries (B, T, N, H), keys and values.
         """
 
     def attention(

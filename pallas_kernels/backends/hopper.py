@@ -40,11 +40,11 @@ def _wgmma(product: ProductSpec) -> WgmmaContract | None:
 
 
 def _split_wgmma(product: ProductSpec) -> SplitWgmmaContract | None:
-    return SplitWgmmaContract(product.shards) if product.dtype in _16_BITS else None
+    return SplitWgmmaContract(product.splits) if product.dtype in _16_BITS else None
 
 
 def _fused(product: ProductSpec) -> WgmmaContract | SplitWgmmaContract | None:
-    return _wgmma(product) if product.shards == 1 else _split_wgmma(product)
+    return _wgmma(product) if product.splits == 1 else _split_wgmma(product)
 
 
 def _of_activation(product: ProductSpec) -> ElementwiseContract | None:

@@ -189,8 +189,8 @@ def not_finite() -> None:
     """A value or key that is not finite makes those queries nan that see it, and no other."""
     call = call_of()
     whole = jax_triton.attention(call, tile=TILE, **LAUNCH)
-    spoilt = call.value.at[0, 33, 0, 3].set(jnp.inf).at[0, 2, 1, 5].set(jnp.nan).at[1, 37:].set(jnp.nan)
-    found = jax_triton.attention(dataclasses.replace(call, value=spoilt), tile=TILE, **LAUNCH)
+    poisoned = call.value.at[0, 33, 0, 3].set(jnp.inf).at[0, 2, 1, 5].set(jnp.nan).at[1, 37:].set(jnp.nan)
+    found = jax_triton.attention(dataclasses.replace(call, value=poisoned), tile=TILE, **LAUNCH)
     sees = np.zeros((2, QUERIES, HEADS), bool)
     sees[0, 3:, :2] = sees[0, :, 2:] = True
     for ours, right in zip(found, whole, strict=True):

@@ -135,8 +135,8 @@ def test_pages_and_what_is_not_seen() -> None:
     table = jnp.array([[3, 1, 9, 0, 5], [2, 4, 6, 8, 7]])
     pages = (jnp.zeros((10, 10, KEY_HEADS, SIZE)).at[table].set(x.reshape(2, 5, 10, KEY_HEADS, SIZE)) for x in (K, V))
     assert_bits_equal(attend(Q, *pages, page_table=table), whole)
-    spoilt = (x.at[1, 37:].set(jnp.nan) for x in (K, V))
-    assert_bits_equal(attend(Q, *spoilt), whole)
+    poisoned = (x.at[1, 37:].set(jnp.nan) for x in (K, V))
+    assert_bits_equal(attend(Q, *poisoned), whole)
     # A value that is not finite makes the queries nan that see it.
     out, lse = attend(Q, K, V.at[0, 40, 0, 3].set(jnp.inf))
     assert_bits_equal((out[0, :10], out[:, :, 2:], out[1]), (whole[0][0, :10], whole[0][:, :, 2:], whole[0][1]))

@@ -81,9 +81,9 @@ def fused_products() -> Iterator[tuple[str, Case]]:
         yield f"matmul {dtype} silu gradients", Case(with_gradients(act, among=2), (x, w, g))
         yield f"matmul {dtype} residual", Case(lambda x, w, r: bijax.matmul(x, w, residual=r), (x, w, g))
         yield f"gated_matmul {dtype} gradients", Case(with_gradients(bijax.gated_matmul, among=3), (x, w, up, g))
-        for shards in (2, 4):
-            split = functools.partial(bijax.matmul, split_k=shards)
-            yield f"matmul {dtype} split_k={shards}", Case(split, (x, w))
+        for splits in (2, 4):
+            split = functools.partial(bijax.matmul, split_k=splits)
+            yield f"matmul {dtype} split_k={splits}", Case(split, (x, w))
         yield f"matmul {dtype} split_k=4 gradients", Case(with_gradients(split, among=2), (x, w, g))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from bijax.core.checks import describe, float_dtype, integer
 from bijax.dispatch.precision import precision_name
-from pallas_kernels.contract import split_shards
+from pallas_kernels.contract import split_count
 from pallas_kernels.matmul.activations import ACTIVATIONS
 
 
@@ -32,7 +32,7 @@ def precision_of(op: str, precision: Any) -> str:
         raise ValueError(f"{op}: precision must be one that jax.lax.dot takes, got {precision!r}.") from error
 
 
-def shards_of(op: str, split_k: Any, k: int, n: int) -> int:
+def splits_of(op: str, split_k: Any, k: int, n: int) -> int:
     """Returns the number of K splits, 1 for none. It does not depend on the rows.
 
     Raises:
@@ -41,14 +41,14 @@ def shards_of(op: str, split_k: Any, k: int, n: int) -> int:
     if split_k is None:
         return 1
     if isinstance(split_k, str) and split_k == "auto":
-        return split_shards(k, n)
+        return split_count(k, n)
     try:
-        shards = integer(op, "split_k", split_k)
+        splits = integer(op, "split_k", split_k)
     except TypeError:
-        shards = 0
-    if shards < 1 or shards & (shards - 1):
+        splits = 0
+    if splits < 1 or splits & (splits - 1):
         raise ValueError(f'{op}: split_k must be a power of two, "auto" or None, got {split_k!r}.')
-    return shards
+    return splits
 
 
 def check_activation(op: str, activation: Any) -> None:

@@ -36,7 +36,7 @@ def matmul_gradients(
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """Returns the gradients of x, w and bias for the cotangent `g`, without K splits."""
     x, w, bias = saved
-    product = replace(product, shards=1)
+    product = replace(product, splits=1)
     dx = differentiable_matmul(
         g, w, None, replace(product, transpose_w=not product.transpose_w, out_dtype=x.dtype.name)
     )

@@ -9,7 +9,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from bijax.core.checks import describe, flag, float_array, same_dtype
 from bijax.dispatch.matmul import Product
-from bijax.ops.matmul._arguments import check_activation, check_operands, precision_of, result_dtype, shards_of
+from bijax.ops.matmul._arguments import check_activation, check_operands, precision_of, result_dtype, splits_of
 from bijax.ops.matmul._derivatives import differentiable_matmul, differentiable_weight_gradient
 from bijax.ops.matmul._fused import Fusion, fused_matmul
 from pallas_kernels.matmul.activations import Activation
@@ -52,7 +52,7 @@ def matmul(
         preferred_element_type: Dtype of the result; `x.dtype` by default.
         split_k: Another contract, for long K and few columns, where one chain over K leaves most of a GPU idle: K is
             split into this many ranges (a power of two), each summed separately, and the sums are added as a fixed
-            binary tree. "auto" derives the number from K and N (`pallas_kernels.contract.split_shards`). The bits
+            binary tree. "auto" derives the number from K and N (`pallas_kernels.contract.split_count`). The bits
             differ from the default's, so a layer must use the same setting at every batch size. The sums of the
             gradients are not split.
 
@@ -90,7 +90,7 @@ def matmul(
     transpose_w = flag(_OP, "transpose_w", transpose_w)
     check_operands(_OP, x, w, bias, transpose_w)
     n = w.shape[-2 if transpose_w else -1]
-    product = Product(dtype.name, transpose_w, precision, shards=shards_of(_OP, split_k, x.shape[-1], n))
+    product = Product(dtype.name, transpose_w, precision, splits=splits_of(_OP, split_k, x.shape[-1], n))
     stack = () if w.ndim == 2 else (math.prod(w.shape[:-2]),)
     rows = x.shape[-2:-1] if stack else (math.prod(x.shape[:-1]),)
     operands = x.reshape(*stack, *rows, x.shape[-1]), w.reshape(*stack, *w.shape[-2:])

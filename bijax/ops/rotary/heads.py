@@ -27,8 +27,8 @@ def rotate_heads(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     """
     first, second = halves(x)
     cos, sin = (jnp.broadcast_to(a[..., None, :], first.shape) for a in (cos, sin))
-    turned: Arrays = _turn(first, second, cos, sin)
-    return join(turned, x.ndim - 1)
+    rotated: Arrays = _rotate_pairs(first, second, cos, sin)
+    return join(rotated, x.ndim - 1)
 
 
 def store_rows(stored: jax.Array, rows: jax.Array, new: jax.Array) -> jax.Array:
@@ -56,7 +56,7 @@ def rotate_and_store(
     keys: jax.Array,
     values: jax.Array,
     *,
-    turned: jax.Array | None = None,
+    to_rotate: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Rotates queries and keys and stores keys and values, on a GPU in one kernel after the product that makes them.
 
@@ -67,7 +67,7 @@ def rotate_and_store(
         rows: (B * T,) integers, the cache row (of X * Y) of each token; out of range for none. Rows are unique.
         keys: (X, Y, K, H): written in place where it is not used again.
         values: The same.
-        turned: (B, T, N + K, H): rotated instead of the queries and keys in `heads`, such as their norms.
+        to_rotate: (B, T, N + K, H): rotated instead of the queries and keys in `heads`, such as their norms.
 
     Returns:
         The rotated queries (B, T, N, H), `keys` and `values`.
@@ -80,8 +80,8 @@ def rotate_and_store(
         >>> query.tolist(), keys[0, :, 0].tolist()
         ([[[[-1.0, 1.0]]]], [[0.0, 0.0], [-1.0, 1.0]])
     """
-    arrays = heads, cos, sin, rows, keys, values, turned
-    given = [x for x in (heads, keys, values, turned) if x is not None]
+    arrays = heads, cos, sin, rows, keys, values, to_rotate
+    given = [x for x in (heads, keys, values, to_rotate) if x is not None]
     one_dtype = len({x.dtype for x in given}) == 1 and heads.dtype.name in FLOATS
     if one_dtype and cos.dtype == sin.dtype == jnp.float32 and all(x.size for x in given):
         return _rotate_and_store(*arrays)
@@ -96,22 +96,22 @@ def rotate_and_store_in_pieces(
     rows: jax.Array,
     keys: jax.Array,
     values: jax.Array,
-    turned: jax.Array | None,
+    to_rotate: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """`rotate_and_store` as a rotation by `rotate` (x, cos, sin) and two calls of `store_rows`."""
-    to_turn = heads.shape[2] - keys.shape[2]
-    query_heads = to_turn - keys.shape[2]
-    both = rotate(heads[:, :, :to_turn] if turned is None else turned, cos, sin)
-    stored = store_rows(keys, rows, both[:, :, query_heads:]), store_rows(values, rows, heads[:, :, to_turn:])
+    rotated_heads = heads.shape[2] - keys.shape[2]
+    query_heads = rotated_heads - keys.shape[2]
+    both = rotate(heads[:, :, :rotated_heads] if to_rotate is None else to_rotate, cos, sin)
+    stored = store_rows(keys, rows, both[:, :, query_heads:]), store_rows(values, rows, heads[:, :, rotated_heads:])
     return both[:, :, :query_heads], *stored
 
 
 @custom_vjp()
 def _rotate_and_store(*arrays: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-    heads, cos, sin, rows, keys, values, turned = arrays
+    heads, cos, sin, rows, keys, values, to_rotate = arrays
     flat = [x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]) for x in (heads, cos, sin)]
     caches = [x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]) for x in (keys, values)]
-    rest = [] if turned is None else [turned.reshape(flat[0].shape[0], *turned.shape[2:])]
+    rest = [] if to_rotate is None else [to_rotate.reshape(flat[0].shape[0], *to_rotate.shape[2:])]
     query, *stored = _kernel(*flat, rows.astype(jnp.int32), *caches, *rest)
     keys, values = (x.reshape(keys.shape) for x in stored)
     return query.reshape(*heads.shape[:2], *query.shape[1:]), keys, values
@@ -130,8 +130,8 @@ _rotate_and_store.defvjp(_forward, _backward)
 
 
 @elementwise
-def _turn(first: jax.Array, second: jax.Array, cos: jax.Array, sin: jax.Array) -> Arrays:
-    return portable.turn(first, second, cos, sin)
+def _rotate_pairs(first: jax.Array, second: jax.Array, cos: jax.Array, sin: jax.Array) -> Arrays:
+    return portable.rotate_pairs(first, second, cos, sin)
 
 
 def _shapes(heads: jax.Array, *arrays: jax.Array, **_: Any) -> Arrays:
@@ -141,11 +141,11 @@ def _shapes(heads: jax.Array, *arrays: jax.Array, **_: Any) -> Arrays:
 
 def _fold(size: int, arrays: Arrays, axes: Sequence[int | None], _: dict[str, Any]) -> Arrays:
     """More sequences are more tokens, each with the rows of its own part of a larger cache."""
-    heads, cos, sin, rows, keys, values, *turned = in_front(size, arrays, axes)
+    heads, cos, sin, rows, keys, values, *to_rotate = in_front(size, arrays, axes)
     stored = keys.shape[1]
     inside = (rows >= 0) & (rows < stored)
     rows = jnp.where(inside, rows + stored * jnp.arange(size, dtype=rows.dtype)[:, None], size * stored)
-    given = (heads, cos, sin, rows, keys, values, *turned)
+    given = (heads, cos, sin, rows, keys, values, *to_rotate)
     return unfold_rows(size, _kernel(*(x.reshape(size * x.shape[1], *x.shape[2:]) for x in given)))
 
 

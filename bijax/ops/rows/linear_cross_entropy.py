@@ -108,7 +108,7 @@ def _forward(x: jax.Array, w: jax.Array, codes: jax.Array, z_loss: float, produc
 
 def _backward(z_loss: float, product: Product, saved: Arrays, ct: jax.Array) -> tuple[jax.Array, jax.Array, np.ndarray]:
     x, w, codes = saved
-    turned = replace(product, transpose_w=not product.transpose_w, out_dtype=x.dtype.name)
+    transposed = replace(product, transpose_w=not product.transpose_w, out_dtype=x.dtype.name)
 
     def one(total: jax.Array, chunk: Arrays) -> tuple[jax.Array, jax.Array]:
         rows, codes, ct = chunk
@@ -116,7 +116,7 @@ def _backward(z_loss: float, product: Product, saved: Arrays, ct: jax.Array) -> 
         _, pull = jax.vjp(lambda logits: row_losses(logits, codes, z_loss), logits)
         (slopes,) = pull(ct)
         return differentiable_weight_gradient(rows, slopes, total, product), differentiable_matmul(
-            slopes, w, None, turned
+            slopes, w, None, transposed
         )
 
     total, dx = _over_chunks(one, jnp.zeros(w.shape, jnp.float32), x, codes, ct)
@@ -127,7 +127,7 @@ _losses.defvjp(_forward, _backward)
 
 
 def _over_chunks(one: Any, start: Any, x: jax.Array, codes: jax.Array, *others: jax.Array) -> tuple[Any, jax.Array]:
-    """Walks chunks of equal numbers of rows; rows of padding are left out and add nothing to any sum."""
+    """Loops over chunks of equal numbers of rows; rows of padding are left out and add nothing to any sum."""
     rows = x.shape[0]
     count = max(1, -(-rows // _CHUNK))
     if count == 1:

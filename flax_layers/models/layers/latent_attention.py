@@ -186,11 +186,11 @@ class LatentAttention(nnx.Module):
         latent = self.latent(x)
         query, latent, key_up = promote(self.dtype, query, latent, self.key_up[...])
         parts = [query[..., self.nope_head_dim :], latent[:, :, None, self.rank :]]
-        turned = self.ops.rotate(jnp.concatenate(parts, axis=2), *rotary)
+        rotated = self.ops.rotate(jnp.concatenate(parts, axis=2), *rotary)
         absorbed = self.ops.head_matmul(query[..., : self.nope_head_dim], key_up)
-        query = jnp.concatenate([absorbed, turned[:, :, : self.num_heads]], axis=-1)
+        query = jnp.concatenate([absorbed, rotated[:, :, : self.num_heads]], axis=-1)
         latent = self.latent_norm(latent[..., : self.rank])
-        return query, jnp.concatenate([latent, turned[:, :, self.num_heads]], axis=-1)
+        return query, jnp.concatenate([latent, rotated[:, :, self.num_heads]], axis=-1)
 
     def _merge(self, results: jax.Array) -> jax.Array:
         results, value_up = promote(self.dtype, results, self.value_up[...])

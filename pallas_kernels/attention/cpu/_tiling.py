@@ -10,8 +10,8 @@ from pallas_kernels.attention.call import AttentionCall, Limits
 from pallas_kernels.attention.cpu._forward import attend
 from pallas_kernels.attention.cpu._keys import Cache, FetchBlock, contiguous_blocks, paged_blocks
 from pallas_kernels.attention.cpu._scores import ScoreArrays
+from pallas_kernels.attention.mask_bounds import mask_bounds
 from pallas_kernels.attention.schedule.cpu import Tile
-from pallas_kernels.attention.sight import sight
 from pallas_kernels.contract import AttentionContract
 
 
@@ -65,7 +65,7 @@ def run(
     indices = jnp.broadcast_to(jnp.arange(query.shape[1], dtype=jnp.int32), query.shape[:2])
     offsets, queries, keys = limits
     within = jnp.minimum(queries, length), jnp.minimum(keys, capacity)
-    what = sight(offsets, *within, indices, causal=options.causal, window=options.window)
+    what = mask_bounds(offsets, *within, indices, causal=options.causal, window=options.window)
     out, lse = attend(
         query,
         _reader(key, call.page_table, tile, block),

@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from pallas_kernels.attention.call import AttentionCall
-from pallas_kernels.attention.sight import POSITION_LIMIT
+from pallas_kernels.attention.mask_bounds import POSITION_LIMIT
 from pallas_kernels.contract import eight_bit_contract
 
 LOG2E: Final = float(np.float32(np.log2(np.e)))
@@ -85,7 +85,7 @@ class Form:
 
     @property
     def hides(self) -> bool:
-        """Whether some keys within the sight of a query may be hidden from it."""
+        """Whether some keys within the mask bounds of a query may be hidden from it."""
         return self.mask is not None
 
 

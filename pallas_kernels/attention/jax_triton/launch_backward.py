@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from pallas_kernels.attention.call import AttentionCall, AttentionResults
 from pallas_kernels.attention.jax_triton._form import form_of
 from pallas_kernels.attention.jax_triton.launch import check, operands, padded, prepared, widest
+from pallas_kernels.attention.mask_bounds import MaskBounds, mask_bounds
 from pallas_kernels.attention.programs import row_products
 from pallas_kernels.attention.schedule.jax_triton import BackwardTiles, Tile, backward_tiles
-from pallas_kernels.attention.sight import Sight, sight
 from pallas_kernels.contract import MmaAttentionContract
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.parts.jax_triton.launch import launch
@@ -132,15 +132,15 @@ def _of_results(results: AttentionResults) -> tuple[jax.Array, ...]:
     return padded(results.cotangent), results.lse, delta
 
 
-def _what_is_seen(call: AttentionCall) -> Sight:
+def _what_is_seen(call: AttentionCall) -> MaskBounds:
     """Returns what each query sees, before any mask."""
     (offsets, queries, keys), length = (jnp.maximum(x, 0) for x in call.numbers()), call.query.shape[1]
     indices = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (offsets.shape[0], length))
     within = jnp.minimum(queries, length), jnp.minimum(keys, call.capacity)
-    return sight(offsets, *within, indices, causal=call.options.causal, window=call.options.window)
+    return mask_bounds(offsets, *within, indices, causal=call.options.causal, window=call.options.window)
 
 
-def _queries_that_see(seen: Sight, tiles: int, keys: int) -> tuple[jax.Array, jax.Array]:
+def _queries_that_see(seen: MaskBounds, tiles: int, keys: int) -> tuple[jax.Array, jax.Array]:
     """Returns the range of queries that see any key of each tile, (B, tiles) int32 each."""
     start = jnp.arange(tiles, dtype=jnp.int32) * keys
     some = (seen.first[..., None] < start + keys) & (seen.last[..., None] > start)

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.attention.call import AttentionCall, Limits
+from pallas_kernels.attention.mask_bounds import MaskBounds, mask_bounds
 from pallas_kernels.attention.pallas_triton._scores import score_arrays
 from pallas_kernels.attention.pallas_triton._tile import Launch, Refs
-from pallas_kernels.attention.sight import Sight, sight
 from pallas_kernels.contract import MmaAttentionContract, eight_bit_contract
 from pallas_kernels.errors import UnsupportedError
 
@@ -34,15 +34,15 @@ def widest(call: AttentionCall) -> int:
     return max(call.query.shape[3], call.value_size)
 
 
-def what_is_seen(call: AttentionCall, limits: Limits) -> Sight:
+def what_is_seen(call: AttentionCall, limits: Limits) -> MaskBounds:
     """Returns what each query sees, before any mask."""
     (offsets, queries, keys), length = limits, call.query.shape[1]
     indices = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (offsets.shape[0], length))
     within = jnp.minimum(queries, length), jnp.minimum(keys, call.capacity)
-    return sight(offsets, *within, indices, causal=call.options.causal, window=call.options.window)
+    return mask_bounds(offsets, *within, indices, causal=call.options.causal, window=call.options.window)
 
 
-def arrays_of(call: AttentionCall, seen: Sight, offsets: jax.Array) -> dict[str, jax.Array]:
+def arrays_of(call: AttentionCall, seen: MaskBounds, offsets: jax.Array) -> dict[str, jax.Array]:
     """Returns the arrays of a launch by their names in `Refs`, without those that the forward pass alone takes."""
     given = {"query": padded(call.query), "key": padded(call.key), "first": seen.first, "last": seen.last}
     if call.value is not None:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.attention.call import AttentionCall, AttentionResults
+from pallas_kernels.attention.mask_bounds import MaskBounds
 from pallas_kernels.attention.pallas_triton._arrays import (
     arrays_of,
     check,
@@ -18,7 +19,6 @@ from pallas_kernels.attention.pallas_triton._arrays import (
 from pallas_kernels.attention.pallas_triton.backward import key_kernel, query_kernel, score_kernel
 from pallas_kernels.attention.programs import row_products
 from pallas_kernels.attention.schedule.pallas_triton import AttentionTile, attention_tile
-from pallas_kernels.attention.sight import Sight
 from pallas_kernels.contract import MmaAttentionContract
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.parts.pallas_triton.launch import launch
@@ -136,7 +136,7 @@ def _of_results(results: AttentionResults) -> dict[str, jax.Array]:
     return {"cotangent": padded(results.cotangent), "lse": results.lse, "delta": delta}
 
 
-def _queries_that_see(seen: Sight, tiles: int, keys: int) -> dict[str, jax.Array]:
+def _queries_that_see(seen: MaskBounds, tiles: int, keys: int) -> dict[str, jax.Array]:
     """Returns the range of queries that see any key of each tile, (B, tiles) int32."""
     start = jnp.arange(tiles, dtype=jnp.int32) * keys
     some = (seen.first[..., None] < start + keys) & (seen.last[..., None] > start)

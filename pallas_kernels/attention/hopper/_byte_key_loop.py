@@ -1,7 +1,7 @@
 """The loop of at most 8 rows over 8-bit key blocks: bytes become wgmma's rows in registers.
 
-The sums equal those of `SwappedWalk`. A warpgroup waits for its scores before it widens values to 16 bits, so that they
-share registers; meanwhile another one computes on its own blocks.
+The sums equal those of `SwappedKeyLoop`. A warpgroup waits for its scores before it widens values to 16 bits, so that
+they share registers; meanwhile another one computes on its own blocks.
 """
 
 from dataclasses import dataclass
@@ -15,33 +15,33 @@ from jax import lax
 
 from pallas_kernels.attention.hopper._byte_ring import Bytes
 from pallas_kernels.attention.hopper._keys import KeySource
+from pallas_kernels.attention.hopper._mask_bounds import Blocks
 from pallas_kernels.attention.hopper._online import Stats
-from pallas_kernels.attention.hopper._sight import Blocks
-from pallas_kernels.attention.hopper._swapped_walk import State, SwappedWalk
+from pallas_kernels.attention.hopper._swapped_key_loop import State, SwappedKeyLoop
 from pallas_kernels.attention.hopper.bytes_left import start_keys, start_values
-from pallas_kernels.attention.hopper.clean import WORD
-from pallas_kernels.attention.hopper.clean_bytes import clean_bytes
 from pallas_kernels.attention.hopper.columns import Tile, add_rows_to_lanes, down, of_lanes
 from pallas_kernels.attention.hopper.products import finish
+from pallas_kernels.attention.hopper.zero_fill import WORD
+from pallas_kernels.attention.hopper.zero_fill_bytes import zero_fill_bytes
 from pallas_kernels.parts.hopper.stages import await_free, drain
 from pallas_kernels.parts.hopper.tile import tiled
 
 
 class LeftStages(NamedTuple):
-    """Shared memory and barriers of the stages of all walkers: the attributes of `LeftRing` of these names."""
+    """Shared memory and barriers of the stages of all workers: the attributes of `LeftRing` of these names."""
 
     keys: Bytes
     values: Bytes
     found: Any
 
     @classmethod
-    def types(cls, walkers: int, stages: int, source: KeySource, size: int, value_size: int) -> "LeftStages":
+    def types(cls, workers: int, stages: int, source: KeySource, size: int, value_size: int) -> "LeftStages":
         """Returns the types."""
-        every = walkers * stages
+        every = workers * stages
         keys, values = (
             Bytes(
                 stored=plgpu.SMEM((every, source.block, width), jnp.int8, transforms=tiled(jnp.int8, width)),
-                full=plgpu.Barrier(num_arrivals=source.copies, num_barriers=every + more * walkers),
+                full=plgpu.Barrier(num_arrivals=source.copies, num_barriers=every + more * workers),
                 free=plgpu.Barrier(num_barriers=every),
             )
             for more, width in enumerate((size, value_size))
@@ -53,22 +53,22 @@ class LeftStages(NamedTuple):
 class LeftRing:
     """Stages of bytes that one warpgroup fills and another one multiplies.
 
-    All walkers of a block of the grid run one program: two copies of it do not fit into the instruction cache.
+    All workers of a block of the grid run one program: two copies of it do not fit into the instruction cache.
 
     Attributes:
-        walker: Index of the walker, whose stages follow those of the previous walkers.
-        walkers: Number of walkers.
+        worker: Index of the worker, whose stages follow those of the previous workers.
+        workers: Number of workers.
         stages: Number of stages of keys and of values of each.
         source: Source of the blocks.
         fp8: Whether bytes are float8_e4m3fn; else int8.
         interpret: Whether the kernel runs in Mosaic's interpreter.
         keys: Stages of keys.
-        values: Stages of values; one more barrier per walker for values to be zero-filled.
-        found: (walkers * stages, block / 32) int32, as in `Ring`.
+        values: Stages of values; one more barrier per worker for values to be zero-filled.
+        found: (workers * stages, block / 32) int32, as in `Ring`.
     """
 
-    walker: Any
-    walkers: int
+    worker: Any
+    workers: int
     stages: int
     source: KeySource
     fp8: bool
@@ -79,12 +79,12 @@ class LeftRing:
 
     def slot(self, position: Any) -> Any:
         """Returns the stage of a position."""
-        return self.walker * self.stages + lax.rem(position, self.stages)
+        return self.worker * self.stages + lax.rem(position, self.stages)
 
     @property
     def apart(self) -> Any:
         """Index of the barrier for values to be zero-filled."""
-        return self.walkers * self.stages + self.walker
+        return self.workers * self.stages + self.worker
 
     def fill(
         self,
@@ -114,7 +114,7 @@ class LeftRing:
             def _() -> None:
                 plgpu.barrier_wait(self.values.full.at[self.apart])
                 ends, found = (blocks.start - start, blocks.end - start), self.found.at[slot]
-                clean_bytes(self.values.stored.at[slot], *ends, found, self.interpret)
+                zero_fill_bytes(self.values.stored.at[slot], *ends, found, self.interpret)
                 plgpu.commit_smem()
                 for _ in range(self.source.copies):
                     plgpu.barrier_arrive(self.values.full.at[slot])
@@ -125,8 +125,8 @@ class LeftRing:
 
 
 @dataclass(frozen=True)
-class ByteWalk(SwappedWalk):
-    """A `SwappedWalk` whose `ring` is a `LeftRing`."""
+class ByteKeyLoop(SwappedKeyLoop):
+    """A `SwappedKeyLoop` whose `ring` is a `LeftRing`."""
 
     @property
     def width(self) -> int:
@@ -165,7 +165,7 @@ class ByteWalk(SwappedWalk):
         )
         decay = of_lanes(state.decay, self.interpret)
         total = add_rows_to_lanes(state.stats.total, decay, self.shared.wide, self.interpret)
-        return values, Stats(state.stats.maximum, self._spoiled(total, block) if self.ring.fp8 else total)
+        return values, Stats(state.stats.maximum, self._poisoned(total, block) if self.ring.fp8 else total)
 
     def _finish_values(self, block: Any, values: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         values = finish(0, *values, interpret=self.interpret)

@@ -37,7 +37,7 @@ class Blocks(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sight:
+class MaskBounds:
     """How far a query sees from its own position.
 
     Attributes:
@@ -51,7 +51,7 @@ class Sight:
     masked: bool = False
 
     @classmethod
-    def of(cls, options: AttentionOptions, *, masked: bool = False) -> "Sight":
+    def of(cls, options: AttentionOptions, *, masked: bool = False) -> "MaskBounds":
         """Returns the limits of a causal mask and a window together."""
         before, after = options.window or (_UNLIMITED, _UNLIMITED)
         after = min(after, 0) if options.causal else after

@@ -1,6 +1,6 @@
 """The loop of a computing warpgroup over the key blocks of at most 8 rows: keys are wgmma's rows, rows its columns.
 
-The sums equal those of `Walk`, element by element, but a tile of scores takes 8 registers per thread instead of 64. The
+The sums equal those of `KeyLoop`, element by element, but a tile of scores takes 8 registers per thread, not 64. The
 weights pass through shared memory, from which wgmma reads its columns. The values of a block are multiplied
 concurrently with the scores of the next, and the weights are added concurrently with both.
 """
@@ -16,9 +16,8 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.attention.hopper._mask_bounds import Blocks, MaskBounds
 from pallas_kernels.attention.hopper._online import Stats
-from pallas_kernels.attention.hopper._sight import Blocks, Sight
-from pallas_kernels.attention.hopper.clean import spoil_rows
 from pallas_kernels.attention.hopper.columns import (
     COLUMN,
     COLUMNS,
@@ -29,9 +28,10 @@ from pallas_kernels.attention.hopper.columns import (
     filled_columns,
     largest,
     of_lanes,
-    share_turned,
+    share_transposed,
 )
 from pallas_kernels.attention.hopper.products import finish, start
+from pallas_kernels.attention.hopper.zero_fill import poison_rows
 from pallas_kernels.contract import LEAST
 from pallas_kernels.parts.hopper.tile import ROWS, TILE, Arithmetic, filled
 
@@ -65,12 +65,12 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SwappedWalk:
+class SwappedKeyLoop:
     """The loop of a warpgroup over the blocks of one split, of 128 keys each.
 
     Attributes:
         factor: Factor of the scores.
-        sight: The mask bounds.
+        mask_bounds: The mask bounds.
         positions: (8,) int32, the positions of the queries.
         length: Keys of the sequence.
         blocks: The blocks.
@@ -83,7 +83,7 @@ class SwappedWalk:
     """
 
     factor: float
-    sight: Sight
+    mask_bounds: MaskBounds
     positions: Callable[[], jax.Array]
     length: Any
     blocks: Blocks
@@ -159,7 +159,7 @@ class SwappedWalk:
         found = largest(scores, self.shared.numbers.at[0], self.interpret)
         maximum = jnp.maximum(before, found * self.factor)
         low, high = (self.math.exp2(self.math.fused(x, self.factor, down(-maximum))) for x in scores)
-        share_turned((low, high), self._narrow(block), self.shared.wide, self.interpret)
+        share_transposed((low, high), self._narrow(block), self.shared.wide, self.interpret)
         return maximum, self.math.exp2(before - maximum)
 
     def _start_values(self, block: Any, state: State) -> tuple[tuple[jax.Array, ...], Stats]:
@@ -174,7 +174,7 @@ class SwappedWalk:
             found.append(start(values, (columns,), weights, left_along=False, interpret=self.interpret))
         decay = of_lanes(state.decay, self.interpret)
         total = add_rows_to_lanes(state.stats.total, decay, self.shared.wide, self.interpret)
-        return tuple(found), Stats(state.stats.maximum, self._spoiled(total, block))
+        return tuple(found), Stats(state.stats.maximum, self._poisoned(total, block))
 
     def _finish_values(self, block: Any, values: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         values = finish(0, *values, interpret=self.interpret)
@@ -185,30 +185,30 @@ class SwappedWalk:
         """Returns scores with -inf where a key is not seen."""
 
         def mask(*scores: jax.Array) -> Tile:
-            first, end = self.sight.range(self.positions(), self.length)
+            first, end = self.mask_bounds.range(self.positions(), self.length)
             key = plgpu.broadcasted_iota(jnp.int32, (ROWS, COLUMNS), 0, layout=TILE)
             found = []
             for i, part in enumerate(scores):
                 start = block * (2 * ROWS) + i * ROWS
                 seen = key < down(end - start)
-                if self.sight.before is not None:
+                if self.mask_bounds.before is not None:
                     seen = seen & (key >= down(first - start))
                 found.append(jnp.where(seen, part, -math.inf))
             return found[0], found[1]
 
         return lax.cond(self.blocks.in_part(block), mask, lambda *scores: scores, *scores)
 
-    def _spoiled(self, total: jax.Array, block: Any) -> jax.Array:
+    def _poisoned(self, total: jax.Array, block: Any) -> jax.Array:
         """Returns totals with nan for queries that see values zero-filled by the pipeline."""
 
-        def spoil(total: jax.Array) -> jax.Array:
-            first, end = self.sight.range(self.positions(), self.length)
+        def poison(total: jax.Array) -> jax.Array:
+            first, end = self.mask_bounds.range(self.positions(), self.length)
             start = block * (2 * ROWS)
             found = self.ring.found.at[self._slot(block)]
-            nan = spoil_rows(filled_columns(0), first - start, end - start, found, self.interpret, COLUMN)
+            nan = poison_rows(filled_columns(0), first - start, end - start, found, self.interpret, COLUMN)
             return total + of_lanes(nan, self.interpret)
 
-        return lax.cond(self.blocks.in_part(block), spoil, lambda total: total, total)
+        return lax.cond(self.blocks.in_part(block), poison, lambda total: total, total)
 
     def _slot(self, block: Any) -> Any:
         return self.ring.slot(self._place(block))

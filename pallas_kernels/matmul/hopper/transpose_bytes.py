@@ -19,30 +19,30 @@ _CHUNK: Final = 16  # bytes of a swizzle unit and of an `ldmatrix` row
 _BLOCK: Final = 32  # rows that a warp reads at once
 
 
-def turn_bytes(tile: Any, turned: Any, k: int, n: int, swizzle: int, transforms: tuple[Any, Any]) -> None:
+def transpose_bytes(tile: Any, transposed_w: Any, k: int, n: int, swizzle: int, transforms: tuple[Any, Any]) -> None:
     """Transposes a (k, n) tile of bytes into an (n, k) tile in the same memory.
 
     Neither the reads nor the writes of a warp have bank conflicts. All reads precede all writes.
 
     Args:
         tile: (k, n) of int8 in shared memory, in (8, swizzle) tiles, swizzled.
-        turned: The same memory as (n, k), in (8, 128) tiles, swizzled over 128 bytes.
+        transposed_w: The same memory as (n, k), in (8, 128) tiles, swizzled over 128 bytes.
         k: Rows, a multiple of 128.
         n: Columns, a multiple of 16.
         swizzle: Bytes of a swizzled row of `tile`: 32, 64 or 128.
-        transforms: Transforms of `tile` and of `turned`.
+        transforms: Transforms of `tile` and of `transposed_w`.
     """
     refs = tuple(plgpu.RefType(one) for one in transforms)
 
     @inline(*refs)
-    def turn(tile: Any, turned: Any) -> None:
+    def turn(tile: Any, transposed_w: Any) -> None:
         thread = thread_of_warpgroup()
         warp, lane = arith.shrui(thread, i32(5)), arith.andi(thread, i32(31))
         read = _read(tile, warp, lane, k, n, swizzle)
         mgpu.warpgroup_barrier()
-        _write(turned, warp, lane, k, read)
+        _write(transposed_w, warp, lane, k, read)
 
-    turn(tile, turned)
+    turn(tile, transposed_w)
 
 
 def _read(tile: Any, warp: Any, lane: Any, k: int, n: int, swizzle: int) -> dict[tuple[int, int], list[Any]]:
@@ -74,7 +74,7 @@ def _read(tile: Any, warp: Any, lane: Any, k: int, n: int, swizzle: int) -> dict
     }
 
 
-def _write(turned: Any, warp: Any, lane: Any, k: int, read: dict[tuple[int, int], list[Any]]) -> None:
+def _write(transposed_w: Any, warp: Any, lane: Any, k: int, read: dict[tuple[int, int], list[Any]]) -> None:
     """Writes four bytes along K at a time for two neighbouring columns; upper lanes start with the odd one."""
     pair, quad = arith.shrui(lane, i32(2)), arith.andi(lane, i32(3))
     upper = arith.shrui(pair, i32(2))
@@ -84,7 +84,7 @@ def _write(turned: Any, warp: Any, lane: Any, k: int, read: dict[tuple[int, int]
     odd = arith.select(second_first, i32(0x3175), i32(0x7531))
     is_upper = arith.cmpi(arith.CmpIPredicate.ne, upper, i32(0))
     selectors = arith.select(is_upper, odd, even), arith.select(is_upper, even, odd)
-    base = _sum(_address(turned), _times(upper, k // _ROW_BYTES * 8 * _ROW_BYTES), _times(quad, 4))
+    base = _sum(_address(transposed_w), _times(upper, k // _ROW_BYTES * 8 * _ROW_BYTES), _times(quad, 4))
     places = {}
     for turn in range(2):
         row = _sum(_times(arith.andi(pair, i32(3)), 2), arith.xori(upper, i32(turn)))

@@ -1,4 +1,4 @@
-"""How a warp walks the splits of its row: their factors side by side, then their values upwards."""
+"""How a warp merges the splits of its row: their factors side by side, then their values in ascending order."""
 
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -98,8 +98,8 @@ class Form:
 
 
 @dataclass(frozen=True)
-class MergeWalk:
-    """The walk of a block over the splits of its rows, in groups that are copied together.
+class MergeLoop:
+    """The loop of a block over the splits of its rows, in groups that are copied together.
 
     Attributes:
         form: The static parameters.
@@ -129,7 +129,7 @@ class MergeWalk:
 
     @classmethod
     def of(cls, form: Form, values: Any, stats: Any, rows: tuple[Any, Any], span: tuple[Any, Any], memory: Any) -> Self:
-        """Returns the walk of rows (sequence, part) over a span of splits (first, end)."""
+        """Returns the loop for rows (sequence, part) over a span of splits (first, end)."""
         (begin, stop), together = span, form.together
         origin = lax.div(begin, form.width) * form.width
         groups = jnp.where(stop > begin, lax.div(stop - origin + (together - 1), together), 0)

@@ -15,15 +15,15 @@ import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 from jax import lax
 
+from pallas_kernels.attention.hopper._mask_bounds import Blocks, MaskBounds
 from pallas_kernels.attention.hopper._online import Stats, merge_stats, no_keys, weigh
 from pallas_kernels.attention.hopper._ring import Ring
 from pallas_kernels.attention.hopper._score_operands import ScoreOperands
 from pallas_kernels.attention.hopper._scores import Scoring
-from pallas_kernels.attention.hopper._sight import Blocks, Sight
 from pallas_kernels.attention.hopper.band import keep_band
-from pallas_kernels.attention.hopper.clean import spoil_rows
-from pallas_kernels.attention.hopper.parked import park, park_rows, unpark, unpark_rows
-from pallas_kernels.attention.hopper.products import WIDEST, await_sums, behind_wait, finish, start
+from pallas_kernels.attention.hopper.products import WIDEST, after_wait, await_sums, finish, start
+from pallas_kernels.attention.hopper.spilled import reload, reload_rows, spill, spill_rows
+from pallas_kernels.attention.hopper.zero_fill import poison_rows
 from pallas_kernels.contract import SplitAttentionContract
 from pallas_kernels.parts.hopper.tile import ROWS, Arithmetic, across, add_lanes, filled
 
@@ -46,7 +46,7 @@ class State(NamedTuple):
     kept: jax.Array
 
 
-class Parked(NamedTuple):
+class Spilled(NamedTuple):
     """Spill memory of a warpgroup for the previous splits; registers hold only the state of the current split.
 
     Attributes:
@@ -59,13 +59,13 @@ class Parked(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Walk:
+class KeyLoop:
     """The loop of a warpgroup over the blocks of one tile.
 
     Attributes:
         contract: Order of the sums.
         scoring: From products to scores.
-        sight: The mask bounds.
+        mask_bounds: The mask bounds.
         positions: Returns the positions of the queries, (64,) int32.
         operands: The bias, slopes and mask.
         length: Keys of the sequence.
@@ -73,7 +73,7 @@ class Walk:
         queries: Shared memory (64, H).
         ring: The pipeline of the blocks.
         position: Pipeline position of the first block of the tile.
-        parked: Spill memory of the previous splits; None for one split.
+        spilled: Spill memory of the previous splits; None for one split.
         after_scores: Called after the last read of the queries.
         interpret: Whether the kernel runs in Mosaic's interpreter.
         widest: Most columns of values in one instruction.
@@ -81,7 +81,7 @@ class Walk:
 
     contract: SplitAttentionContract
     scoring: Scoring
-    sight: Sight
+    mask_bounds: MaskBounds
     positions: Callable[[], jax.Array]
     operands: ScoreOperands
     length: Any
@@ -89,7 +89,7 @@ class Walk:
     queries: Any
     ring: Ring
     position: Any
-    parked: Parked | None
+    spilled: Spilled | None
     after_scores: Callable[[], None]
     interpret: bool
     widest: int = WIDEST
@@ -121,14 +121,14 @@ class Walk:
         stats = stats._replace(total=add_lanes(stats.total, self.interpret))
         (values,) = finish(0, values, interpret=self.interpret)
         plgpu.barrier_arrive(self.ring.values_free.at[self._slot(last - 1)])
-        parked = self.parked
-        if parked is None:
+        spilled = self.spilled
+        if spilled is None:
             return values, stats
 
         def merged(values: jax.Array, stats: Stats) -> tuple[jax.Array, Stats]:
-            merged, kept, taken = merge_stats(self._stats_before(parked), stats, self.math)
+            merged, kept, taken = merge_stats(self._stats_before(spilled), stats, self.math)
             values = self.math.product(values, across(taken, self.size))
-            old = unpark(parked.values, self.size, self.interpret)
+            old = reload(spilled.values, self.size, self.interpret)
             return self.math.fused(old, across(kept, self.size), values), merged
 
         return lax.cond(self._in_first_split(last - 1), lambda values, stats: (values, stats), merged, values, stats)
@@ -151,15 +151,15 @@ class Walk:
         values, stats = self._start_values(block - 1, state)
         scores = self._masked(self._finish_scores(scores, 1, block, bias), block)
         begin, taken, kept = stats, None, state.kept
-        parked = self.parked
-        if parked is not None:
+        spilled = self.spilled
+        if spilled is not None:
             fresh = self._begins_split(block)
 
             def end_split(stats: Stats) -> tuple[Stats, jax.Array, jax.Array]:
                 stats = stats._replace(total=add_lanes(stats.total, self.interpret))
-                before = lax.cond(self._in_first_split(block - 1), no_keys, partial(self._stats_before, parked))
+                before = lax.cond(self._in_first_split(block - 1), no_keys, partial(self._stats_before, spilled))
                 merged, kept, taken = merge_stats(before, stats, self.math)
-                park_rows(merged, parked.rows, self.interpret)
+                spill_rows(merged, spilled.rows, self.interpret)
                 return no_keys(), taken, kept
 
             begin, taken, kept = lax.cond(fresh, end_split, lambda stats: (stats, state.kept, state.kept), stats)
@@ -175,15 +175,15 @@ class Walk:
     def _start_values(self, block: Any, state: State) -> tuple[jax.Array, Stats]:
         """Starts the values of a block, and returns them and its stats."""
         stats = self._wait_for_values(block, state.stats)
-        factor = behind_wait(state.factor, self.interpret)  # or these products would delay the scores
+        factor = after_wait(state.factor, self.interpret)  # or these products would delay the scores
         values = self.math.product(state.values, across(factor, self.size))
-        parked = self.parked
-        if parked is not None:
+        spilled = self.spilled
+        if spilled is not None:
 
             def put_aside(values: jax.Array) -> jax.Array:
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)
                 kept = across(state.kept, self.size)
-                park(values, kept, parked.values, self._in_first_split(block - 1), self.interpret)
+                spill(values, kept, spilled.values, self._in_first_split(block - 1), self.interpret)
                 return filled((ROWS, self.size), 0)
 
             begins = (block != self.blocks.first) & self._begins_split(block)
@@ -192,8 +192,8 @@ class Walk:
         values = start(values, state.weights, pieces, right_along=False, widest=self.widest, interpret=self.interpret)
         return values, stats
 
-    def _stats_before(self, parked: Parked) -> Stats:
-        return Stats(*unpark_rows(parked.rows, self.interpret))
+    def _stats_before(self, spilled: Spilled) -> Stats:
+        return Stats(*reload_rows(spilled.rows, self.interpret))
 
     def _in_first_split(self, block: Any) -> Any:
         """Returns whether a block belongs to the tile's first split, before which nothing is spilled."""
@@ -234,12 +234,12 @@ class Walk:
         """Returns scores with -inf where a key is not seen."""
 
         def mask(scores: jax.Array) -> jax.Array:
-            first, end = self.sight.range(self.positions(), self.length)
+            first, end = self.mask_bounds.range(self.positions(), self.length)
             start = block * self.contract.key_block
-            limit = None if self.sight.before is None else first - start
+            limit = None if self.mask_bounds.before is None else first - start
             return keep_band(scores, limit, end - start - 1, -math.inf, self.interpret, self._words(block))
 
-        if self.sight.masked:
+        if self.mask_bounds.masked:
             return mask(scores)
         return lax.cond(self.blocks.in_part(block), mask, lambda scores: scores, scores)
 
@@ -251,10 +251,10 @@ class Walk:
         """Returns the stats with nan for queries that see values zero-filled by the pipeline."""
         plgpu.barrier_wait(self.ring.values_full.at[self._slot(block)])
 
-        def spoiled(total: jax.Array) -> jax.Array:
-            first, end = self.sight.range(self.positions(), self.length)
+        def poisoned(total: jax.Array) -> jax.Array:
+            first, end = self.mask_bounds.range(self.positions(), self.length)
             start = block * self.contract.key_block
             found = self.ring.found.at[self._slot(block)]
-            return spoil_rows(total, first - start, end - start, found, self.interpret, bits=self._words(block))
+            return poison_rows(total, first - start, end - start, found, self.interpret, bits=self._words(block))
 
-        return stats._replace(total=lax.cond(self.blocks.in_part(block), spoiled, lambda total: total, stats.total))
+        return stats._replace(total=lax.cond(self.blocks.in_part(block), poisoned, lambda total: total, stats.total))

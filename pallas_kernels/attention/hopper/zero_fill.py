@@ -16,13 +16,13 @@ from pallas_kernels.parts.hopper.registers import count, element, number_of, wit
 from pallas_kernels.parts.hopper.tile import ROW, i32, thread_of_warpgroup, tiled
 
 WORD: Final = 32
-"""Rows of one word of `clean_rows`."""
+"""Rows of one word of `zero_fill_rows`."""
 
 CHUNK: Final = 16
 """Bytes that a thread reads at once."""
 
 
-def clean_rows(ref: Any, first: jax.Array, end: jax.Array, found: Any, interpret: bool) -> None:
+def zero_fill_rows(ref: Any, first: jax.Array, end: jax.Array, found: Any, interpret: bool) -> None:
     """Zero-fills rows of 16-bit shared memory that are outside [first, end) or contain nan or infinities.
 
     Args:
@@ -45,7 +45,7 @@ def clean_rows(ref: Any, first: jax.Array, end: jax.Array, found: Any, interpret
     multiply = f"fma.rn.{'bf' if ref.dtype == jnp.bfloat16 else 'f'}16x2 $0, $1, $2, $3;"
 
     @inline(plgpu.RefType(tiled(ref.dtype, columns)), number, number, plgpu.RefType())
-    def clean(ref: Any, first: Any, end: Any, found: Any) -> None:
+    def zero_fill(ref: Any, first: Any, end: Any, found: Any) -> None:
         # Tiles of 8 rows are consecutive, row by row; swizzling permutes bytes within a row. A thread has a row. Its
         # chunks of 16 bytes are visited in rotated order to avoid 8-way bank conflicts.
         word = ir.IntegerType.get_signless(32)
@@ -75,9 +75,9 @@ def clean_rows(ref: Any, first: jax.Array, end: jax.Array, found: Any, interpret
                     pair = element(pairs, i)
                     sums[i] = mgpu.utils.inline_ptx(multiply, pair, zero, sums[i], result_types=word)
             bits = functools.reduce(arith.ori, sums)
-            store_cleaned(thread, is_within(thread, first, end), bits, chunks, found)
+            store_zero_filled(thread, is_within(thread, first, end), bits, chunks, found)
 
-    clean(ref, first, end, found)
+    zero_fill(ref, first, end, found)
 
 
 def packed_bits(rows: jax.Array) -> jax.Array:
@@ -94,7 +94,7 @@ def is_within(thread: Any, first: Any, end: Any) -> Any:
     )
 
 
-def store_cleaned(thread: Any, inside: Any, bits: Any, chunks: list[Any], found: Any) -> None:
+def store_zero_filled(thread: Any, inside: Any, bits: Any, chunks: list[Any], found: Any) -> None:
     """Zero-fills a thread's row unless it is kept, and writes the bits of non-finite rows to `found`.
 
     Args:
@@ -102,7 +102,7 @@ def store_cleaned(thread: Any, inside: Any, bits: Any, chunks: list[Any], found:
         inside: Whether to keep the row if it is finite.
         bits: 0 if it is finite.
         chunks: Addresses of its pieces of 16 bytes.
-        found: As in `clean_rows`.
+        found: As in `zero_fill_rows`.
     """
     word, zero = bits.type, i32(0)
     bad = arith.andi(inside, arith.cmpi(arith.CmpIPredicate.ne, bits, zero))
@@ -119,7 +119,7 @@ def store_cleaned(thread: Any, inside: Any, bits: Any, chunks: list[Any], found:
     memref.store(votes, found, [arith.index_cast(ir.IndexType.get(), arith.divui(thread, i32(WORD)))])
 
 
-def spoil_rows(
+def poison_rows(
     total: jax.Array,
     first: jax.Array,
     end: jax.Array,
@@ -128,13 +128,13 @@ def spoil_rows(
     layout: Any = ROW,
     bits: tuple[jax.Array, ...] = (),
 ) -> jax.Array:
-    """Returns numbers, replaced by nan if their range contains a row that `clean_rows` found.
+    """Returns numbers, replaced by nan if their range contains a row that `zero_fill_rows` found.
 
     Args:
         total: (n,) float32.
         first: (n,) int32, where the ranges begin, possibly below 0.
         end: (n,) int32, where they end, possibly before their start or after the rows.
-        found: Shared memory (words,) int32, from `clean_rows`.
+        found: Shared memory (words,) int32, from `zero_fill_rows`.
         interpret: Whether the kernel runs in Mosaic's interpreter.
         layout: Layout of the numbers; by default one per row of a tile.
         bits: (n,) int32 for each word of `found`: the rows of the range to check; by default all.
@@ -148,12 +148,12 @@ def spoil_rows(
         if bits:
             chosen = jnp.stack(bits, axis=1)[:, :, None] >> lax.iota(jnp.int32, WORD) & 1
             inside = inside & (chosen.reshape(inside.shape) != 0)
-        spoiled = inside.any(axis=1)
-        return jnp.where(spoiled, jnp.nan, total)
+        poisoned = inside.any(axis=1)
+        return jnp.where(poisoned, jnp.nan, total)
     result = held(total.shape, layout)
 
     @inline(layout, layout, layout, plgpu.RefType(), *[layout] * len(bits), result=result)
-    def spoil(total: Any, first: Any, end: Any, found: Any, *chosen: Any) -> Any:
+    def poison(total: Any, first: Any, end: Any, found: Any, *chosen: Any) -> Any:
         registers, one = total.registers.copy(), mgpu.c(1, ir.IntegerType.get_signless(64))
         read = [memref.load(found, [mgpu.c(i, ir.IndexType.get())]) for i in range(words)]
         nan = mgpu.c(float("nan"), ir.F32Type.get())
@@ -174,7 +174,7 @@ def spoil_rows(
             registers.flat[at] = register
         return fragmented(registers, total.layout)
 
-    return spoil(total, first, end, found, *bits)
+    return poison(total, first, end, found, *bits)
 
 
 def _within(edge: Any, start: int) -> Any:

@@ -10,7 +10,7 @@ POSITION_LIMIT = 1 << 30
 """Positions stay below it, so that sums of positions and windows fit in int32."""
 
 
-class Sight(NamedTuple):
+class MaskBounds(NamedTuple):
     """Keys [first, last) that a query sees; (0, 0) for none. int32 arrays of one shape."""
 
     first: jax.Array
@@ -30,7 +30,7 @@ class Sight(NamedTuple):
         return lax.div(lowest, size), lax.div(highest + (size - 1), size)
 
 
-def sight(
+def mask_bounds(
     offsets: jax.Array,
     query_lengths: jax.Array,
     key_lengths: jax.Array,
@@ -38,7 +38,7 @@ def sight(
     *,
     causal: bool,
     window: tuple[int, int] | None,
-) -> Sight:
+) -> MaskBounds:
     """Returns what each query sees.
 
     Args:
@@ -62,4 +62,4 @@ def sight(
         first = jnp.maximum(first, position - before)
         last = jnp.minimum(last, position + after + 1)
     some = (queries >= 0) & (queries < query_lengths[:, None]) & (last > first)
-    return Sight(jnp.where(some, first, 0), jnp.where(some, last, 0))
+    return MaskBounds(jnp.where(some, first, 0), jnp.where(some, last, 0))

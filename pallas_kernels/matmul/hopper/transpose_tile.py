@@ -20,7 +20,7 @@ _TILE_BYTES: Final = 8 * _ROW_BYTES  # 8 swizzled rows
 _THREADS: Final = 128
 
 
-def turn(tile: Any, k: int, n: int, transforms: Any) -> None:
+def transpose_tile(tile: Any, k: int, n: int, transforms: Any) -> None:
     """Transposes a (k, n) tile into an (n, k) tile in the same bytes.
 
     A thread reads blocks of 4 by 4 elements as four rows of 16 bytes and writes them as four columns. Eight

@@ -19,7 +19,7 @@ _CHUNK: Final = 4  # numbers that a thread moves at once
 _AT_ONCE: Final = 4  # chunks that are read before the first of them is written
 
 
-def park(tile: jax.Array, kept: jax.Array, ref: Any, begins: jax.Array, interpret: bool) -> None:
+def spill(tile: jax.Array, kept: jax.Array, ref: Any, begins: jax.Array, interpret: bool) -> None:
     """Replaces the spilled tile by fma(spilled, kept, tile).
 
     Proceeds a few chunks at a time: there are no registers for a second tile next to scores and weights.
@@ -60,8 +60,8 @@ def park(tile: jax.Array, kept: jax.Array, ref: Any, begins: jax.Array, interpre
     update(tile, kept, ref, begins)
 
 
-def unpark(ref: Any, columns: int, interpret: bool) -> jax.Array:
-    """Loads a float32 tile of 64 rows that `park` spilled; no barrier is needed."""
+def reload(ref: Any, columns: int, interpret: bool) -> jax.Array:
+    """Loads a float32 tile of 64 rows that `spill` spilled; no barrier is needed."""
     if interpret:
         return ref[...].reshape(ROWS, columns)
     result = held((ROWS, columns), TILE)
@@ -77,8 +77,8 @@ def unpark(ref: Any, columns: int, interpret: bool) -> jax.Array:
     return load(ref)
 
 
-def park_rows(numbers: Sequence[jax.Array], ref: Any, interpret: bool) -> None:
-    """Spills numbers for rows (64,), float32, to shared memory (n, 64); see `unpark_rows`."""
+def spill_rows(numbers: Sequence[jax.Array], ref: Any, interpret: bool) -> None:
+    """Spills numbers for rows (64,), float32, to shared memory (n, 64); see `reload_rows`."""
     if interpret:
         for at, x in enumerate(numbers):
             ref.at[at][...] = x
@@ -95,8 +95,8 @@ def park_rows(numbers: Sequence[jax.Array], ref: Any, interpret: bool) -> None:
     store(*numbers, ref)
 
 
-def unpark_rows(ref: Any, interpret: bool) -> tuple[jax.Array, ...]:
-    """Loads numbers that `park_rows` spilled; a thread reads only its own writes, so no barrier is needed."""
+def reload_rows(ref: Any, interpret: bool) -> tuple[jax.Array, ...]:
+    """Loads numbers that `spill_rows` spilled; a thread reads only its own writes, so no barrier is needed."""
     count = ref.shape[0]
     if interpret:
         return tuple(ref[at] for at in range(count))
