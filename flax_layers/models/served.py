@@ -96,7 +96,7 @@ class ServedLlama:
         return STATE_INTERVAL if self.model.config.linear is not None else None
 
     def init_pages(self, num_pages: int, page_size: int) -> Pages:
-        """Returns keys and values of each layer that has them, (pages, page_size, K, H) each; latents no values."""
+        """Returns keys and values of each layer that has them, (pages, page_size, K, H) each. Latents have no values."""
         cache = self.model.paged_cache(np.zeros((1, 1), np.int32), num_pages=num_pages, page_size=page_size)
         return list(zip(cache.keys, cache.values, strict=True))
 
