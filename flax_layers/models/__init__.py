@@ -8,3 +8,4 @@ from .partition import PartitionedLlama as PartitionedLlama
 from .partition import partition as partition
 from .score import score as score
 from .served import ServedLlama as ServedLlama
+from .served_partitioned import ServedPartitionedLlama as ServedPartitionedLlama

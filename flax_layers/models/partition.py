@@ -12,18 +12,17 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from ..ops import INVARIANT
-from .layers import KVCache, Linear
-from .layers.embed import Embed, check_token_ids
+from ..ops import Ops
+from .layers import KVCache
+from .layers.embed import check_token_ids
 from .llama import Llama
-from .parallel_layers import ColumnParallelLinear, Cut, ParallelHeadNorm, RowParallelLinear, VocabParallelEmbed
+from .parallel_layers import ColumnParallelLinear, ParallelHeadNorm, RowParallelLinear, VocabParallelEmbed
+from .partition_checks import check_config, check_layers, check_mesh
 
 if TYPE_CHECKING:
     from ..checkpoint import LlamaConfig
 
 type Params = dict[str, Any]
-
-_OP = "partition"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +36,9 @@ class PartitionedLlama:
         axis: Name of the mesh axis that the weights are cut over.
         leaves: Leaves of each sum that is cut, which fix its bits.
         config: The model's numbers.
+        dtype: Dtype of the computation and of the cache.
+        rest: What a model holds besides parameters, the same on all devices.
+        graph: The structure of the model of one device.
     """
 
     params: Params
@@ -45,10 +47,10 @@ class PartitionedLlama:
     axis: str
     leaves: int
     config: LlamaConfig
-    _graph: Any = dataclasses.field(repr=False)
+    dtype: Any
+    rest: Any = dataclasses.field(repr=False)
+    graph: Any = dataclasses.field(repr=False)
     _abstract: Any = dataclasses.field(repr=False)
-    _rest: Any = dataclasses.field(repr=False)
-    _dtype: Any = dataclasses.field(repr=False)
 
     def logits(self, params: Params, tokens: jax.Array) -> jax.Array:
         """Computes whole sequences, as `Llama.__call__` does; to be differentiated with respect to the parameters.
@@ -110,7 +112,7 @@ class PartitionedLlama:
             num_layers=config.num_layers,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            dtype=self._dtype,
+            dtype=self.dtype,
         )
         return jax.device_put(cache, self._shardings(self._cache_specs(cache)))
 
@@ -120,9 +122,27 @@ class PartitionedLlama:
         Args:
             params: This device's part of the parameters, cut by `specs`.
         """
+        return self.merged(params, self.rest)
+
+    def merged(self, params: Params, rest: Any) -> Llama:
+        """Returns the model of one device with other leaves: arrays, or what stands for them, as a `PartitionSpec`.
+
+        Args:
+            params: A tree with the structure of `params`.
+            rest: One with the structure of `rest`.
+        """
         state = jax.tree.unflatten(jax.tree.structure(self._abstract), jax.tree.leaves(params))
-        model: Llama = nnx.merge(self._graph, state, self._rest)
+        model: Llama = nnx.merge(self.graph, state, rest)
         return model
+
+    def with_ops(self, ops: Ops) -> PartitionedLlama:
+        """Returns the model with the same parameters and other operations.
+
+        Args:
+            ops: The operations; with `PLAIN` products and sums are JAX's, whose bits depend on the number of devices.
+        """
+        graph, _, _ = nnx.split(nnx.with_attributes(self.local(self.params), ops=ops), nnx.Param, ...)
+        return dataclasses.replace(self, graph=graph)
 
     def whole(self, params: Params) -> Params:
         """Returns parameters, or their gradients, with the structure and the shapes that one device's model has.
@@ -135,7 +155,7 @@ class PartitionedLlama:
         """
         state = jax.tree.unflatten(jax.tree.structure(self._abstract), jax.tree.leaves(params))
         found: Params = nnx.to_pure_dict(state)
-        for path, layer in _cut_layers(nnx.merge(self._graph, state, self._rest)):
+        for path, layer in _cut_layers(self.local(params)):
             if isinstance(layer, ColumnParallelLinear):
                 _at(found, path).update(layer.whole())
         return found
@@ -199,7 +219,11 @@ def partition(model: Llama, mesh: Mesh, *, axis: str = "model", leaves: int = 8)
         >>> partitioned.params["blocks"][0]["mlp"]["gate_up"]["kernel"].shape
         (8, 8, 4)
     """
-    cut = _checked(model, mesh, axis, leaves)
+    if not isinstance(model, Llama):
+        raise TypeError(f"partition: model must be a flax_layers.Llama, got {type(model).__name__}.")
+    cut = check_mesh(mesh, axis, leaves)
+    check_config(model.config, cut)
+    check_layers(layer for _, layer in _cut_layers(model))
     whole_graph, whole_state = nnx.split(model)
     local: Any = nnx.merge(whole_graph, whole_state)  # shares the arrays
     config = model.config
@@ -228,7 +252,7 @@ def partition(model: Llama, mesh: Mesh, *, axis: str = "model", leaves: int = 8)
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
     placed, rest = jax.device_put((params, rest), (shardings, NamedSharding(mesh, P())))
-    return PartitionedLlama(placed, specs, mesh, axis, leaves, config, graph, abstract, rest, model.dtype)
+    return PartitionedLlama(placed, specs, mesh, axis, leaves, config, model.dtype, rest, graph, abstract)
 
 
 def _cut_layers(model: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
@@ -247,54 +271,3 @@ def _at(tree: Any, path: tuple[Any, ...]) -> Any:
     for key in path:
         tree = tree[key]
     return tree
-
-
-def _checked(model: Any, mesh: Mesh, axis: str, leaves: int) -> Cut:
-    """Returns how a model is cut.
-
-    Raises:
-        TypeError: If it is no `Llama`.
-        ValueError: If it cannot be cut in this way.
-    """
-    if not isinstance(model, Llama):
-        raise TypeError(f"{_OP}: model must be a flax_layers.Llama, got {type(model).__name__}.")
-    if axis not in mesh.shape:
-        raise ValueError(f"{_OP}: axis must be one of the mesh's axes {tuple(mesh.shape)}, got {axis!r}.")
-    devices, config = mesh.shape[axis], model.config
-    for name, number in (("leaves", leaves), (f"the number of devices of axis {axis!r}", devices)):
-        if number < 1 or number & (number - 1):
-            raise ValueError(f"{_OP}: {name} must be a power of two, got {number}; sums are added as a binary tree.")
-    if devices > leaves:
-        raise ValueError(
-            f"{_OP}: each device needs a leaf of the sums, got {leaves} leaves for the {devices} devices of axis"
-            f" {axis!r}; use fewer devices, or more leaves, which have other bits."
-        )
-    if config.num_kv_heads % devices:
-        raise ValueError(
-            f"{_OP}: the devices of axis {axis!r} must divide the key/value heads, got {devices} devices and"
-            f" {config.num_kv_heads} heads; use a mesh with fewer devices on this axis."
-        )
-    lengths = {
-        "columns of the query heads": config.num_heads * config.head_dim,
-        "columns of the key/value heads": config.num_kv_heads * config.head_dim,
-        "intermediate size": config.intermediate_size,
-        "vocabulary": config.vocab_size,
-    }
-    for name, length in lengths.items():
-        if length % leaves:
-            raise ValueError(
-                f"{_OP}: the {leaves} leaves of a sum must divide the {name}, got {length}; use fewer leaves, or pad"
-                " the weights with zeros."
-            )
-    if (other := config.experts or config.linear) is not None:
-        raise ValueError(f"{_OP}: the model must have no experts and no linear attention, got {other}.")
-    for layer in _linear_layers(model):
-        if type(layer) not in (Linear, Embed):
-            raise ValueError(f"{_OP}: the layers must be flax_layers' linear ones, got a {type(layer).__name__}.")
-        if layer.ops != INVARIANT:
-            raise ValueError(f"{_OP}: the model must have the operations INVARIANT, got {layer.ops}.")
-    return Cut(axis, devices, leaves)
-
-
-def _linear_layers(model: Llama) -> Iterator[Any]:
-    return (layer for _, layer in _cut_layers(model))
