@@ -141,8 +141,8 @@ class PartitionedLlama:
         Args:
             ops: The operations; with `PLAIN` products and sums are JAX's, whose bits depend on the number of devices.
         """
-        graph, _, _ = nnx.split(nnx.with_attributes(self.local(self.params), ops=ops), nnx.Param, ...)
-        return dataclasses.replace(self, graph=graph)
+        split: Any = nnx.split(nnx.with_attributes(self.local(self.params), ops=ops), nnx.Param, ...)
+        return dataclasses.replace(self, graph=split[0])
 
     def whole(self, params: Params) -> Params:
         """Returns parameters, or their gradients, with the structure and the shapes that one device's model has.
