@@ -51,8 +51,8 @@ def check_config(config: LlamaConfig, cut: Cut) -> None:
     """Checks that a model with these numbers can be cut.
 
     Raises:
-        ValueError: If the devices do not divide its heads, the leaves do not divide a sum, or it has experts or
-            linear attention.
+        ValueError: If the devices do not divide its heads, the leaves do not divide a sum, or it has experts,
+            linear attention or an output gate of attention.
     """
     if config.num_kv_heads % cut.devices:
         raise ValueError(
@@ -73,6 +73,8 @@ def check_config(config: LlamaConfig, cut: Cut) -> None:
             )
     if (other := config.experts or config.linear) is not None:
         raise ValueError(f"{_OP}: the model must have no experts and no linear attention, got {other}.")
+    if config.output_gate:
+        raise ValueError(f"{_OP}: attention must have no output gate, got output_gate=True.")
 
 
 def check_layers(layers: Iterable[Any]) -> None:

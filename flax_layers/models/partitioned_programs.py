@@ -1,7 +1,7 @@
 """The programs of a partitioned model in an engine: before, in and after the blocks, each under `jax.shard_map`."""
 
 import functools
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -83,8 +83,9 @@ def extend_on(
         block: Block = jax.tree.unflatten(structure.tree, arrays)
         page_table, start, lengths, common_prefix = places
         cache = LayerCache(keys, values, page_table, common_prefix)
-        stream, cache = block.extend(stream, rotary, cache, start=start, lengths=lengths)
-        return (added(stream), None) if alone else stream, cache.keys, cache.values
+        stream, after = block.extend(stream, rotary, cache, start=start, lengths=lengths)
+        written = cast(LayerCache, after)
+        return (added(stream), None) if alone else stream, written.keys, written.values
 
     heads = heads_cut(structure.axis)
     in_specs = (structure.specs, P(), P(), heads, heads, P(), P(), P(), P())
