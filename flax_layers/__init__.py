@@ -13,6 +13,7 @@ from .models import PartitionedLlama as PartitionedLlama
 from .models import ServedLlama as ServedLlama
 from .models import ServedPartitionedLlama as ServedPartitionedLlama
 from .models import generate as generate
+from .models import load_partitioned as load_partitioned
 from .models import partition as partition
 from .models import score as score
 from .models.layers import KVCache as KVCache

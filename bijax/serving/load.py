@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 import flax_layers
 from flax_layers.checkpoint import Checkpoint, CheckpointError, smollm2_path
-from flax_layers.models import Llama, ServedLlama, ServedPartitionedLlama
+from flax_layers.models import Llama, PartitionedLlama, ServedLlama, ServedPartitionedLlama, load_partitioned
 from flax_layers.models.partition_checks import check_config, check_sizes
 
 from .hub import HUB_NAME, download
@@ -67,11 +67,8 @@ def load_models(
         ValueError: As `load_model`, or if several are asked for without `tensor_parallel_size`.
     """
     check_model(checkpoint, options, number=number)
-    served = ServedLlama(load_weights(checkpoint, options))
-    if options.tensor_parallel_size is None:
-        return [served]
-    meshes = [tensor_mesh(options.tensor_parallel_size, replica) for replica in range(number)]
-    return [served.partitioned(mesh, axis=AXIS, leaves=options.tensor_parallel_leaves) for mesh in meshes]
+    weights = [load_weights(checkpoint, options, replica=replica) for replica in range(number)]
+    return [ServedPartitionedLlama(w) if isinstance(w, PartitionedLlama) else ServedLlama(w) for w in weights]
 
 
 def check_model(checkpoint: Checkpoint, options: ModelOptions, *, number: int = 1) -> None:
@@ -116,9 +113,18 @@ def tensor_mesh(size: int, replica: int = 0) -> Mesh:
     return Mesh(np.array(devices[first : first + size]), (AXIS,))
 
 
-def load_weights(checkpoint: Checkpoint, options: ModelOptions) -> Llama:
-    """Returns the weights, as `ServedLlama.with_weights` takes them; for arguments see `load_model`."""
+def load_weights(checkpoint: Checkpoint, options: ModelOptions, *, replica: int = 0) -> Llama | PartitionedLlama:
+    """Returns the weights, as `with_weights` of the model that `load_model` returns takes them.
+
+    Args:
+        checkpoint: As for `load_model`.
+        options: How they are loaded.
+        replica: Which of several equal models they are for.
+    """
     dtype: Any = checkpoint.dtype if options.dtype == "auto" else options.dtype
+    if options.tensor_parallel_size is not None:
+        mesh, leaves = tensor_mesh(options.tensor_parallel_size, replica), options.tensor_parallel_leaves
+        return load_partitioned(checkpoint, mesh, axis=AXIS, leaves=leaves, dtype=dtype, param_dtype=dtype)
     model = Llama.from_checkpoint(checkpoint, dtype=dtype, param_dtype=dtype)
     if options.quantization is None:
         return model

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import PartitionSpec
 
@@ -203,11 +204,15 @@ class VocabParallelEmbed(Embed):
         return {"embedding": PartitionSpec(axis, None)}
 
 
-def grouped(x: jax.Array, parts: tuple[int, ...], leaves: int) -> jax.Array:
-    """Returns the columns (..., N) of projections side by side as (..., leaves, N / leaves), each group with all."""
+def grouped[T: (jax.Array, np.ndarray)](x: T, parts: tuple[int, ...], leaves: int) -> T:
+    """Returns the columns (..., N) of projections side by side as (..., leaves, N / leaves), each group with all.
+
+    An array of the host stays there.
+    """
+    numpy: Any = np if isinstance(x, np.ndarray) else jnp
     ends = [sum(parts[:i]) for i in range(1, len(parts))]
-    projections = jnp.split(x, ends, axis=-1)
-    return jnp.concatenate([p.reshape(*p.shape[:-1], leaves, p.shape[-1] // leaves) for p in projections], axis=-1)
+    projections = numpy.split(x, ends, axis=-1)
+    return numpy.concatenate([p.reshape(*p.shape[:-1], leaves, p.shape[-1] // leaves) for p in projections], axis=-1)
 
 
 def ungrouped(x: jax.Array, parts: tuple[int, ...], leaves: int, own: int) -> jax.Array:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -16,11 +15,12 @@ from ..ops import Ops
 from .layers import KVCache
 from .layers.embed import check_token_ids
 from .llama import Llama
-from .parallel_layers import ColumnParallelLinear, ParallelHeadNorm, RowParallelLinear, VocabParallelEmbed
+from .parallel_layers import ColumnParallelLinear, Cut
 from .partition_checks import check_config, check_layers, check_mesh
+from .partition_layers import at, cut_layers, cut_model, place_weights
 
 if TYPE_CHECKING:
-    from ..checkpoint import LlamaConfig
+    from ..checkpoint import Checkpoint, LlamaConfig
 
 type Params = dict[str, Any]
 
@@ -155,9 +155,9 @@ class PartitionedLlama:
         """
         state = jax.tree.unflatten(jax.tree.structure(self._abstract), jax.tree.leaves(params))
         found: Params = nnx.to_pure_dict(state)
-        for path, layer in _cut_layers(self.local(params)):
+        for path, layer in cut_layers(self.local(params)):
             if isinstance(layer, ColumnParallelLinear):
-                _at(found, path).update(layer.whole())
+                at(found, path).update(layer.whole())
         return found
 
     def _mapped(self, function: Any, in_specs: tuple[Any, ...], out_specs: Any) -> Any:
@@ -223,51 +223,67 @@ def partition(model: Llama, mesh: Mesh, *, axis: str = "model", leaves: int = 8)
         raise TypeError(f"partition: model must be a flax_layers.Llama, got {type(model).__name__}.")
     cut = check_mesh(mesh, axis, leaves)
     check_config(model.config, cut)
-    check_layers(layer for _, layer in _cut_layers(model))
+    check_layers(layer for _, layer in cut_layers(model))
     whole_graph, whole_state = nnx.split(model)
-    local: Any = nnx.merge(whole_graph, whole_state)  # shares the arrays
-    config = model.config
-    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    for block in local.blocks:
-        attention, mlp = block.attention, block.mlp
-        attention.qkv = ColumnParallelLinear(attention.qkv, (query, key, key), cut)
-        attention.out = RowParallelLinear(attention.out, cut)
-        if attention.query_norm is not None:
-            attention.query_norm = ParallelHeadNorm(attention.query_norm, config.num_heads, cut)
-            attention.key_norm = ParallelHeadNorm(attention.key_norm, config.num_kv_heads, cut)
-        attention.num_heads //= cut.devices
-        attention.num_kv_heads //= cut.devices
-        mlp.gate_up = ColumnParallelLinear(mlp.gate_up, (config.intermediate_size,) * 2, cut)
-        mlp.down = RowParallelLinear(mlp.down, cut)
-    local.embed = VocabParallelEmbed(local.embed, cut)
-    if local.lm_head is not None:
-        local.lm_head = ColumnParallelLinear(local.lm_head, (config.vocab_size,), cut)
+    found = _laid_out(cut_model(nnx.merge(whole_graph, whole_state), cut), mesh, cut)  # shares the arrays
+    shardings = found._shardings(found.specs)
+    params, rest = jax.device_put((found.params, found.rest), (shardings, NamedSharding(mesh, P())))
+    return dataclasses.replace(found, params=params, rest=rest)
+
+
+def load_partitioned(
+    checkpoint: Checkpoint,
+    mesh: Mesh,
+    *,
+    axis: str = "model",
+    leaves: int = 8,
+    dtype: Any = jnp.float32,
+    param_dtype: Any = jnp.float32,
+) -> PartitionedLlama:
+    """Reads a checkpoint straight into the devices of a mesh axis.
+
+    The host reads one weight after another, and each device gets its part alone: no device ever holds a whole model.
+
+    Args:
+        checkpoint: As `flax_layers.checkpoint.load_checkpoint` returns it.
+        mesh: As for `partition`.
+        axis: The same.
+        leaves: The same.
+        dtype: Dtype of the computation.
+        param_dtype: Dtype of the parameters.
+
+    Returns:
+        The result of `partition` with the model that `Llama.from_checkpoint` returns.
+
+    Raises:
+        ValueError: As `partition`, or if weights and configuration do not belong together.
+
+    Guarantee: as `partition`.
+    """
+    config, cut = checkpoint.config, check_mesh(mesh, axis, leaves)
+    check_config(config, cut)
+
+    def whole() -> Llama:
+        return Llama(config, dtype=dtype, param_dtype=param_dtype, rngs=nnx.Rngs(0))
+
+    local: Any = nnx.eval_shape(lambda: cut_model(whole(), cut))
+    local._set_rotary()
+    found = _laid_out(local, mesh, cut)
+    placed = place_weights(
+        nnx.eval_shape(whole), local, found.params, found._shardings(found.specs), checkpoint.weights
+    )
+    rest = jax.device_put(found.rest, NamedSharding(mesh, P()))
+    return dataclasses.replace(found, params=placed, rest=rest)
+
+
+def _laid_out(local: Llama, mesh: Mesh, cut: Cut) -> PartitionedLlama:
+    """Returns a model of one device, whose arrays are not placed yet, with their specs."""
     split: Any = nnx.split(local, nnx.Param, ...)
     graph, state, rest = split
     params = nnx.to_pure_dict(state)
     specs = jax.tree.map(lambda _: P(), params)
-    for path, layer in _cut_layers(local):
-        own = _at(specs, path)
-        own.update({name: spec for name, spec in layer.specs(axis).items() if name in own})
-    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+    for path, layer in cut_layers(local):
+        own = at(specs, path)
+        own.update({name: spec for name, spec in layer.specs(cut.axis).items() if name in own})
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
-    placed, rest = jax.device_put((params, rest), (shardings, NamedSharding(mesh, P())))
-    return PartitionedLlama(placed, specs, mesh, axis, leaves, config, model.dtype, rest, graph, abstract)
-
-
-def _cut_layers(model: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yields the layers of a partitioned model whose weights are cut, with their paths."""
-    for index, block in enumerate(model.blocks):
-        yield ("blocks", index, "attention", "qkv"), block.attention.qkv
-        yield ("blocks", index, "attention", "out"), block.attention.out
-        yield ("blocks", index, "mlp", "gate_up"), block.mlp.gate_up
-        yield ("blocks", index, "mlp", "down"), block.mlp.down
-    yield ("embed",), model.embed
-    if model.lm_head is not None:
-        yield ("lm_head",), model.lm_head
-
-
-def _at(tree: Any, path: tuple[Any, ...]) -> Any:
-    for key in path:
-        tree = tree[key]
-    return tree
+    return PartitionedLlama(params, specs, mesh, cut.axis, cut.leaves, local.config, local.dtype, rest, graph, abstract)
