@@ -78,11 +78,49 @@ def rows(function: Callable[..., Any], first: jax.Array, on: Mesh, names: Any = 
     assert_bits_equal(result, jax.jit(bijax.invariant(function))(first, W, V))
 
 
+def typed(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+    """A program that JAX takes on explicit meshes."""
+    inner = jax.nn.gelu((x - x.mean(-1, keepdims=True)) @ w).reshape(64, 2, 64)
+    return jax.nn.softmax(inner.transpose(0, 2, 1).reshape(64, 128) @ v, axis=-1)
+
+
+def explicit() -> None:
+    """An explicit mesh, which the types of arrays name, and one that is set for the program."""
+    for kind in (AxisType.Explicit, AxisType.Auto):
+        made = jax.make_mesh((8,), ("data",), axis_types=(kind,))
+        with jax.set_mesh(made):
+            given = cut_arguments(X, made)
+            compiled = jax.jit(bijax.invariant(typed)).lower(*given).compile()
+            result = compiled(*given)
+        assert not moved(compiled)
+        assert result.sharding.spec[0] == "data"
+        assert_bits_equal(result, jax.jit(bijax.invariant(typed))(X, W, V))
+
+
 def control() -> None:
     """Plain JAX leaves the rows where they are too, with other bits than one device."""
     given = cut_arguments(X, mesh())
     many, one = jax.jit(network)(*given), jax.jit(network)(X, W, V)
     assert (bits(many) != bits(one)).any()
+
+
+def labelled(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+    """Each row's own entry, and a function that was jitted with shardings of its own."""
+    y = bijax.log_softmax(x @ w)
+    entries = jnp.arange(8) + jnp.argmax(x[:, :4], axis=1)[:, None]
+    return jnp.take_along_axis(y, entries, axis=1, mode="clip")
+
+
+def inner_shardings() -> None:
+    """A function with shardings of its own keeps them: its arguments are gathered for it."""
+    whole = NamedSharding(mesh(), P())
+    inner = jax.jit(lambda y: jnp.tanh(y), in_shardings=whole, out_shardings=whole)
+    function = jax.jit(bijax.invariant(lambda x, w, v: inner(x @ w)))
+    compiled = function.lower(*cut_arguments(X, mesh())).compile()
+    result = compiled(*cut_arguments(X, mesh()))
+    assert moved(compiled)
+    assert result.sharding.is_fully_replicated
+    assert_bits_equal(result, jax.jit(bijax.invariant(lambda x, w, v: jnp.tanh(x @ w)))(X, W, V))
 
 
 def loss(w: jax.Array, v: jax.Array, x: jax.Array) -> jax.Array:
@@ -156,6 +194,9 @@ CHECKS: dict[str, Callable[[], None]] = {
     "control": control,
     "attributes": attributes,
     "audits": audits,
+    "explicit": explicit,
+    "labelled": lambda: rows(labelled, X, mesh()),
+    "inner shardings": inner_shardings,
     "tokens": lambda: rows(language_model, TOKENS, mesh()),
     "one axis of two": lambda: rows(network, X, grid()),
     "two axes": lambda: rows(network, X, grid(), ("data", "model")),

@@ -6,7 +6,11 @@ from tests import fake_devices
 from tests.tiers import full_only
 
 FAST = ("rows", "control", "attributes", "audits")
-OTHERS = (("tokens",), ("one axis of two", "two axes"), ("gradients", "not rows"))
+OTHERS = (
+    ("tokens",),
+    ("one axis of two", "two axes", "explicit"),
+    ("gradients", "not rows", "labelled", "inner shardings"),
+)
 
 
 @pytest.mark.parametrize("names", [FAST, *map(full_only, OTHERS)], ids=lambda names: names[0])

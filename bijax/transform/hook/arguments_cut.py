@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from jax.extend.core import Var
 from jax.interpreters.mlir import ir
 
 _SHARDING: Final = re.compile(r"sdy\.sharding<mesh<\[(?P<axes>[^\]]*)\](?P<order>[^>]*)>, \[(?P<dimensions>.*?)\]")
@@ -32,7 +31,7 @@ class Cut:
     count: int
 
 
-def cuts_of(module: Any, variables: Sequence[Any]) -> dict[Var, Cut]:
+def cuts_of(module: Any, variables: Sequence[Any]) -> dict[Any, Cut]:
     """Returns which arguments of a module's whole program are cut along one dimension.
 
     Args:

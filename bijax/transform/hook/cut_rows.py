@@ -8,15 +8,15 @@ rows, and that no operation on the way mixes them or reads their position. Runs 
 over the batch, loops, branches, and operations of which nothing is known.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import jax
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import Literal, Var
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from bijax.core.explicit_axes import is_cut
 from bijax.transform.hook.arguments_cut import Cut, cuts_of
 from bijax.transform.hook.whole_values import UNMARKED
 from bijax.transform.rows import control, elementwise, indexing, library, moves, products, reductions  # noqa: F401
@@ -25,6 +25,7 @@ from bijax.transform.rows.layout import along
 from bijax.transform.rows.local import elements, local_call, local_parameters, rows_along
 from bijax.transform.rows.value import Value
 from bijax.transform.rules.equations import line_of
+from pallas_kernels.runtime.own_settings import without_mesh
 
 IsMeant = Callable[[Any], bool]
 
@@ -46,13 +47,13 @@ def with_rows_left(ctx: Any, jaxpr: Any, is_meant: IsMeant) -> Any:
         is_meant: Whether an equation should be made invariant.
     """
     cuts = cuts_of(ctx.module, jaxpr.invars)
-    if not cuts or any(is_cut(getattr(v.aval, "sharding", None)) for v in jaxpr.invars):
+    if not cuts:
         return jaxpr
     rows = _rows_of(jaxpr, ctx.platforms[0], is_meant, cuts)
     return rows.grouped() if rows.elements else jaxpr
 
 
-def gathering(jaxpr: Any, platform: str, is_meant: IsMeant, cuts: Mapping[Var, Cut]) -> list[tuple[Any, Any]]:
+def gathering(jaxpr: Any, platform: str, is_meant: IsMeant, cuts: Mapping[Any, Cut]) -> list[tuple[Any, Any]]:
     """Returns the invariant operations for which an array that is cut is gathered, with the array's variable.
 
     Args:
@@ -64,15 +65,15 @@ def gathering(jaxpr: Any, platform: str, is_meant: IsMeant, cuts: Mapping[Var, C
     return _rows_of(jaxpr, platform, is_meant, cuts).gathered(cuts)
 
 
-def _rows_of(jaxpr: Any, platform: str, is_meant: IsMeant, cuts: Mapping[Var, Cut]) -> "_Rows":
+def _rows_of(jaxpr: Any, platform: str, is_meant: IsMeant, cuts: Mapping[Any, Cut]) -> "_Rows":
     """Returns where the rows are, for the batch with which most is computed on the rows of one device."""
     flat = jaxpr.replace(eqns=list(_inlined(jaxpr.eqns, is_meant, {})))
     return max((_Rows(flat, platform, is_meant, batch) for batch in _batches(cuts)), key=lambda rows: rows.elements)
 
 
-def _batches(cuts: Mapping[Var, Cut]) -> list[dict[Var, Cut]]:
+def _batches(cuts: Mapping[Any, Cut]) -> list[dict[Any, Cut]]:
     """Returns the arguments by what may be their batch: those with as many rows, cut over the same devices."""
-    batches: dict[Any, dict[Var, Cut]] = {}
+    batches: dict[Any, dict[Any, Cut]] = {}
     for variable, cut in cuts.items():
         key = variable.aval.shape[cut.dimension], cut.mesh, cut.names
         batches.setdefault(key, {})[variable] = cut
@@ -122,9 +123,20 @@ def _called(eqn: Any, is_meant: IsMeant) -> Any:
     """Returns the program of a function that an equation calls, if all of it should be made invariant."""
     key = _CALLS.get(eqn.primitive.name)
     program = eqn.params.get(key) if key else None
-    if program is None or program.consts or eqn.effects or not is_meant(eqn):
+    if program is None or program.consts or eqn.effects or eqn.ctx.compute_type is not None or not is_meant(eqn):
+        return None
+    shardings = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
+    if any(sharding is not _no_sharding() for sharding in shardings):
         return None
     return program.jaxpr if all(is_meant(inner) for inner in program.jaxpr.eqns) else None
+
+
+@functools.cache
+def _no_sharding() -> Any:
+    """Returns what stands for the sharding of an argument of `jax.jit` for which none was given."""
+    with without_mesh():
+        (eqn,) = jax.make_jaxpr(jax.jit(lambda x: x))(0.0).jaxpr.eqns
+    return eqn.params["in_shardings"][0]
 
 
 class _Rows:
@@ -140,7 +152,7 @@ class _Rows:
         elements: Elements that operations on rows compute: what would be computed by every device.
     """
 
-    def __init__(self, jaxpr: Any, platform: str, is_meant: IsMeant, batch: Mapping[Var, Cut]) -> None:
+    def __init__(self, jaxpr: Any, platform: str, is_meant: IsMeant, batch: Mapping[Any, Cut]) -> None:
         self._jaxpr, self._is_meant, self._batch = jaxpr, is_meant, batch
         variable, self._cut = next(iter(batch.items()))
         self._rows = variable.aval.shape[self._cut.dimension]
@@ -150,7 +162,7 @@ class _Rows:
         computing = (e for e in jaxpr.eqns if id(e) in self._parameters and e.primitive.name not in UNMARKED)
         self.elements = sum(map(elements, computing))
 
-    def gathered(self, cuts: Mapping[Var, Cut]) -> list[tuple[Any, Any]]:
+    def gathered(self, cuts: Mapping[Any, Cut]) -> list[tuple[Any, Any]]:
         """Returns the equations that need an array whole which is cut, and the array."""
         found, cut = [], set(cuts)
         for eqn in self._jaxpr.eqns:
@@ -165,7 +177,7 @@ class _Rows:
                 found += [(eqn, v) for v in operands if not (local and self._axis(v) is not None)]
         return found
 
-    def _argument(self, variable: Var) -> Value:
+    def _argument(self, variable: Any) -> Value:
         cut = self._batch.get(variable)
         return unknown_array(variable.aval) if cut is None else Value(along(cut.dimension, self._rows))
 
@@ -184,7 +196,7 @@ class _Rows:
         arrays = [v.aval for v in (*eqn.invars, *eqn.outvars)]
         if not all(isinstance(a, jax.core.ShapedArray) for a in arrays):
             return None
-        if any(jax.dtypes.issubdtype(a.dtype, jax.dtypes.extended) or is_cut(a.sharding) for a in arrays):
+        if any(jax.numpy.issubdtype(a.dtype, jax.dtypes.extended) for a in arrays):
             return None
         operands, results = [self._axis(v) for v in eqn.invars], [self._axis(v) for v in eqn.outvars]
         lost = any(self._has_rows(v) and axis is None for v, axis in zip(eqn.invars, operands, strict=True))
@@ -223,7 +235,8 @@ class _Rows:
         inside = {id(eqn) for eqn in group}
         others = [v for eqn in self._jaxpr.eqns if id(eqn) not in inside for v in eqn.invars]
         wanted = {v for v in (*others, *self._jaxpr.outvars) if isinstance(v, Var)}
-        given = dict.fromkeys(v for eqn in group for v in eqn.invars if isinstance(v, Var) and v not in made)
+        operands = (v for eqn in group for v in eqn.invars if isinstance(v, Var) and v not in made)
+        given: list[Any] = list(dict.fromkeys(operands))
         results = [v for eqn in group for v in eqn.outvars if v in wanted]
         equations = list(group)
 
@@ -231,7 +244,7 @@ class _Rows:
             known = dict(zip(given, arrays, strict=True))
             for eqn in equations:
                 operands = [v.val if isinstance(v, Literal) else known[v] for v in eqn.invars]
-                axis = self._axis(eqn.outvars[0])
+                axis = cast(int, self._axis(eqn.outvars[0]))
                 size = eqn.outvars[0].aval.shape[axis] // self._cut.count
                 with set_xla_metadata(**(eqn.ctx.xla_metadata or {})):
                     found = local_call(eqn, self._parameters[id(eqn)], operands, axis, size)
@@ -247,8 +260,9 @@ class _Rows:
             check_vma=False,
         )
         shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in given]
-        (eqn,) = jax.make_jaxpr(mapped)(*shapes).jaxpr.eqns
-        return eqn.replace(invars=list(given), outvars=results)
+        with without_mesh():  # the caller's mesh may have axes of another type
+            (eqn,) = jax.make_jaxpr(mapped)(*shapes).jaxpr.eqns
+        return eqn.replace(invars=given, outvars=results)
 
     def _spec(self, v: Any) -> PartitionSpec:
         axis = self._axis(v)

@@ -21,6 +21,7 @@ _WEIGHTS: Final = frozenset({"bijax_k_split_matmul", "bijax_matmul", "conv_gener
 """Products of rows with an array that belongs to none."""
 
 _KERNELS: Final = frozenset(f"bijax_{name}" for name in ROWS.split())
+_SHARDINGS: Final = ("out_sharding", "sharding")
 _NOT_LOCAL: Final = frozenset({"device_put", "pbroadcast", "pvary", "reshard", "sharding_constraint"})
 
 
@@ -48,7 +49,9 @@ def local_parameters(eqn: Any, operands: Sequence[int | None], results: Sequence
         results: The axis of each result that does.
         count: Number of devices.
     """
-    name, params = eqn.primitive.name, dict(eqn.params)
+    # On explicit meshes some parameters name the sharding of the result.
+    params: dict[str, Any] = {k: None if k in _SHARDINGS else v for k, v in eqn.params.items()}
+    name = eqn.primitive.name
     shapes = [tuple(getattr(v.aval, "shape", ())) for v in eqn.invars]
     out = list(eqn.outvars[0].aval.shape)
     axis = results[0]
@@ -63,7 +66,8 @@ def local_parameters(eqn: Any, operands: Sequence[int | None], results: Sequence
     if name in _KERNELS:
         return None if any(len(shape) > 1 and shape[0] == shapes[0][0] for shape in shared) else params
     if name == "gather":
-        return params if operands[0] is None else None
+        batch = params["dimension_numbers"].operand_batching_dims
+        return params if (operands[0] in batch if operands[0] is not None else not batch) else None
     if name == "concatenate":
         return params if params["dimension"] != axis else None
     if shared and any(shared):  # what is left takes scalars besides rows
