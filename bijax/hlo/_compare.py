@@ -65,9 +65,9 @@ class Comparison:
         """Returns the table of the differences, with a summary below."""
         rows = tuple(_cells(difference) for difference in self.differences)
         opaque = {f.implementation for f in self.large.findings if f.kind in _OPAQUE and f.verdict != "ours"}
-        footer = "both programs reduce alike" if self.alike else "the programs do not reduce alike"
+        footer = "the programs' reductions are equal" if self.alike else "the programs' reductions differ"
         if self.alike and opaque:
-            footer += f", as far as HLO shows; {', '.join(sorted(opaque))} may still choose by the shape inside"
+            footer += f", as far as HLO shows; {', '.join(sorted(opaque))} may still choose an algorithm by the shape"
         return Rows(
             f"small batch: {self.small.instructions} instructions; large batch: {self.large.instructions}",
             ("verdict", "instruction", "by", "terms", "shape", "small", "large", "line", "why"),
