@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from bijax.hlo._frames import short_line
 from bijax.hlo._inspect import inspect
 from bijax.hlo._report import Finding, Report
 from bijax.hlo._table import Rows
@@ -86,7 +87,7 @@ class Comparison:
 def _cells(difference: Difference) -> tuple[str, ...]:
     f, terms = difference.finding, str(difference.finding.terms or "")
     counts = (str(difference.small), str(difference.large))
-    return f.verdict, f.opcode, f.how, terms, f.shape, *counts, f.source.rpartition("/")[2], f.reason
+    return f.verdict, f.opcode, f.how, terms, f.shape, *counts, short_line(f.source), f.reason
 
 
 def compare_hlo(fn: Callable[..., Any], args_small: Sequence[Any], args_large: Sequence[Any]) -> Comparison:

@@ -139,7 +139,7 @@ def _heads(
     numbers = q_head_num, kv_head_num
     if qkv is None:
         if numbers != (None, None):
-            raise ValueError(f"{op}: q_head_num and kv_head_num belong to qkv, got them beside q, k and v.")
+            raise ValueError(f"{op}: q_head_num and kv_head_num belong to qkv, got them together with q, k and v.")
         arrays = [float_array(op, n, x) for n, x in zip(("q", "k", "v"), gathered_once(q, k, v), strict=True)]
         if any(x.ndim != 4 for x in arrays) or len({x.shape[:2] for x in arrays}) > 1:
             came = ", ".join(f"{n} {describe(x)}" for n, x in zip(("q", "k", "v"), arrays, strict=True))
