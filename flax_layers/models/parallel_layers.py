@@ -1,4 +1,4 @@
-"""Layers whose weights are cut over the devices of a mesh axis, for use inside of `jax.shard_map`.
+"""Layers whose weights are cut over the devices of a mesh axis, for use inside `jax.shard_map`.
 
 Each is made of a layer of one device, whose parameters it takes over: `partition` puts them into a model. With the
 operations `PLAIN` they compute with JAX's own product and `psum`, whose bits depend on the number of devices.

@@ -117,7 +117,7 @@ class PartitionedLlama:
         return jax.device_put(cache, self._shardings(self._cache_specs(cache)))
 
     def local(self, params: Params) -> Llama:
-        """Returns this device's part of the model, inside of a `jax.shard_map` of your own over the axis.
+        """Returns this device's part of the model, inside a `jax.shard_map` of your own over the axis.
 
         Args:
             params: This device's part of the parameters, cut by `specs`.
