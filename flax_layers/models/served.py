@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 
 from pallas_kernels.contract import SplitAttentionContract
 
@@ -16,6 +17,8 @@ from ._layered import Layers, Stored, _start, run_blocks
 from .block import project
 from .layers.delta_net_state import STATE_INTERVAL, DeltaNetSnapshot
 from .llama import Llama
+from .partition import partition
+from .served_partitioned import ServedPartitionedLlama
 from .served_states import Pages, States, by_kind, by_layer, init_snapshots, keep_state, restore_state
 
 
@@ -96,7 +99,7 @@ class ServedLlama:
         return STATE_INTERVAL if self.model.config.linear is not None else None
 
     def init_pages(self, num_pages: int, page_size: int) -> Pages:
-        """Returns keys and values of each layer that has them, (pages, page_size, K, H) each. Latents have no values."""
+        """Returns keys and values of each layer that has them, (pages, page_size, K, H); latents have no values."""
         cache = self.model.paged_cache(np.zeros((1, 1), np.int32), num_pages=num_pages, page_size=page_size)
         return list(zip(cache.keys, cache.values, strict=True))
 
@@ -165,6 +168,13 @@ class ServedLlama:
     def embed(self, hidden: jax.Array) -> jax.Array:
         """Maps rows (R, hidden_size) of the residual stream to their norms, float32."""
         return _norm(self._end, self._last, hidden)
+
+    def partitioned(self, mesh: Mesh, *, axis: str = "model", leaves: int = 8) -> "ServedPartitionedLlama":
+        """Returns the model with weights and cache cut over the devices of a mesh axis.
+
+        The arguments, errors and bits are those of `partition`.
+        """
+        return ServedPartitionedLlama(partition(self.model, mesh, axis=axis, leaves=leaves))
 
     def plain(self) -> "ServedLlama":
         """Returns the model with the same weights and stock JAX operations."""
