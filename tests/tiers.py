@@ -183,6 +183,7 @@ FULL_DOCTESTS: Final = frozenset(
         "flax_layers.models.layers.moe.MoE",
         "flax_layers.models.layers.quant_moe.QuantMoE",
         "flax_layers.models.llama.Llama",
+        "flax_layers.models.served_partitioned.ServedPartitionedLlama",
         "flax_layers.nnx.attention.MultiHeadAttention",
         "flax_layers.nnx.attention.RoPE",
         "flax_layers.nnx.linear.Conv",
