@@ -151,6 +151,7 @@ FULL_DOCTESTS: Final = frozenset(
         "bijax.sampling._multinomial.multinomial_with_seed",
         "bijax.sampling._sample.sample",
         "bijax.serving.async_engine.AsyncEngine",
+        "bijax.serving.disaggregated.DisaggregatedEngine",
         "bijax.testing._sweep.assert_batch_invariant",
         "bijax.transform.accumulate.accumulate_gradients",
         "bijax.transform.invariant.invariant",

@@ -20,6 +20,7 @@ from bijax import cli
 from bijax.determinism.modes import MODES, Run
 from bijax.server.start import _warm_engines
 from bijax.serving import (
+    DisaggregatedEngine,
     Engine,
     EngineOptions,
     ModelOptions,
@@ -137,6 +138,46 @@ def one_program() -> None:
     assert_bits_equal(served(engine), expected)
     leaves, tree = jax.tree.flatten(cut)
     assert jax.tree.structure(jax.tree.unflatten(tree, leaves)) == tree
+
+
+def disaggregated() -> None:
+    """Prompts on two devices and generation on another: the bits of one device that does both."""
+    model = ServedLlama(llama(num_heads=2, num_kv_heads=2))
+    options = EngineOptions(page_size=4, num_pages=8, max_running=1, max_prefill_tokens=1, max_length=16)
+    params = SamplingParams(max_new_tokens=3, seed=3, logprobs=True)
+    prompts = [[1, 5, 9, 7, 3, 3, 2, 1, 8]]
+
+    def engine(on: Mesh, **changes: Any) -> Engine:
+        return Engine(model.partitioned(on, leaves=2), options=EngineOptions(**{**vars(options), **changes}))
+
+    expected = found(engine(mesh(1)).generate(prompts, params)[0])
+    prefill, decode = engine(mesh(2)), engine(Mesh(np.array(jax.devices()[4:5]), ("model",)))
+    both = DisaggregatedEngine(prefill=prefill, decode=decode)
+    for _ in range(2):  # with a cold cache and a warm one
+        [output] = both.generate(prompts, params)
+        assert_bits_equal(found(output), expected)
+        assert output.cached_tokens == 8
+    assert (prefill.stats().generated_tokens, decode.stats().generated_tokens) == (0, 6)
+    assert (prefill.stats().kv_cache_usage, decode.stats().kv_cache_usage) == (0, 0)
+    both.update_weights(llama(1, num_heads=2, num_kv_heads=2))
+    [changed] = both.generate(prompts, params)
+    decode.flush_cache()
+    assert_bits_equal(found(changed), found(decode.generate(prompts, params)[0]))
+    with pytest.raises(AssertionError):  # they are other weights
+        assert_bits_equal(found(changed), expected)
+
+    def message(second: Engine) -> str:
+        with pytest.raises(ValueError, match="DisaggregatedEngine") as error:
+            DisaggregatedEngine(prefill=prefill, decode=second)
+        return str(error.value)
+
+    assert "must be two engines, got one" in message(prefill)
+    assert "the same page_size, got 4 and 8" in message(engine(mesh(1), page_size=8))
+    assert "decode has prefix_cache=False" in message(engine(mesh(1), prefix_cache=False))
+    deeper = ServedLlama(llama(num_heads=2, num_kv_heads=2, num_layers=2))
+    assert "pages of the same shapes" in message(Engine(deeper, options=options))
+    assert "under the same contracts" in message(Engine(model, options=options))
+    assert "the same weights, got the versions '1' and 'default'" in message(engine(mesh(1)))
 
 
 def weights() -> None:
@@ -336,6 +377,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "plain": plain,
     "one program": one_program,
     "weights": weights,
+    "disaggregated": disaggregated,
     "fingerprints": fingerprints,
     "command": command,
     "modes on two devices": lambda: modes((2,)),

@@ -10,7 +10,7 @@ OTHERS = (
     ("bad input", "flags", "start", "smallest"),
     ("any number of devices", "plain"),
     ("one program",),
-    ("weights",),
+    ("weights", "disaggregated"),
     ("command",),
     ("modes on two devices",),
 )
