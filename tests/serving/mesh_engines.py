@@ -17,7 +17,6 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 from bijax import cli
-from bijax.determinism.modes import MODES, Run
 from bijax.server.start import _warm_engines
 from bijax.serving import (
     DisaggregatedEngine,
@@ -208,29 +207,6 @@ def weights() -> None:
     assert_bits_equal(served(engine), expected)
 
 
-def modes(counts: tuple[int, ...]) -> None:
-    """Each mode of `bijax test-deterministic`: the samples of one device."""
-    model = ServedLlama(llama())
-    params = SamplingParams(max_new_tokens=5, seed=7, logprobs=True, ignore_eos=True)
-    tokens = np.random.default_rng(0).integers(0, 64, 40).tolist()
-
-    def samples(mode: str, devices: int) -> Any:
-        def open_engine(*, reload: bool = False, **changes: Any) -> Engine:
-            given = {name: value for name, value in changes.items() if value is not None}
-            own = ServedLlama(llama()) if reload else model
-            return Engine(own, options=EngineOptions(**{**vars(SMALL), **given}), mesh=mesh(devices))
-
-        run = Run(open_engine, lambda n: (tokens * (n // len(tokens) + 1))[:n], params, 3, lambda done: None)
-        every = MODES[mode](run)
-        assert all(s.unique_bits == 1 for s in every), mode
-        return [(s.name, s.completions[0].tokens, [p.logprob for p in s.completions[0].logprobs]) for s in every]
-
-    for mode in MODES:
-        expected = samples(mode, 1)
-        for devices in counts:
-            assert samples(mode, devices) == expected, (mode, devices)
-
-
 def fingerprints() -> None:
     """They name the leaves, and not the number of devices."""
     model = ServedLlama(llama())
@@ -380,7 +356,6 @@ CHECKS: dict[str, Callable[[], None]] = {
     "disaggregated": disaggregated,
     "fingerprints": fingerprints,
     "command": command,
-    "modes on two devices": lambda: modes((2,)),
 }
 
 

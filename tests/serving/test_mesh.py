@@ -12,7 +12,6 @@ OTHERS = (
     ("one program",),
     ("weights", "disaggregated"),
     ("command",),
-    ("modes on two devices",),
 )
 
 
