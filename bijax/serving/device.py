@@ -177,6 +177,18 @@ def take(hidden: jax.Array, index: jax.Array) -> jax.Array:
     return jnp.take(hidden.reshape(-1, *hidden.shape[2:]), index, axis=0)
 
 
+@jax.jit
+def read_pages(pages: Any, index: jax.Array) -> Any:
+    """Returns the pages `index` (n,) of a cache, whose arrays have the page as their first dimension."""
+    return jax.tree.map(lambda array: array[index], pages)
+
+
+@functools.partial(jax.jit, donate_argnames="pages")
+def write_pages(pages: Any, index: jax.Array, copied: Any) -> Any:
+    """Returns the cache with the pages `index` (n,) set. A page that is there twice is copied twice."""
+    return jax.tree.map(lambda array, new: array.at[index].set(new), pages, copied)
+
+
 @functools.partial(jax.jit, static_argnames="batch_invariant", donate_argnames="last")
 def draw_tokens(
     left: jax.Array, given: Given, last: jax.Array, *, batch_invariant: bool

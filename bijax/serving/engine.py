@@ -128,6 +128,21 @@ class Engine:
         self._finished: Counter[FinishReason] = Counter()
 
     @property
+    def model(self) -> Model:
+        """The model."""
+        return self._model
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """What gives sequences their pages."""
+        return self._scheduler
+
+    @property
+    def programs(self) -> Programs:
+        """What computes, and keeps the pages."""
+        return self._programs
+
+    @property
     def vocab_size(self) -> int:
         """Number of tokens of the model."""
         return self._model.vocab_size
@@ -197,7 +212,7 @@ class Engine:
                 f"{waiting} sequences wait, and {params.n} more would be above max_waiting={self.options.max_waiting};"
                 " try again later."
             )
-        with self._in_one_piece():
+        with self.in_one_piece():
             self._arrivals += 1
             self._requests[name] = request
             for sequence in request.sequences:
@@ -222,7 +237,7 @@ class Engine:
         Raises:
             EngineError: If requests wait and none can be scheduled, which is a bug in the engine.
         """
-        with self._in_one_piece():
+        with self.in_one_piece():
             return self._step(watched)
 
     def _step(self, watched: Container[str] | None) -> list[RequestOutput]:
@@ -259,7 +274,7 @@ class Engine:
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """Ends a request and frees its pages; returns its output so far, or None if there is no such request."""
-        with self._in_one_piece():
+        with self.in_one_piece():
             request = self._requests.get(request_id)
             if request is None:
                 return None
@@ -279,7 +294,7 @@ class Engine:
 
     def flush_cache(self) -> None:
         """Empties the prefix cache."""
-        with self._in_one_piece():
+        with self.in_one_piece():
             self._scheduler.flush()
 
     def update_weights(self, weights: Any, version: str | None = None) -> None:
@@ -296,7 +311,7 @@ class Engine:
             ValueError: If they belong to another model. The old weights stay.
         """
         model = self._model.with_weights(weights)
-        with self._in_one_piece():
+        with self.in_one_piece():
             self._model = model
             self._programs.replace_model(model)
             for sequence in list(self._scheduler.running):
@@ -311,7 +326,7 @@ class Engine:
         Args:
             on_progress: Called with the number of finished shapes and their total.
         """
-        with self._in_one_piece():
+        with self.in_one_piece():
             self._programs.warm_up(on_progress)
             self._grammars.prepare()
 
@@ -389,7 +404,7 @@ class Engine:
         return []
 
     @contextmanager
-    def _in_one_piece(self) -> Iterator[None]:
+    def in_one_piece(self) -> Iterator[None]:
         """Marks a critical section: if it raises, the next call recovers."""
         self._mend()
         self._broken_off = True

@@ -46,7 +46,10 @@ class Model(Protocol):
         """Longest sequence, in tokens."""
 
     def init_pages(self, num_pages: int, page_size: int) -> Any:
-        """Returns an empty cache of `num_pages` pages that hold `page_size` tokens each."""
+        """Returns an empty cache of `num_pages` pages that hold `page_size` tokens each.
+
+        The first dimension of its arrays is the page.
+        """
 
     def extend(
         self,

@@ -95,6 +95,26 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self._slots = list(range(self._max_running))
 
+    def match(self, tokens: Tokens) -> list[int]:
+        """Returns the pages in the prefix cache that hold the start of some tokens, held once more."""
+        return [] if self.prefix is None else self.prefix.match(tokens, limit=len(tokens))
+
+    def take(self, number: int) -> list[int]:
+        """Returns free pages, held, at most `number`; for these the prefix cache gives up others."""
+        if self.prefix is not None and number > self.pool.free:
+            self.prefix.evict(number - self.pool.free)
+        return [self.pool.take() for _ in range(min(number, self.pool.free))]
+
+    def insert(self, tokens: Tokens, pages: Iterable[int]) -> None:
+        """Adds computed pages to the prefix cache, if there is one."""
+        if self.prefix is not None:
+            self.prefix.insert(tokens, list(pages))
+
+    def release(self, pages: Iterable[int]) -> None:
+        """Gives up a hold of each page."""
+        for page in pages:
+            self.pool.release(page)
+
     def add(self, sequence: Sequence) -> None:
         """Puts a sequence in its place among those that wait."""
         bisect.insort(self.waiting, sequence, key=lambda s: s.key)
