@@ -190,7 +190,7 @@ def _store(
     flat = [x.reshape(tokens.inside.size, heads, width) for x in (key, value)]
     allowed = None
     if quantised:
-        pairs = [_quantise(op, x, s, caches[0].dtype) for x, s in zip(flat, factors, strict=True)]
+        pairs = [quantise(op, x, s, caches[0].dtype) for x, s in zip(flat, factors, strict=True)]
         flat = [pairs[0][0], pairs[1][0]]
         allowed = (pairs[0][1] & pairs[1][1]).reshape(tokens.inside.shape)
     targets = find_targets(op, tokens, blocks, **places, allowed=allowed)
@@ -234,8 +234,15 @@ _divide_to_int8: Any = elementwise(_to_int8)
 _divide_to_e4m3: Any = elementwise(_to_e4m3)
 
 
-def _quantise(op: str, x: jax.Array, scale: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
-    """Returns (T, K, D) in 8 bits, and which tokens can be stored so."""
+def quantise(op: str, x: jax.Array, scale: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """Returns x (T, K, D) in 8 bits, and (T,) which tokens can be stored so: none with an inf or nan.
+
+    Args:
+        op: Name of the operation, for errors.
+        x: Keys or values of tokens.
+        scale: (K, D) or (K,).
+        dtype: int8 or float8_e4m3fn.
+    """
     divide = _divide_to_int8 if dtype == jnp.int8 else _divide_to_e4m3
 
     def compute(x: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from bijax.serving import AsyncEngine, Engine, EngineOptions, ModelOptions
 from bijax.serving.fingerprint import fingerprint
-from bijax.serving.load import find_model, load_model, load_weights
-from flax_layers.checkpoint import Checkpoint, CheckpointError, load_checkpoint
+from bijax.serving.load import find_model, load_adapters, load_model, load_weights
+from flax_layers.checkpoint import Checkpoint, CheckpointError, LoRA, load_checkpoint
 
 from .errors import ServeError
 from .logs import set_up_logs
@@ -45,6 +45,7 @@ def start(name: str | None, options: ServerOptions, model_options: ModelOptions,
     try:
         path = find_model(name)
         checkpoint = load_checkpoint(path, tokenizer=not options.skip_tokenizer_init)
+        adapters = load_adapters(checkpoint, model_options)
     except (CheckpointError, OSError) as error:
         raise ServeError(str(error)) from error
     try:
@@ -53,12 +54,16 @@ def start(name: str | None, options: ServerOptions, model_options: ModelOptions,
         raise ServeError(f"cannot listen on {options.host} port {options.port}: {error.strerror or error}") from error
     set_up_logs(options.log_format)
     model = _served_model(checkpoint, name or path.name, options.served_model_name, (model_options, engine_options))
+    if model.name in adapters:
+        raise ServeError(f"an adapter must not have the model's name, got {model.name!r}; rename it in --lora-paths")
     if checkpoint.tokenizer is None:
         log.info("no tokenizer: requests must bring token ids (input_ids of /generate)")
     log.info("%s on http://%s:%d", model.name, *listener.getsockname()[:2])
 
     async def open_engine() -> AsyncEngine:
-        engine, service.fingerprint = await _in_thread(lambda: _warm_engine(checkpoint, model_options, engine_options))
+        engine, service.fingerprint = await _in_thread(
+            lambda: _warm_engine(checkpoint, model_options, engine_options, adapters)
+        )
         return AsyncEngine(engine)
 
     try:
@@ -89,6 +94,7 @@ def _served_model(
         max_model_len=longest if engine_options.max_length is None else min(longest, engine_options.max_length),
         tokenizer=checkpoint.tokenizer,
         load_weights=lambda other: load_weights(_same_dtype(checkpoint, find_model(other)), model_options),
+        adapters={adapter: str(path) for adapter, path in model_options.adapters().items()},
     )
 
 
@@ -98,11 +104,11 @@ def _same_dtype(served: Checkpoint, path: Path) -> Checkpoint:
 
 
 def _warm_engine(
-    checkpoint: Checkpoint, model_options: ModelOptions, options: EngineOptions
+    checkpoint: Checkpoint, model_options: ModelOptions, options: EngineOptions, adapters: dict[str, LoRA]
 ) -> tuple[Engine, str | None]:
     """Returns an engine, and the fingerprint of its contracts if it has any."""
     log.info("loading the weights")
-    model = load_model(checkpoint, model_options)
+    model = load_model(checkpoint, model_options, adapters)
     engine = Engine(
         model,
         tokenizer=checkpoint.tokenizer,

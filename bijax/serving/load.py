@@ -1,11 +1,12 @@
 """From the name of a model to the model that an engine runs. Needs the packages of the extra `demo`."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import flax_layers
-from flax_layers.checkpoint import Checkpoint, CheckpointError, smollm2_path
+from flax_layers.checkpoint import Checkpoint, CheckpointError, LoRA, load_lora, smollm2_path
 from flax_layers.models import Llama, ServedLlama
 
 from .hub import HUB_NAME, download
@@ -32,14 +33,33 @@ def find_model(name: str | os.PathLike[str] | None) -> Path:
     return download(os.fspath(name))
 
 
-def load_model(checkpoint: Checkpoint, options: ModelOptions) -> ServedLlama:
+def load_model(
+    checkpoint: Checkpoint, options: ModelOptions, adapters: Mapping[str, LoRA] | None = None
+) -> ServedLlama:
     """Returns the model of a checkpoint.
 
     Args:
         checkpoint: As `flax_layers.checkpoint.load_checkpoint` returns it.
         options: How it is loaded.
+        adapters: As `load_adapters` returns them, which is called by default.
+
+    Raises:
+        FileNotFoundError: As `load_adapters`.
+        CheckpointError: As `load_adapters`.
     """
-    return ServedLlama(load_weights(checkpoint, options))
+    adapters = load_adapters(checkpoint, options) if adapters is None else adapters
+    cache_dtype = {"auto": None, "fp8_e4m3": "float8_e4m3fn"}.get(options.kv_cache_dtype, options.kv_cache_dtype)
+    return ServedLlama(load_weights(checkpoint, options), adapters=adapters, cache_dtype=cache_dtype)
+
+
+def load_adapters(checkpoint: Checkpoint, options: ModelOptions) -> dict[str, LoRA]:
+    """Returns the LoRA adapters that the options name.
+
+    Raises:
+        FileNotFoundError: If a folder or a file in it is missing.
+        CheckpointError: If an adapter is not one for this checkpoint.
+    """
+    return {name: load_lora(path, checkpoint.config) for name, path in options.adapters().items()}
 
 
 def load_weights(checkpoint: Checkpoint, options: ModelOptions) -> Llama:
@@ -54,4 +74,4 @@ def load_weights(checkpoint: Checkpoint, options: ModelOptions) -> Llama:
     return model
 
 
-__all__ = ["CheckpointError", "find_model", "load_model", "load_weights"]
+__all__ = ["CheckpointError", "find_model", "load_adapters", "load_model", "load_weights"]

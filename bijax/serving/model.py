@@ -20,6 +20,10 @@ class Model(Protocol):
 
     A model may have another method, `embed`, with the same promise: it maps rows of hidden (R, ...) to embeddings
     (R, D), float32, for requests that ask for those.
+
+    A model with LoRA adapters has an attribute `adapter_names`, and `extend` takes `adapters`, (B,) int32: for each
+    sequence 0 for the model itself, or i + 1 for adapter i. The result for a token may then depend on the adapter of
+    its own sequence, and not on those of others.
     """
 
     @property
@@ -83,6 +87,11 @@ class Model(Protocol):
             TypeError: If it does not accept weights in that format.
             ValueError: If they belong to another model.
         """
+
+
+def adapter_names(model: Model) -> tuple[str, ...]:
+    """Returns the names of a model's adapters."""
+    return tuple(getattr(model, "adapter_names", ()))
 
 
 class Tokenizer(Protocol):

@@ -1,6 +1,6 @@
 """The prefix cache: a radix tree whose edges are pages of tokens."""
 
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -21,6 +21,8 @@ class _Node:
 class PrefixCache:
     """Caches full computed pages, and finds them by a sequence's tokens from its start.
 
+    Sequences with different adapters have different keys and values for the same tokens, and share no pages.
+
     The cache is one of the holders of its pages. It gives up those that it alone holds, the least recently used first.
 
     Args:
@@ -39,34 +41,36 @@ class PrefixCache:
     def __init__(self, pool: PagePool, page_size: int) -> None:
         self._pool = pool
         self._page_size = page_size
-        self._root = _Node(-1, None)
+        self._roots: defaultdict[int, _Node] = defaultdict(lambda: _Node(-1, None))  # by adapter
         # The least recently used first; a node always before its parent.
         self._nodes: OrderedDict[_Node, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def match(self, tokens: Tokens, *, limit: int) -> list[int]:
+    def match(self, tokens: Tokens, *, limit: int, adapter: int = 0) -> list[int]:
         """Returns the pages that hold the longest known start of the tokens, and holds each of them once more.
 
         Args:
             tokens: The sequence.
             limit: Maximum number of tokens to match.
+            adapter: That they are computed with.
         """
-        path = self._path(tokens, limit)
+        path = self._path(tokens, limit, adapter)
         self._touch(path)
         for node in path:
             self._pool.hold(node.page)
         return [node.page for node in path]
 
-    def insert(self, tokens: Tokens, pages: Sequence[int]) -> None:
+    def insert(self, tokens: Tokens, pages: Sequence[int], *, adapter: int = 0) -> None:
         """Adds the full pages of a sequence, except pages past the tokens and pages already known.
 
         Args:
             tokens: Tokens whose keys and values are computed.
             pages: The pages that hold them, from the start of the sequence on.
+            adapter: That they were computed with.
         """
-        node, path = self._root, []
+        node, path = self._roots[adapter], []
         for page, chunk in zip(pages, self._chunks(tokens, len(tokens)), strict=False):
             child = node.children.get(chunk)
             if child is None:
@@ -101,8 +105,8 @@ class PrefixCache:
         for start in range(0, min(limit, len(tokens)) - size + 1, size):
             yield tokens[start : start + size].tobytes()
 
-    def _path(self, tokens: Tokens, limit: int) -> list[_Node]:
-        node, path = self._root, []
+    def _path(self, tokens: Tokens, limit: int, adapter: int) -> list[_Node]:
+        node, path = self._roots[adapter], []
         for chunk in self._chunks(tokens, limit):
             child = node.children.get(chunk)
             if child is None:

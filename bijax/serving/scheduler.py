@@ -151,7 +151,9 @@ class Scheduler:
         """Gives the prefix cache pages that are full, of tokens that are known."""
         full = min(sequence.computed, len(sequence.tokens)) // self._page_size
         if self.prefix is not None and full > sequence.inserted:
-            self.prefix.insert(sequence.tokens[: full * self._page_size], sequence.pages[:full])
+            self.prefix.insert(
+                sequence.tokens[: full * self._page_size], sequence.pages[:full], adapter=sequence.request.adapter
+            )
             sequence.inserted = full
 
     def remove(self, sequence: Sequence) -> None:
@@ -246,7 +248,7 @@ class Scheduler:
         if scored is not None:
             limit = min(limit, scored - 1)
         if self.prefix is not None:
-            return self.prefix.match(sequence.tokens, limit=limit)
+            return self.prefix.match(sequence.tokens, limit=limit, adapter=sequence.request.adapter)
         # Outputs of one prompt still share its pages.
         first = sequence.request.sequences[0]
         shared = min(limit, first.computed, len(sequence.request.prompt)) // self._page_size

@@ -7,6 +7,8 @@ from .expert_block import load_expert_block as load_expert_block
 from .experts import ExpertsConfig as ExpertsConfig
 from .load import Checkpoint as Checkpoint
 from .load import load_checkpoint as load_checkpoint
+from .lora import LoRA as LoRA
+from .lora import load_lora as load_lora
 from .smollm2 import smollm2_path as smollm2_path
 from .tokenizer import Tokenizer as Tokenizer
 from .weights import Weights as Weights

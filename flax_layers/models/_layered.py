@@ -2,15 +2,43 @@
 
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .adapters import Group, Stacks, attach
 from .block import Block, Rotary, Stream, added, project, start_tokens
 from .layers import Embed, KVCache, LayerCache, Linear, RMSNorm, RotaryEmbedding
 from .llama import Llama
+
+
+class Additions(NamedTuple):
+    """What a server adds to the blocks of a model.
+
+    Attributes:
+        stacks: The adapters of each block, or None.
+        groups: Which tokens have which adapter.
+        cache_scales: For each block the scales of keys and values in a cache of 8 bits, or None.
+    """
+
+    stacks: tuple[Stacks, ...] | None = None
+    groups: tuple[Group, ...] = ()
+    cache_scales: tuple[tuple[jax.Array, jax.Array], ...] | None = None
+
+    def of_block(self, index: int) -> "OfBlock":
+        """Returns those of one block."""
+        stacks = None if self.stacks is None else self.stacks[index]
+        return OfBlock(stacks, self.groups, None if self.cache_scales is None else self.cache_scales[index])
+
+
+class OfBlock(NamedTuple):
+    """The `Additions` of one block."""
+
+    stacks: Stacks | None
+    groups: tuple[Group, ...]
+    cache_scales: tuple[jax.Array, jax.Array] | None
 
 
 class Layers:
@@ -42,6 +70,7 @@ class Layers:
         start: jax.Array,
         lengths: jax.Array,
         common_prefix: jax.Array | None = None,
+        additions: Additions | None = None,
     ) -> tuple[jax.Array, list[tuple[jax.Array, jax.Array]]]:
         """Runs the blocks one after the other.
 
@@ -53,11 +82,12 @@ class Layers:
             start: (B,) tokens that each sequence holds.
             lengths: (B,) new tokens of each sequence.
             common_prefix: () tokens that all sequences begin with, in the same pages, or None.
+            additions: What a server adds, or None.
 
         Returns:
             The residual stream after the last block, and the new keys and values.
         """
-        given = (page_table, start, lengths, common_prefix)
+        given = (page_table, start, lengths, common_prefix, additions)
         return run_blocks(self.blocks, x, angles, stored, *given, one_program=False)
 
 
@@ -70,6 +100,7 @@ def run_blocks(
     start: jax.Array,
     lengths: jax.Array,
     common_prefix: jax.Array | None = None,
+    additions: Additions | None = None,
     *,
     one_program: bool,
 ) -> tuple[jax.Array, list[tuple[jax.Array, jax.Array]]]:
@@ -80,8 +111,9 @@ def run_blocks(
     """
     written = []
     stream: Stream = (x, None)
-    for (structure, parameters, rotary), layer in zip(blocks, stored, strict=True):
-        given = (angles[rotary], *layer, page_table, start, lengths, common_prefix)
+    for index, ((structure, parameters, rotary), layer) in enumerate(zip(blocks, stored, strict=True)):
+        of_block = None if additions is None else additions.of_block(index)
+        given = (angles[rotary], *layer, page_table, start, lengths, common_prefix, of_block)
         stream, keys, values = _extend(structure, parameters, stream, *given, alone=not one_program)
         written.append((keys, values))
     return added(stream), written
@@ -148,11 +180,15 @@ def _extend(
     start: jax.Array,
     lengths: jax.Array,
     common_prefix: jax.Array | None,
+    additions: OfBlock | None,
     *,
     alone: bool,
 ) -> tuple[Stream, jax.Array, jax.Array]:
     block: Block = jax.tree.unflatten(structure, parameters)
-    cache = LayerCache(keys, values, page_table, common_prefix)
+    scales = None if additions is None else additions.cache_scales
+    if additions is not None and additions.stacks is not None:
+        attach(block, additions.stacks, additions.groups)
+    cache = LayerCache(keys, values, page_table, common_prefix, scales)
     stream, cache = block.extend(stream, rotary, cache, start=start, lengths=lengths)
     return (added(stream), None) if alone else stream, cache.keys, cache.values
 

@@ -164,13 +164,15 @@ class Attention(nnx.Module):
         heads, query_key = self._heads(x, rotary)
         rows = cache.rows(x.shape[1], start, lengths)
         turned = None if self.query_norm is None else query_key
-        query, keys, values = self.ops.rotate_and_store(heads, *rotary, rows, cache.keys, cache.values, turned=turned)
+        query, keys, values = self.ops.rotate_and_store(
+            heads, *rotary, rows, cache.keys, cache.values, turned=turned, scales=cache.scales
+        )
         cache = cache._replace(keys=keys, values=values)
         options = {"start": start, "lengths": lengths, **self._options()}
         if cache.page_table is None:
             y = self.ops.attention(query, cache.keys, cache.values, **options)
         else:
-            options["common_prefix"] = cache.common_prefix
+            options |= {"common_prefix": cache.common_prefix, "scales": cache.scales}
             y = self.ops.paged_attention(query, cache.keys, cache.values, cache.page_table, **options)
         return self._merge(y), cache
 
