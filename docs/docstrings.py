@@ -15,7 +15,7 @@ _OBJECT = re.compile(r"<(?:function|class|built-in function) '?([\w.]+)(?:\.<loc
 # What linen adds to the fields of each of its classes.
 _LINEN_FIELDS = ", parent=<flax.linen.module._Sentinel object>, name=None"
 _LABEL = re.compile(r"^(Guarantee|Source):(?= )")
-_OVERLOADED = ("bijax.ops.attention", "bijax.ops.paged_attention")
+_OVERLOADED = ("bijax.ops.attention.dot_product", "bijax.ops.attention.paged")
 _SECTION = re.compile(r"^\w+:$", re.MULTILINE)
 
 

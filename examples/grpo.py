@@ -5,7 +5,8 @@ prompt is three digits, and the reward the share of the sampled tokens that are 
 `bijax.serving.Engine`, gradients from the same model under `jax.grad`; after each step the weights go back into the
 engine in memory. The model computes in bfloat16. At every step the log-probabilities of both are compared: they are
 equal to the last bit, so that the importance ratio is exactly 1 wherever the policy has not moved. Then the same run is
-made with JAX's own operations. `--plot FILE` draws rewards, ratios, KL divergence and clipped tokens of both.
+made with JAX's own operations. `--plot FILE` draws rewards, ratios, KL divergence and clipped tokens of both. With
+`--hybrid` every other layer has linear attention.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from flax import nnx
 
 from bijax.serving import Engine, EngineOptions, SamplingParams
 from flax_layers import PLAIN, Llama, ServedLlama
-from flax_layers.checkpoint import LlamaConfig
+from flax_layers.checkpoint import LinearAttentionConfig, LlamaConfig
 from flax_layers.ops import INVARIANT
 
 EQUALS = 10
@@ -48,6 +49,7 @@ class Settings:
         dtype: Of the computation; the weights are float32.
         seed: Of weights, prompts and samples.
         invariant: Whether to compute with bijax, or with JAX's own operations.
+        hybrid: Whether every other layer has linear attention by the gated delta rule, as in Qwen3-Next.
     """
 
     steps: int = 60
@@ -62,6 +64,7 @@ class Settings:
     dtype: str = "bfloat16"
     seed: int = 0
     invariant: bool = True
+    hybrid: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +148,10 @@ def train(settings: Settings, on_step: Callable[[int, Comparison], None]) -> lis
 
 def make_model(settings: Settings) -> Llama:
     """Returns a model with random weights, of the proportions of SmolLM2-135M."""
-    heads = settings.width // 64
+    heads, linear = settings.width // 64, None
+    if settings.hybrid:
+        sizes = {"num_key_heads": heads, "num_value_heads": heads, "key_dim": 64, "value_dim": 64}
+        linear = LinearAttentionConfig(**sizes, layers=(True, False))
     config = LlamaConfig(
         vocab_size=EQUALS + 1,
         hidden_size=settings.width,
@@ -160,6 +166,7 @@ def make_model(settings: Settings) -> Llama:
         max_position_embeddings=64,
         bos_token_id=None,
         eos_token_ids=(),
+        linear=linear,
     )
     ops = INVARIANT if settings.invariant else PLAIN
     return Llama(config, dtype=jnp.dtype(settings.dtype), ops=ops, rngs=nnx.Rngs(settings.seed))
@@ -269,12 +276,13 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=Settings.steps, help="optimizer steps")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default=Settings.dtype, help="of the computation")
+    parser.add_argument("--hybrid", action="store_true", help="linear attention in every other layer")
     parser.add_argument("--plot", type=Path, default=None, metavar="FILE", help="picture to write")
     parsed = parser.parse_args(argv)
     runs: dict[str, list[Comparison]] = {}
     for name, invariant in (("bijax", True), ("plain JAX", False)):
         print(f"{name}\nstep  reward  tokens that differ  smallest ratio  largest ratio  KL       clipped")
-        settings = Settings(steps=parsed.steps, dtype=parsed.dtype, invariant=invariant)
+        settings = Settings(steps=parsed.steps, dtype=parsed.dtype, invariant=invariant, hybrid=parsed.hybrid)
         runs[name] = train(settings, functools.partial(_print, settings.steps))
     if parsed.plot is not None:
         from matplotlib.figure import Figure

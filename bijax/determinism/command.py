@@ -8,7 +8,7 @@ from bijax.serving.options import EngineOptions
 
 MODES = ("single", "mixed", "prefix", "radix", "chunk", "preempt", "speculative", "restart")
 PACKAGES = ("flax", "gguf", "rich", "safetensors", "tokenizers")
-TOY = "toy"
+TOY, TOY_HYBRID = "toy", "toy-hybrid"
 
 
 class DeterminismError(Exception):
@@ -37,7 +37,8 @@ def add_determinism_parser(commands: "argparse._SubParsersAction[argparse.Argume
         "--model",
         default=None,
         metavar="MODEL",
-        help=f"a file, a folder, a name on the Hugging Face hub, or '{TOY}' (default: SmolLM2)",
+        help=f"a file, a folder, a name on the Hugging Face hub, '{TOY}', or '{TOY_HYBRID}', which has linear attention"
+        " (default: SmolLM2)",
     )
     parser.add_argument("--trials", type=int, default=50, metavar="N", help="rounds (default: 50)")
     parser.add_argument("--max-new-tokens", type=int, default=32, metavar="N", help="tokens of an output (default: 32)")

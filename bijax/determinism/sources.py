@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from bijax.determinism.command import TOY, DeterminismError
+from bijax.determinism.command import TOY, TOY_HYBRID, DeterminismError
 from bijax.determinism.remote import RemoteEngine
 from bijax.serving import Engine, EngineOptions, ModelOptions
 from bijax.serving.model import Model
@@ -18,7 +18,7 @@ class LocalSource:
     """Makes engines in this process.
 
     Args:
-        path: A checkpoint, or the name of a model on the hub; None for SmolLM2, "toy" for a toy model.
+        path: A checkpoint, or the name of a model on the hub; None for SmolLM2, "toy" or "toy-hybrid" for a toy model.
         model_options: Of the model.
         options: Of the engines.
 
@@ -63,6 +63,10 @@ class LocalSource:
     def _read(self) -> Model:
         if self._path == TOY:
             return ToyModel.random(seed=0)
+        if self._path == TOY_HYBRID:
+            from bijax.serving.toy_hybrid import toy_hybrid
+
+            return toy_hybrid(seed=0)
         from bijax.serving.load import find_model, load_model
         from flax_layers.checkpoint import CheckpointError, load_checkpoint
 

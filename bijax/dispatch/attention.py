@@ -16,13 +16,13 @@ from pallas_kernels.target import Target
 
 def attention_like(call: AttentionCall, **_: Any) -> Arrays:
     """Returns arrays of the shapes and dtypes of the results of attention."""
-    rows, value_size = call.query.shape[:3], call.value.shape[3]
+    rows, value_size = call.query.shape[:3], call.value_size
     return jnp.zeros((*rows, value_size), call.query.dtype), jnp.zeros(rows, jnp.float32)
 
 
 def gradients_like(call: AttentionCall, *_: Any, **__: Any) -> Arrays:
     """Returns arrays of the shapes and dtypes of the gradients."""
-    return jnp.zeros_like(call.query), jnp.zeros_like(call.key), jnp.zeros_like(call.value)
+    return jnp.zeros_like(call.query), jnp.zeros_like(call.key), jnp.zeros_like(call.values)
 
 
 def score_gradients_like(call: AttentionCall, *_: Any, **__: Any) -> Arrays:
@@ -40,7 +40,7 @@ def _backend(operation: str, like: Callable[..., Arrays]) -> Backend:
     """
 
     def backend(target: Target, call: AttentionCall, *results: AttentionResults) -> Arrays:
-        widths = call.key.shape[-1], call.query.dtype.name, call.value.shape[-1]
+        widths = call.key.shape[-1], call.query.dtype.name, call.value_size
         _, function, contracts = find(operation, target, widths, call, *results)
         if call.key_scale is not None:
             note(function, eight_bit_contract(call.key.dtype.name), arrays=call)

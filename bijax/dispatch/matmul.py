@@ -20,10 +20,10 @@ from pallas_kernels.contract import (
     MmaContract,
     PartsContract,
     ProductSpec,
-    ShardContract,
+    SplitTreeContract,
     WgmmaContract,
     add_as_tree,
-    shard_length,
+    split_length,
 )
 from pallas_kernels.registry import find, serves
 from pallas_kernels.target import Target
@@ -40,7 +40,7 @@ class Product:
         transpose_w: Whether the weights are stored as (N, K).
         precision: See `bijax.dispatch.precision.precision_name`.
         as_columns: Whether weights stored as (N, K) represent their transpose: the sum then has the order of `x @ w`.
-        shards: Number of K splits, each summed under the contract for a whole K; the sums are added as a tree
+        splits: Number of K splits, each summed under the contract for a whole K; the sums are added as a tree
             (`pallas_kernels.contract.add_as_tree`). 1 leaves K whole. Gradients of weights are not split.
     """
 
@@ -48,12 +48,12 @@ class Product:
     transpose_w: bool = False
     precision: str = "default"
     as_columns: bool = False
-    shards: int = 1
+    splits: int = 1
 
     def spec(self, x: jax.Array, w: jax.Array, activation: str | None = None) -> ProductSpec:
         """Returns the properties that choose the contract of the product of rows and weights."""
         along_k, dtypes = self.transpose_w and not self.as_columns, (x.dtype.name, w.dtype.name)
-        return ProductSpec(dtypes, self.out_dtype, x.shape[-1], along_k, self.precision, self.shards, activation)
+        return ProductSpec(dtypes, self.out_dtype, x.shape[-1], along_k, self.precision, self.splits, activation)
 
     def gradient_spec(self, x: jax.Array, g: jax.Array) -> ProductSpec:
         """Returns the properties that choose the contract of the weight gradient."""
@@ -63,10 +63,10 @@ class Product:
 def multiply(target: Target, x: jax.Array, w: jax.Array, bias: jax.Array | None = None, *, product: Product) -> Arrays:
     """Multiplies x (M, K) by w (K, N) or (N, K), and adds a bias (N,); or stacks of both, or one x by a stack of w."""
     options = {"transpose_w": product.transpose_w, "bias": bias, "out_dtype": product.out_dtype}
-    if not serves("matmul", target, replace(product, shards=1).spec(x, w), x, w, **options):
+    if not serves("matmul", target, replace(product, splits=1).spec(x, w), x, w, **options):
         x, w = _promoted(x, w, product)
-    if product.shards > 1:
-        return (_in_shards(target, x, w, bias, product),)
+    if product.splits > 1:
+        return (_in_splits(target, x, w, bias, product),)
     return (run_kernel("matmul", target, product.spec(x, w), x, w, like=products_like, **options),)
 
 
@@ -92,7 +92,7 @@ def _promoted(a: jax.Array, b: jax.Array, product: Product) -> Arrays:
     return a.astype(dtype), b.astype(dtype)
 
 
-def _in_shards(target: Target, x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product) -> jax.Array:
+def _in_splits(target: Target, x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product) -> jax.Array:
     """Splits K: in one kernel if one exists, otherwise as products that are added as a tree."""
     options = {"transpose_w": product.transpose_w, "bias": bias, "out_dtype": product.out_dtype}
     if serves("split_matmul", target, product.spec(x, w), x, w, **options):
@@ -100,21 +100,21 @@ def _in_shards(target: Target, x: jax.Array, w: jax.Array, bias: jax.Array | Non
             spec = product.spec(x, w)
             return run_kernel("split_matmul", target, spec, x, w, like=products_like, **options)
         x = jnp.broadcast_to(x, (*w.shape[:-2], *x.shape[-2:]))
-        y = lax.map(lambda entry: _in_shards(target, entry[0], entry[1], bias, product), (x, w))
+        y = lax.map(lambda entry: _in_splits(target, entry[0], entry[1], bias, product), (x, w))
         return y
     k = x.shape[-1]
-    length = shard_length(k, product.shards)
+    length = split_length(k, product.splits)
     if length >= k:
-        return multiply(target, x, w, bias, product=replace(product, shards=1))[0]
-    note(add_as_tree, ShardContract(product.shards), arrays=(x, w))
-    part = replace(product, shards=1, out_dtype="float32")
+        return multiply(target, x, w, bias, product=replace(product, splits=1))[0]
+    note(add_as_tree, SplitTreeContract(product.splits), arrays=(x, w))
+    part = replace(product, splits=1, out_dtype="float32")
     k_axis = w.ndim - (1 if product.transpose_w else 2)
 
-    def shard(index: int) -> jax.Array:
+    def k_split(index: int) -> jax.Array:
         start, stop = index * length, min(k, (index + 1) * length)
         return multiply(target, x[..., start:stop], lax.slice_in_dim(w, start, stop, axis=k_axis), product=part)[0]
 
-    total: jax.Array = add_as_tree(shard, -(-k // length))
+    total: jax.Array = add_as_tree(k_split, -(-k // length))
     return (total if bias is None else total + bias.astype(jnp.float32)).astype(product.out_dtype)
 
 

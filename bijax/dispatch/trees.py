@@ -19,10 +19,10 @@ Parameters = dict[str, Any]
 
 
 def _leaves(target: Target, x: jax.Array, w: jax.Array, *, product: Product, leaves: int) -> Arrays:
-    """Multiplies the leaves of K that a device has, `product.shards` of `leaves`, and adds them as a tree."""
+    """Multiplies the leaves of K that a device has, `product.splits` of `leaves`, and adds them as a tree."""
     note(add_as_tree, KSplitContract(leaves), arrays=(x, w))
-    part = replace(product, shards=1)
-    length = KSplitContract(product.shards).leaf_length(x.shape[-1])  # as long as all leaves of the whole K
+    part = replace(product, splits=1)
+    length = KSplitContract(product.splits).leaf_length(x.shape[-1])  # as long as all leaves of the whole K
     k_axis = 1 if product.transpose_w else 0
 
     def leaf(index: int) -> jax.Array:
@@ -30,7 +30,7 @@ def _leaves(target: Target, x: jax.Array, w: jax.Array, *, product: Product, lea
         columns = lax.slice_in_dim(w, start, start + length, axis=k_axis)
         return multiply(target, x[:, start : start + length], columns, product=part)[0]
 
-    total: jax.Array = add_as_tree(leaf, product.shards)
+    total: jax.Array = add_as_tree(leaf, product.splits)
     return (total,)
 
 

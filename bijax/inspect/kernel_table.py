@@ -13,7 +13,7 @@ from jax import lax
 from bijax import ops
 from bijax.core.architecture import lowering_for
 from bijax.lax.scatter import scatter_add
-from bijax.ops.rotate_heads import rotate_and_store
+from bijax.ops.rotary.heads import rotate_and_store
 from bijax.parallel import row_parallel
 from bijax.sampling import sample
 from bijax.transform.invariant import invariant
@@ -103,11 +103,11 @@ def _swiglu_quantised(x: jax.Array, counts: jax.Array) -> Any:
     return ops.moe_swiglu_dynamic_quant(x, None, counts)
 
 
-def _turned(qkv: jax.Array, table: jax.Array) -> jax.Array:
+def _rotated(qkv: jax.Array, table: jax.Array) -> jax.Array:
     return ops.rotary_embedding(qkv, table, table, q_head_num=2, kv_head_num=1)
 
 
-def _turned_and_stored(heads: jax.Array, table: jax.Array, cache: jax.Array) -> Any:
+def _stored(heads: jax.Array, table: jax.Array, cache: jax.Array) -> Any:
     return rotate_and_store(heads, table, table, jnp.arange(8), cache, cache)
 
 
@@ -136,6 +136,15 @@ def _delta_rule_extend(query: jax.Array, value: jax.Array, g: jax.Array) -> jax.
 
 def _paged(query: jax.Array, pages: jax.Array, table: jax.Array) -> Any:
     return ops.paged_attention(query, pages, pages, table, jnp.ones(query.shape[0], jnp.int32))
+
+
+def _latent(query: jax.Array, latents: jax.Array) -> Any:
+    return ops.latent_attention(query, latents, value_size=512, scale=0.1)
+
+
+def _paged_latent(query: jax.Array, pages: jax.Array, table: jax.Array) -> Any:
+    lengths = jnp.ones(query.shape[0], jnp.int32)
+    return ops.paged_latent_attention(query, pages, table, lengths, value_size=512, scale=0.1)
 
 
 _X, _W, _WIDE_W, _HEADS, _PAGES = (8, 1024), (1024, 512), (512, 1024), (1, 256, 4, 64), (9, 16, 4, 64)
@@ -188,8 +197,8 @@ CASES: Final[tuple[Case, ...]] = (
     Case("add_rms_norm_dynamic_quant", "", _norm_quantised, (_X, (1024,))),
     Case("moe_scatter_dynamic_quant", "", _scattered, (_X, (8, 2, _LABELS))),
     Case("moe_swiglu_dynamic_quant", "", _swiglu_quantised, (_X, (4, _LABELS))),
-    Case("rotary_embedding", "", _turned, ((1, 8, 4, 64), (8, 64))),
-    Case("rotary_embedding", "with a cache", _turned_and_stored, ((1, 8, 4, 64), (1, 8, 32, "float32"), (1, 9, 1, 64))),
+    Case("rotary_embedding", "", _rotated, ((1, 8, 4, 64), (8, 64))),
+    Case("rotary_embedding", "with a cache", _stored, ((1, 8, 4, 64), (1, 8, 32, "float32"), (1, 9, 1, 64))),
     Case(
         "moe_quant_group_gemm",
         "",
@@ -222,6 +231,9 @@ CASES: Final[tuple[Case, ...]] = (
         _paged_quantised,
         ((1, 1, 4, 64), (*_PAGES, "int8"), (1, 8, _LABELS), (4, 64, "float32")),
     ),
+    Case("latent_attention", "", _latent, ((1, 256, 4, 576), (1, 256, 576))),
+    Case("latent_attention", "gradients", _gradient(_latent, 0, 1), ((1, 256, 4, 576), (1, 256, 576))),
+    Case("paged_latent_attention", "", _paged_latent, ((1, 1, 4, 576), (9, 16, 576), (1, 8, _LABELS))),
     Case("gated_delta_rule", "", _delta_rule, _RULE),
     Case("gated_delta_rule", "gradients", _gradient(_delta_rule, 0, 1, 2), _RULE),
     Case("gated_delta_rule_extend", "", _delta_rule_extend, _RULE),

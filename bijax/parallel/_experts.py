@@ -12,9 +12,9 @@ from jax import lax
 
 from bijax.core.checks import describe, float_array, integer, integer_array
 from bijax.core.derivative import custom_vjp
-from bijax.ops._experts import sort_by_expert
-from bijax.ops._pick import pick_rows
-from bijax.ops.moe_gather import moe_gather
+from bijax.ops.moe._experts import sort_by_expert
+from bijax.ops.moe._pick import pick_rows
+from bijax.ops.moe.gather import moe_gather
 from bijax.parallel._axes import Axis, names_of, size_of, vary_over
 
 _DISPATCH, _COMBINE = "bijax.parallel.moe_dispatch", "bijax.parallel.moe_combine"

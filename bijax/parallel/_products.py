@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from bijax.core.checks import axis_index, describe, flag, float_array, same_dtype
 from bijax.dispatch.matmul import Product, matmul_kernel, weight_gradient_kernel
 from bijax.dispatch.trees import leaves_kernel
-from bijax.ops._matmul_arguments import check_operands, precision_of, result_dtype
-from bijax.ops.elementwise import elementwise
-from bijax.ops.sum_rows import sum_rows
+from bijax.ops.elementwise.call import elementwise
+from bijax.ops.matmul._arguments import check_operands, precision_of, result_dtype
+from bijax.ops.rows.sum_rows import sum_rows
 from bijax.parallel._axes import Axis, check_differentiable, check_equal_on_all, leaves_of, vary_over, vary_over_others
 from bijax.parallel._sums import gathered, scattered, summed
 
@@ -117,7 +117,7 @@ def _column_forward(x: jax.Array, w: jax.Array, bias: jax.Array | None, cut: _Cu
 def _column_backward(cut: _Cut, saved: Any, g: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     x, w, bias = saved
     whole = x if cut.dimension is None else gathered(x, cut.axis, cut.dimension, to="varying")
-    product = replace(cut.product, transpose_w=not cut.product.transpose_w, out_dtype="float32", shards=cut.own)
+    product = replace(cut.product, transpose_w=not cut.product.transpose_w, out_dtype="float32", splits=cut.own)
     (part,) = leaves_kernel(_as_rows(g), w, product=product, leaves=cut.leaves)
     dx = _over_devices(part.reshape(whole.shape), cut, x.dtype)
     return dx, _weight_gradient(whole, g, w, cut), _bias_gradient(g, bias)
@@ -196,7 +196,7 @@ def row_parallel(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _row(x: jax.Array, w: jax.Array, bias: jax.Array | None, cut: _Cut) -> jax.Array:
-    product = replace(cut.product, out_dtype="float32", shards=cut.own)
+    product = replace(cut.product, out_dtype="float32", splits=cut.own)
     (part,) = leaves_kernel(_as_rows(x), w, product=product, leaves=cut.leaves)
     part = part.reshape(*x.shape[:-1], part.shape[1])
     if bias is None:

@@ -15,7 +15,7 @@ from jax import lax
 
 from bijax.core.checks import describe, float_array, integer_array
 from bijax.ops.embed import embed
-from bijax.ops.softmax import log_softmax
+from bijax.ops.rows.softmax import log_softmax
 from bijax.parallel._axes import Axis, check_differentiable, devices_of, names_of, vary_over
 from bijax.parallel._sums import gathered
 from bijax.sampling import Sampled, sample

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bijax.ops.elementwise import elementwise
-from bijax.ops.reductions import sum as invariant_sum
-from bijax.ops.softmax import log_softmax
+from bijax.ops.elementwise.call import elementwise
+from bijax.ops.rows.reductions import sum as invariant_sum
+from bijax.ops.rows.softmax import log_softmax
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,13 @@ class _EngineCollector(Collector):
             "num_requests_waiting": ("Sequences that wait.", stats.num_waiting),
             "kv_cache_usage_perc": ("Fraction of the cache's pages in use; 1 is all.", stats.kv_cache_usage),
         }
+        if stats.state_bytes:
+            gauges |= {
+                "state_bytes": ("Bytes of the state of a running sequence.", stats.state_bytes),
+                "state_snapshot_bytes": ("Bytes of a snapshot of a state.", stats.snapshot_bytes),
+                "state_snapshots": ("Snapshots of states that there is room for.", stats.num_snapshots),
+                "state_snapshots_used": ("Snapshots of states in use.", stats.snapshots_used),
+            }
         for name, (text, value) in gauges.items():
             gauge = GaugeMetricFamily(PREFIX + name, text, labels=["model_name"])
             gauge.add_metric([self._model_name], value)

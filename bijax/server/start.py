@@ -115,7 +115,15 @@ def _warm_engine(
         eos_token_ids=checkpoint.config.eos_token_ids,
         options=options,
     )
-    log.info("the cache has room for %d tokens", engine.stats().cache_tokens)
+    stats = engine.stats()
+    log.info("the cache has room for %d tokens", stats.cache_tokens)
+    if stats.state_bytes:
+        log.info(
+            "the state of a running sequence takes %.1f MB, each of %d snapshots %.1f MB",
+            stats.state_bytes / 1e6,
+            stats.num_snapshots,
+            stats.snapshot_bytes / 1e6,
+        )
     told = 0.0
 
     def on_progress(done: int, total: int) -> None:

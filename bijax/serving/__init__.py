@@ -6,6 +6,7 @@ from bijax.serving.errors import EngineError as EngineError
 from bijax.serving.errors import QueueFullError as QueueFullError
 from bijax.serving.grammar import Grammar as Grammar
 from bijax.serving.model import Model as Model
+from bijax.serving.model import StatefulModel as StatefulModel
 from bijax.serving.model import Tokenizer as Tokenizer
 from bijax.serving.model_options import ModelOptions as ModelOptions
 from bijax.serving.options import EngineOptions as EngineOptions

@@ -3,11 +3,11 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax
 
-from bijax.serving.model import Model
+from bijax.serving.model import Model, state_interval
 from bijax.serving.options import EngineOptions
 
 GPU_FRACTION: Final = 0.85
@@ -41,7 +41,7 @@ def choose_num_pages(model: Model, options: EngineOptions, *, max_length: int) -
     page: Any = jax.eval_shape(lambda: model.init_pages(1, page_size))
     arrays = jax.tree.leaves(page)
     page_bytes = sum(a.size * a.dtype.itemsize for a in arrays)
-    room = cache_bytes(_device(model), options.mem_fraction_static)
+    room = cache_bytes(_device(model), options.mem_fraction_static) - sum(StateBytes.of(model).total(options))
     useful = options.max_running * -(-max_length // page_size)
     addressed = min((_INDEX - 1) // a.size for a in arrays)
     pages = min(room // page_bytes, useful, addressed)
@@ -51,6 +51,37 @@ def choose_num_pages(model: Model, options: EngineOptions, *, max_length: int) -
             " raise mem_fraction_static, or set num_pages."
         )
     return pages
+
+
+class StateBytes(NamedTuple):
+    """Memory of a model's states, in bytes.
+
+    Attributes:
+        running: Of a running sequence.
+        snapshot: Of a snapshot.
+    """
+
+    running: int = 0
+    snapshot: int = 0
+
+    @classmethod
+    def of(cls, model: Any) -> "StateBytes":
+        """Returns those of a model, 0 for one that keeps pages alone."""
+        if state_interval(model) is None:
+            return cls()
+        shapes: list[Any] = [
+            jax.eval_shape(lambda make=make: make(1)) for make in (model.init_states, model.init_snapshots)
+        ]
+        return cls(*(sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(shape)) for shape in shapes))
+
+    def total(self, options: EngineOptions) -> tuple[int, int]:
+        """Returns the bytes of all running sequences, and of all snapshots."""
+        return self.running * options.max_running, self.snapshot * num_snapshots(options)
+
+
+def num_snapshots(options: EngineOptions) -> int:
+    """Returns the number of snapshots: two for each running sequence, unless the options state it."""
+    return 2 * options.max_running if options.state_snapshots is None else options.state_snapshots
 
 
 def cache_bytes(device: jax.Device, fraction: float | None) -> int:

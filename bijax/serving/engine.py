@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from bijax.serving.batches import cut
-from bijax.serving.cache_size import choose_num_pages
+from bijax.serving.cache_size import StateBytes, choose_num_pages, num_snapshots
 from bijax.serving.errors import EngineError, QueueFullError
 from bijax.serving.grammar import Grammars
-from bijax.serving.model import Model, Tokenizer, adapter_names
+from bijax.serving.model import Model, Tokenizer, state_interval
 from bijax.serving.options import EngineOptions
 from bijax.serving.outputs import EngineStats, FinishReason, RequestOutput
 from bijax.serving.params import SamplingParams
@@ -19,6 +19,7 @@ from bijax.serving.requests import check_engine, make_request
 from bijax.serving.scheduler import Scheduler, Work
 from bijax.serving.sequence import Request
 from bijax.serving.sizes import Sizes
+from bijax.serving.states import States
 from bijax.serving.step import Results, Step
 
 
@@ -42,10 +43,10 @@ class Engine:
         options: The same, with the number of pages that the cache has.
 
     Guarantee: tokens, texts and the bits of log-probabilities of a request depend on the request, its seed, the weights
-    of the model and of its own adapter, and the option `enable_deterministic_inference` alone: not on other requests,
-    their order, number and adapters, chunks, the cache and its pages, preemption, speculation, or the moment. A request
-    that names no seed and has a temperature gets a random one, so that eight such requests are eight samples;
-    `Completion.seed` tells it. The options `default_seed` and `seed_from_prompt` make these reproducible too.
+    and the option `enable_deterministic_inference` alone: not on other requests, their order and number, chunks, the
+    cache and its pages, preemption, speculation, or the moment. A request that names no seed and has a temperature gets
+    a random one, so that eight such requests are eight samples; `Completion.seed` tells it. The options `default_seed`
+    and `seed_from_prompt` make these reproducible too.
 
     Example:
         >>> from bijax.serving.toy import ToyModel
@@ -72,6 +73,16 @@ class Engine:
         self.options = dataclasses.replace(options, num_pages=self.num_pages)
         self.weight_version = "default"
         self._model = model
+        interval = state_interval(model)
+        self._state_bytes = StateBytes.of(model)
+        self._states = None
+        if interval is not None:
+            self._states = States(
+                interval=interval,
+                page_size=self.options.page_size,
+                num_snapshots=num_snapshots(self.options),
+                snapshot_interval=self.options.snapshot_interval,
+            )
         self._scheduler = Scheduler(
             num_pages=self.num_pages,
             page_size=self.options.page_size,
@@ -79,6 +90,7 @@ class Engine:
             max_prefill_tokens=self.options.max_prefill_tokens,
             prefix_cache=self.options.prefix_cache,
             speculative_tokens=self.options.speculative_tokens,
+            states=self._states,
         )
         self._programs = Programs(
             model,
@@ -92,6 +104,7 @@ class Engine:
             table_width=-(-self.max_length // self.options.page_size),
             num_slots=self.options.max_running,
             batch_invariant=self.options.enable_deterministic_inference,
+            num_snapshots=0 if self._states is None else num_snapshots(self.options),
         )
         # Drafts are looked up among the last tokens, which must be read for that.
         self._ahead = self.options.dispatch_ahead and not self.options.speculative_tokens
@@ -163,7 +176,6 @@ class Engine:
             default_seed=self.options.default_seed,
             seed_from_prompt=self.options.seed_from_prompt,
             grammars=self._grammars,
-            adapters=adapter_names(self._model),
         )
         if params.embedding and not hasattr(self._model, "embed"):
             raise ValueError(
@@ -212,13 +224,29 @@ class Engine:
             if not works and ready is None and self._requests:
                 raise EngineError(f"none of {len(self._requests)} requests could be given work; this is a fault.")
             if works:
+                self._restore_states()
                 step = Step(self._programs, cut(works, self._programs.sizes), self.weight_version)
                 self._scheduler.dispatched(works)
+                self._keep_states()
                 if self._ahead:
                     self._in_flight = step
                 else:
                     ready = step
-        return [] if ready is None else self._take(ready, watched)
+        outputs = [] if ready is None else self._take(ready, watched)
+        self._keep_states()
+        return outputs
+
+    def _restore_states(self) -> None:
+        """Copies snapshots to the slots of sequences that go on from them."""
+        if self._states is not None and self._states.restores:
+            self._programs.restore(self._states.restores)
+            self._states.restores.clear()
+
+    def _keep_states(self) -> None:
+        """Copies the states that are to be kept, before a step changes them."""
+        if self._states is not None and self._states.keeps:
+            self._programs.keep(self._states.keeps)
+            self._states.keeps.clear()
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """Ends a request and frees its pages; returns its output so far, or None if there is no such request."""
@@ -296,6 +324,10 @@ class Engine:
             finished=dict(self._finished),
             weight_version=self.weight_version,
             cache_tokens=self.num_pages * self.options.page_size,
+            state_bytes=self._state_bytes.running,
+            snapshot_bytes=self._state_bytes.snapshot,
+            num_snapshots=0 if self._states is None else self._states.pool.num_pages,
+            snapshots_used=0 if self._states is None else self._states.pool.num_pages - self._states.pool.free,
         )
 
     def generate(

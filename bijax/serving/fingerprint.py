@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import bijax
 from bijax.inspect.contracts import contracts
 from bijax.sampling import sample
-from bijax.serving.model import Model
+from bijax.serving.model import Model, state_interval
 
 _ROWS: Final = 2
 _TOKENS: Final = 4
@@ -29,9 +29,11 @@ def fingerprint(model: Model, *, page_size: int) -> str:
         >>> len(fingerprint(ToyModel.random(seed=0), page_size=8))
         32
     """
+    has_states = state_interval(model) is not None
 
     def step(model: Any, pages: Any, tokens: jax.Array, table: jax.Array, counts: jax.Array) -> Any:
-        hidden, pages = model.extend(pages, tokens, table, counts, counts)
+        slots = {"slots": jnp.arange(_ROWS)} if has_states else {}
+        hidden, pages = model.extend(pages, tokens, table, counts, counts, **slots)
         drawn = sample(
             model.logits(hidden[:, 0]),
             seeds=jnp.zeros((_ROWS, 2), jnp.uint32),
@@ -44,7 +46,10 @@ def fingerprint(model: Model, *, page_size: int) -> str:
         return jax.ShapeDtypeStruct(shape, jnp.int32)
 
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), model)
-    pages = jax.eval_shape(lambda: model.init_pages(_ROWS, page_size))
+    given: Any = model
+    pages = jax.eval_shape(lambda: given.init_pages(_ROWS, page_size))
+    if has_states:
+        pages = (pages, jax.eval_shape(lambda: given.init_states(_ROWS)))
     return contracts(
         bijax.invariant(step), shapes, pages, like(_ROWS, _TOKENS), like(_ROWS, 1), like(_ROWS)
     ).fingerprint

@@ -20,10 +20,6 @@ class Model(Protocol):
 
     A model may have another method, `embed`, with the same promise: it maps rows of hidden (R, ...) to embeddings
     (R, D), float32, for requests that ask for those.
-
-    A model with LoRA adapters has an attribute `adapter_names`, and `extend` takes `adapters`, (B,) int32: for each
-    sequence 0 for the model itself, or i + 1 for adapter i. The result for a token may then depend on the adapter of
-    its own sequence, and not on those of others.
     """
 
     @property
@@ -89,9 +85,72 @@ class Model(Protocol):
         """
 
 
-def adapter_names(model: Model) -> tuple[str, ...]:
-    """Returns the names of a model's adapters."""
+class StatefulModel(Model, Protocol):
+    """A model that keeps a state of each sequence beside the pages, as linear attention does.
+
+    The engine has a state for each running sequence, in a *slot*, and *snapshots*, states at positions that are
+    multiples of `state_interval`. It passes `extend` pages and states together, as (pages, states), with `slots`.
+
+    For the engine's promise, a sequence that goes on from a snapshot must have the bits of one that was computed from
+    its beginning, and so must one whose last tokens were written again (drafts), if these are after the last position
+    of that kind before them.
+    """
+
+    @property
+    def state_interval(self) -> int:
+        """Positions at which a state can be kept are multiples of this."""
+
+    def init_states(self, num_slots: int) -> Any:
+        """Returns the states of running sequences, in arrays whose first dimension is the slot."""
+
+    def init_snapshots(self, number: int) -> Any:
+        """Returns room for snapshots, in arrays whose first dimension is the snapshot."""
+
+    def extend(
+        self,
+        pages: Any,
+        tokens: jax.Array,
+        page_table: jax.Array,
+        start: jax.Array,
+        lengths: jax.Array,
+        common_prefix: jax.Array | None = None,
+        *,
+        slots: jax.Array | None = None,
+    ) -> tuple[jax.Array, Any]:
+        """Appends tokens to sequences, as `Model.extend` does.
+
+        Args:
+            pages: Pages and states.
+            tokens: (B, T) int32.
+            page_table: (B, n) int32.
+            start: (B,) int32. A sequence that starts at 0 has an empty state, whatever its slot holds.
+            lengths: (B,) int32. The slot of a row with 0 must not be written.
+            common_prefix: () int32 or None.
+            slots: (B,) int32, the slot of each sequence.
+        """
+
+    def keep_state(self, states: Any, snapshots: Any, slot: int, index: int, position: int) -> Any:
+        """Returns the snapshots, with the state of a slot, of which `position` tokens count, at `index`.
+
+        The snapshots are used up. An index past the end changes nothing.
+        """
+
+    def restore_state(self, states: Any, snapshots: Any, slot: int, index: int, position: int) -> Any:
+        """Returns the states, with the snapshot at `index`, which is one of `position` tokens, in a slot.
+
+        The states are used up. A slot past the end changes nothing.
+        """
+
+
+def adapter_names(model: Any) -> tuple[str, ...]:
+    """Returns the names of a model's adapters; see `Model`."""
     return tuple(getattr(model, "adapter_names", ()))
+
+
+def state_interval(model: Any) -> int | None:
+    """Returns `StatefulModel.state_interval`, or None for a model that keeps pages alone."""
+    interval: int | None = getattr(model, "state_interval", None)
+    return interval
 
 
 class Tokenizer(Protocol):

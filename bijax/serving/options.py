@@ -42,6 +42,13 @@ class EngineOptions(Options):
     max_prefill_tokens: int = option(256, "tokens of prompts computed in a step, at most", least=1)
     max_length: int | None = option(None, "longest sequence in tokens; the model's by default", least=2)
     prefix_cache: bool = option(True, "keep computed pages for requests that start alike", kind=bool)
+    state_snapshots: int | None = option(
+        None, "states kept for requests that start alike, with a model that has states; 2 for each running sequence by"
+        " default", least=0,
+    )  # fmt: skip
+    snapshot_interval: int = option(
+        4096, "tokens of a long prompt between states that are kept; a multiple of 64 and of page_size", least=64
+    )
     speculative_tokens: int = option(
         0, "tokens of a sequence drafted by prompt lookup in a step", least=0, most=MAX_DRAFTS
     )

@@ -97,6 +97,10 @@ class EngineStats:
         finished: Requests finished, by reason.
         weight_version: Of the weights.
         cache_tokens: Tokens that the cache has room for.
+        state_bytes: Memory of a running sequence's state, in bytes; 0 with a model that keeps pages alone.
+        snapshot_bytes: Memory of a snapshot of a state.
+        num_snapshots: Snapshots that there is room for.
+        snapshots_used: Those that hold a state.
     """
 
     num_running: int
@@ -113,3 +117,7 @@ class EngineStats:
     finished: dict[FinishReason, int] = field(default_factory=dict)
     weight_version: str = "default"
     cache_tokens: int = 0
+    state_bytes: int = 0
+    snapshot_bytes: int = 0
+    num_snapshots: int = 0
+    snapshots_used: int = 0

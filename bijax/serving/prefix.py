@@ -15,6 +15,7 @@ class _Node:
     page: int
     parent: "_Node | None"
     chunk: Chunk = b""
+    snapshot: int | None = None
     children: dict[Chunk, "_Node"] = field(default_factory=dict)
 
 
@@ -24,10 +25,12 @@ class PrefixCache:
     Sequences with different adapters have different keys and values for the same tokens, and share no pages.
 
     The cache is one of the holders of its pages. It gives up those that it alone holds, the least recently used first.
+    With a model that keeps states, the end of a page may have a snapshot, and a match ends where there is one.
 
     Args:
         pool: Where the pages are from.
         page_size: Tokens of a page.
+        snapshots: Where the snapshots are from; None with a model that has none.
 
     Example:
         >>> from bijax.serving.tokens import as_tokens
@@ -38,8 +41,9 @@ class PrefixCache:
         [0]
     """
 
-    def __init__(self, pool: PagePool, page_size: int) -> None:
+    def __init__(self, pool: PagePool, page_size: int, snapshots: PagePool | None = None) -> None:
         self._pool = pool
+        self._snapshots = snapshots
         self._page_size = page_size
         self._roots: defaultdict[int, _Node] = defaultdict(lambda: _Node(-1, None))  # by adapter
         # The least recently used first; a node always before its parent.
@@ -56,11 +60,50 @@ class PrefixCache:
             limit: Maximum number of tokens to match.
             adapter: That they are computed with.
         """
+        return self._held(self._path(tokens, limit, adapter))
+
+    def match_snapshot(self, tokens: Tokens, *, limit: int, adapter: int = 0) -> tuple[list[int], int | None]:
+        """Returns what `match` does up to the last snapshot on the way, and that snapshot, held once more too.
+
+        Args:
+            tokens: The sequence.
+            limit: Maximum number of tokens to match.
+            adapter: That they are computed with.
+        """
         path = self._path(tokens, limit, adapter)
-        self._touch(path)
-        for node in path:
-            self._pool.hold(node.page)
-        return [node.page for node in path]
+        while path and path[-1].snapshot is None:
+            path.pop()
+        snapshot = path[-1].snapshot if path else None
+        if snapshot is not None and self._snapshots is not None:
+            self._snapshots.hold(snapshot)
+        return self._held(path), snapshot
+
+    def attach(self, tokens: Tokens, position: int, index: int, *, adapter: int = 0) -> None:
+        """Keeps a snapshot after the first `position` tokens, if their pages are known and have none there.
+
+        Args:
+            tokens: The sequence.
+            position: Tokens before the state, a multiple of the page size.
+            index: The snapshot.
+            adapter: That they were computed with.
+        """
+        path = self._path(tokens, position, adapter)
+        if self._snapshots is None or len(path) * self._page_size != position or path[-1].snapshot is not None:
+            return
+        self._snapshots.keep(index)
+        path[-1].snapshot = index
+
+    def evict_snapshot(self) -> bool:
+        """Gives up the least recently used snapshot that nobody else holds; False if there is none."""
+        for node in self._nodes:
+            if (
+                node.snapshot is not None
+                and self._snapshots is not None
+                and self._snapshots.holders(node.snapshot) == 1
+            ):
+                self._give_up_snapshot(node)
+                return True
+        return False
 
     def insert(self, tokens: Tokens, pages: Sequence[int], *, adapter: int = 0) -> None:
         """Adds the full pages of a sequence, except pages past the tokens and pages already known.
@@ -115,6 +158,17 @@ class PrefixCache:
             node = child
         return path
 
+    def _held(self, path: list[_Node]) -> list[int]:
+        self._touch(path)
+        for node in path:
+            self._pool.hold(node.page)
+        return [node.page for node in path]
+
+    def _give_up_snapshot(self, node: _Node) -> None:
+        if node.snapshot is not None and self._snapshots is not None:
+            self._snapshots.give_up(node.snapshot)
+            node.snapshot = None
+
     def _touch(self, path: list[_Node]) -> None:
         for node in reversed(path):
             self._nodes[node] = None
@@ -125,3 +179,4 @@ class PrefixCache:
         if node.parent is not None:
             node.parent.children.pop(node.chunk, None)
         self._pool.give_up(node.page)
+        self._give_up_snapshot(node)

@@ -9,12 +9,13 @@ import numpy as np
 
 from bijax.sampling._measure import Measured
 from bijax.serving import device
-from bijax.serving.model import Model
+from bijax.serving.model import Model, state_interval
 from bijax.serving.packed import one_step_on, pack
 from bijax.serving.params import MAX_TOP_LOGPROBS
 from bijax.serving.rows import Rows, empty_extras, empty_rows
 from bijax.serving.sizes import Sizes
 from bijax.serving.slots import Slots
+from bijax.serving.states import Copy
 
 _ROWS_IN_COMMON: Final = 8
 """Fewest rows of a batch for which reading a common prefix once is worth a program."""
@@ -43,6 +44,7 @@ class Programs:
         table_width: Entries of a page table.
         num_slots: Sequences whose last tokens are stored.
         batch_invariant: Whether bits must be the same in any batch.
+        num_snapshots: Snapshots of states, with a model that keeps some.
 
     Attributes:
         slots: What steps read of each running sequence.
@@ -59,7 +61,9 @@ class Programs:
         table_width: int,
         num_slots: int,
         batch_invariant: bool,
+        num_snapshots: int = 0,
     ) -> None:
+        self._num_snapshots = num_snapshots
         self._batch_invariant = batch_invariant
         self._structure: device.Structure | None = None
         self.replace_model(model)
@@ -87,18 +91,40 @@ class Programs:
 
     def start_over(self) -> None:
         """Gives up the cache and all other arrays. Others are made when they are needed."""
-        self._pages: Any = None
+        self._pages: Any = None  # and states, if the model keeps some
+        self._snapshots: Any = None
         self._memory: dict[tuple[int, ...], device.Memory] = {}
         # What the device has made of the last array, and what that is.
         self._expected: tuple[np.ndarray, jax.Array] | None = None
 
     def _allocate(self) -> None:
         pages = self.model.init_pages(self._num_pages, self._page_size)
+        if state_interval(self.model) is not None:
+            model: Any = self.model
+            pages = (pages, model.init_states(len(self.slots.rows)))
+            self._snapshots = model.init_snapshots(self._num_snapshots)
         last = jnp.zeros(len(self.slots.rows), jnp.int32)
         # Outputs with an explicit memory kind are committed; uncommitted first inputs would trigger a recompile.
         self._gpu = _one_gpu(pages)
         self._last: jax.Array
-        self._pages, self._last = self._bound((pages, last))
+        self._pages, self._last, self._snapshots = self._bound((pages, last, self._snapshots))
+
+    def restore(self, copies: Iterable[Copy]) -> None:
+        """Copies snapshots to slots."""
+        model: Any = self.model
+        for copy in copies:
+            if self._pages is None:
+                self._allocate()
+            self._known.add(("restore",))
+            pages, states = self._pages
+            self._pages = pages, model.restore_state(states, self._snapshots, *copy)
+
+    def keep(self, copies: Iterable[Copy]) -> None:
+        """Copies slots to snapshots."""
+        model: Any = self.model
+        for copy in copies:
+            self._known.add(("keep",))
+            self._snapshots = model.keep_state(self._pages[1], self._snapshots, *copy)
 
     def extend(self, packed: np.ndarray) -> jax.Array:
         """Appends tokens to sequences and returns hidden (B, T, ...).
@@ -271,6 +297,10 @@ class Programs:
         # Committed weights commit the outputs of a first call, and JAX would compile again for these.
         for rows, tokens in advanced if self.model.one_program else advanced[:1]:
             self.advance(pack([], self.slots.rows[:0], [], rows, tokens), empty_rows(rows)._replace(restricted=True))
+        if self._snapshots is not None:  # outside of both, so that nothing is changed
+            nowhere = Copy(len(self.slots.rows), self._num_snapshots, 0)
+            self.keep([nowhere])
+            self.restore([nowhere])
         jax.block_until_ready(self._pages)
         on_progress(len(shapes), len(shapes))
 

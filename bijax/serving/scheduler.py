@@ -10,6 +10,8 @@ from bijax.serving.drafts import look_up
 from bijax.serving.pages import PagePool
 from bijax.serving.prefix import PrefixCache
 from bijax.serving.sequence import Sequence
+from bijax.serving.snapshot import Snapshot
+from bijax.serving.states import States
 from bijax.serving.tokens import Tokens
 
 
@@ -56,6 +58,7 @@ class Scheduler:
         max_prefill_tokens: Maximum number of prompt tokens per step.
         prefix_cache: Whether pages are cached for later requests.
         speculative_tokens: Maximum number of drafts per sequence and step.
+        states: The states of sequences, with a model that keeps some.
     """
 
     def __init__(
@@ -67,7 +70,9 @@ class Scheduler:
         max_prefill_tokens: int,
         prefix_cache: bool,
         speculative_tokens: int,
+        states: States | None = None,
     ) -> None:
+        self.states = states
         self.preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
@@ -82,7 +87,10 @@ class Scheduler:
     def start_over(self) -> None:
         """Drops all sequences and the contents of the pages."""
         self.pool = PagePool(self._num_pages)
-        self.prefix = PrefixCache(self.pool, self._page_size) if self._prefix_cache else None
+        if self.states is not None:
+            self.states.start_over()
+        snapshots = None if self.states is None else self.states.pool
+        self.prefix = PrefixCache(self.pool, self._page_size, snapshots) if self._prefix_cache else None
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self._slots = list(range(self._max_running))
@@ -137,6 +145,8 @@ class Scheduler:
                 request.scored = max(request.scored, min(end, len(request.prompt) - 1) + 1)
             if end >= (sequence.inserted + 1) * self._page_size:
                 self._offer(sequence)
+            if self.states is not None:
+                self.states.computed(sequence, self.prefix)
 
     def read(self, work: Work, accepted: int) -> None:
         """Records that a sequence has received a work's results, with `accepted` draft tokens."""
@@ -146,14 +156,15 @@ class Scheduler:
         sequence.computed += accepted
         if sequence.computed >= (sequence.inserted + 1) * self._page_size:
             self._offer(sequence)
+        if self.states is not None and accepted:
+            self.states.computed(sequence, self.prefix)
 
     def _offer(self, sequence: Sequence) -> None:
         """Gives the prefix cache pages that are full, of tokens that are known."""
         full = min(sequence.computed, len(sequence.tokens)) // self._page_size
         if self.prefix is not None and full > sequence.inserted:
-            self.prefix.insert(
-                sequence.tokens[: full * self._page_size], sequence.pages[:full], adapter=sequence.request.adapter
-            )
+            tokens, adapter = sequence.tokens[: full * self._page_size], sequence.request.adapter
+            self.prefix.insert(tokens, sequence.pages[:full], adapter=adapter)
             sequence.inserted = full
 
     def remove(self, sequence: Sequence) -> None:
@@ -194,6 +205,8 @@ class Scheduler:
     def _work(self, sequence: Sequence, missing: int, budget: int) -> Work | None:
         start = sequence.computed
         count = min(missing, budget) if missing > 1 else 1
+        if missing > 1 and self.states is not None:
+            count = self.states.stop(sequence, start, start + count) - start
         if start + count > len(sequence.pages) * self._page_size and not self._grow(sequence, start + count):
             return None
         tokens = sequence.tokens[start : start + count]
@@ -206,6 +219,8 @@ class Scheduler:
     def _drafts(self, sequence: Sequence) -> list[int]:
         """Returns drafts for which there is room in pages that nobody has to give up."""
         wanted = min(self._speculative_tokens, sequence.most - len(sequence.tokens) - 1)
+        if self.states is not None:
+            wanted = min(wanted, self.states.most_drafts(sequence.computed))
         if wanted < 1:
             return []
         drafts = look_up(sequence.tokens, wanted)
@@ -220,12 +235,14 @@ class Scheduler:
     def _admit(self, sequence: Sequence) -> bool:
         if len(self.running) >= self._max_running and not self._preempt_later(sequence):
             return False
-        pages = self._find_prefix(sequence)
+        pages, snapshot = self._find_prefix(sequence)
         needed = self._pages(len(sequence.tokens)) - len(pages)
         while not self._reclaim(needed):
             if not self._preempt_later(sequence):
                 for page in pages:
                     self.pool.release(page)
+                if self.states is not None and snapshot is not None:
+                    self.states.pool.release(snapshot.row)
                 return False
         self.waiting.remove(sequence)
         self.running.append(sequence)
@@ -233,6 +250,8 @@ class Scheduler:
         sequence.pages = pages + [self.pool.take() for _ in range(needed)]
         sequence.computed = len(pages) * self._page_size
         sequence.inserted = len(pages)
+        if self.states is not None:
+            self.states.begin(sequence, snapshot)
         in_prompt = min(sequence.computed, len(sequence.request.prompt))
         if not sequence.preempted:
             self.prefix_queries += len(sequence.request.prompt)
@@ -241,21 +260,38 @@ class Scheduler:
                 sequence.request.cached_tokens = in_prompt
         return True
 
-    def _find_prefix(self, sequence: Sequence) -> list[int]:
-        """Returns held pages with the start of a sequence."""
+    def _find_prefix(self, sequence: Sequence) -> tuple[list[int], Snapshot | None]:
+        """Returns held pages with the start of a sequence, and a held snapshot after them if the model keeps states."""
         limit = len(sequence.tokens) - 1  # the last token must be computed, since the next one is sampled after it
         scored = sequence.request.next_prompt_logprob if sequence.index == 0 else None
         if scored is not None:
             limit = min(limit, scored - 1)
+        adapter = sequence.request.adapter
+        if self.prefix is not None and self.states is not None:
+            pages, index = self.prefix.match_snapshot(sequence.tokens, limit=limit, adapter=adapter)
+            return pages, None if index is None else Snapshot(len(pages) * self._page_size, index)
         if self.prefix is not None:
-            return self.prefix.match(sequence.tokens, limit=limit, adapter=sequence.request.adapter)
-        # Outputs of one prompt still share its pages.
+            return self.prefix.match(sequence.tokens, limit=limit, adapter=adapter), None
+        return self._sibling_prefix(sequence, limit)
+
+    def _sibling_prefix(self, sequence: Sequence, limit: int) -> tuple[list[int], Snapshot | None]:
+        """Returns what outputs of one prompt share without a prefix cache."""
         first = sequence.request.sequences[0]
         shared = min(limit, first.computed, len(sequence.request.prompt)) // self._page_size
+        snapshot = None
+        if self.states is not None:
+            snapshot = first.snapshot
+            if snapshot is None or snapshot.position > shared * self._page_size:
+                return [], None
+            shared = snapshot.position // self._page_size
         pages = first.pages[:shared] if first is not sequence else []
+        if not pages:
+            return [], None
         for page in pages:
             self.pool.hold(page)
-        return pages
+        if self.states is not None and snapshot is not None:
+            self.states.pool.hold(snapshot.row)
+        return pages, snapshot
 
     def _waits_for_sibling(self, sequence: Sequence) -> bool:
         """Whether the first output of the request is still computing the prompt, whose pages this one will share."""
@@ -307,6 +343,8 @@ class Scheduler:
         return True
 
     def _release(self, sequence: Sequence) -> None:
+        if self.states is not None:
+            self.states.leave(sequence, self.prefix)
         for page in sequence.pages:
             self.pool.release(page)
         if sequence.slot >= 0:

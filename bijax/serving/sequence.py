@@ -10,6 +10,7 @@ import numpy as np
 from bijax.serving.grammar import Matcher
 from bijax.serving.outputs import Completion, FinishReason, RequestOutput, TokenLogprob
 from bijax.serving.params import SamplingParams
+from bijax.serving.snapshot import Snapshot
 from bijax.serving.text import TextStream
 from bijax.serving.tokens import Tokens
 
@@ -39,6 +40,7 @@ class Sequence:
         written: Number of pages in the page table of its slot.
         inserted: Number of pages inserted in the prefix cache.
         preempted: Whether it has ever lost its pages.
+        snapshot: The last snapshot of its state, which it holds; None without one.
         logprobs: Of the output.
         finish_reason: See `Completion`.
         stop_reason: See `Completion`.
@@ -61,6 +63,7 @@ class Sequence:
     written: int = 0
     inserted: int = 0
     preempted: bool = False
+    snapshot: Snapshot | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
@@ -129,7 +132,7 @@ class Sequence:
         Recomputed values have the same bits.
         """
         self.computed = self.in_flight = self.unread = self.written = self.inserted = 0
-        self.pages, self.slot, self.preempted = [], -1, True
+        self.pages, self.slot, self.preempted, self.snapshot = [], -1, True, None
         self.finish_reason = self.stop_reason = None
         del self.tokens[max(len(self.request.prompt), len(self.tokens) - 1) :]
         del self.logprobs[len(self.output) :]

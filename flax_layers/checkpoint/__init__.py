@@ -5,6 +5,8 @@ from .errors import CheckpointError as CheckpointError
 from .expert_block import ExpertBlock as ExpertBlock
 from .expert_block import load_expert_block as load_expert_block
 from .experts import ExpertsConfig as ExpertsConfig
+from .latent import LatentConfig as LatentConfig
+from .linear_attention import LinearAttentionConfig as LinearAttentionConfig
 from .load import Checkpoint as Checkpoint
 from .load import load_checkpoint as load_checkpoint
 from .lora import LoRA as LoRA

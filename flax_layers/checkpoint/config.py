@@ -6,6 +6,8 @@ from typing import Literal
 
 from .errors import CheckpointError
 from .experts import ExpertsConfig
+from .latent import LatentConfig
+from .linear_attention import LinearAttentionConfig
 from .rope import RopeScaling
 
 _SIZES = (
@@ -47,6 +49,13 @@ class LlamaConfig:
         eos_token_ids: Tokens that end generation.
         qk_norm: Whether each head of queries and keys is normalised before it is rotated.
         experts: The experts that replace each MLP, or None.
+        dense_layers: How many of the first layers have an MLP all the same.
+        latent: Latent attention in place of keys and values for each head, or None. `head_dim` is then the width of
+            what is rotated, and `num_kv_heads` has no meaning.
+        draft_layers: Layers after the last, for drafts, which a checkpoint may hold and which are not read.
+        linear: The linear attention that replaces attention in some layers, or None.
+        output_gate: Whether the heads of attention are multiplied by the sigmoid of a gate.
+        rotary_dim: Columns at the beginning of a head that are rotated; None for all.
         rope_scaling: Scaling of the rotary frequencies of `rope_theta`, or None.
         windows: For each layer the maximum number of tokens that a token sees, including itself, or None for all; over
             again from the first where there are more layers.
@@ -90,6 +99,12 @@ class LlamaConfig:
     eos_token_ids: tuple[int, ...]
     qk_norm: bool = False
     experts: ExpertsConfig | None = None
+    dense_layers: int = 0
+    latent: LatentConfig | None = None
+    draft_layers: int = 0
+    linear: LinearAttentionConfig | None = None
+    output_gate: bool = False
+    rotary_dim: int | None = None
     rope_scaling: RopeScaling | None = None
     windows: tuple[int | None, ...] = (None,)
     window_rope_theta: float | None = None
@@ -125,9 +140,14 @@ class LlamaConfig:
             )
         if self.head_dim % 2:
             raise CheckpointError(f"head_dim must be even for a rotary embedding, got {self.head_dim=}")
-        if self.rope_scaling is not None and len(self.rope_scaling.divisors) != self.head_dim // 2:
+        rotated = self.head_dim if self.rotary_dim is None else self.rotary_dim
+        if not _is_int(rotated) or rotated % 2 or not 2 <= rotated <= self.head_dim:
             raise CheckpointError(
-                f"rope_scaling must have {self.head_dim // 2} divisors for {self.head_dim=}, got"
+                f"rotary_dim must be even and from 2 to head_dim, got {self.rotary_dim=} and {self.head_dim=}"
+            )
+        if self.rope_scaling is not None and len(self.rope_scaling.divisors) != rotated // 2:
+            raise CheckpointError(
+                f"rope_scaling must have {rotated // 2} divisors for {rotated} rotated columns, got"
                 f" {len(self.rope_scaling.divisors)}"
             )
         sizes = [window for window in self.windows if window is not None]
@@ -135,6 +155,11 @@ class LlamaConfig:
             raise CheckpointError(f"windows must be positive integers or None, at least one, got {self.windows}")
         if self.activation not in ("silu", "gelu_tanh"):
             raise CheckpointError(f"activation must be 'silu' or 'gelu_tanh', got {self.activation!r}")
+        for name in ("dense_layers", "draft_layers"):
+            if not _is_int(getattr(self, name)) or getattr(self, name) < 0:
+                raise CheckpointError(f"{name} must be an integer of at least 0, got {getattr(self, name)!r}")
+        if self.latent is not None and self.latent.rope_head_dim != self.head_dim:
+            raise CheckpointError(f"head_dim must be latent.rope_head_dim, got {self.head_dim=} and {self.latent}")
         if not isinstance(self.eos_token_ids, tuple):
             raise CheckpointError(f"eos_token_ids must be a tuple of token ids, got {self.eos_token_ids!r}")
         for token_id in (*self.eos_token_ids, *(() if self.bos_token_id is None else (self.bos_token_id,))):
@@ -143,6 +168,14 @@ class LlamaConfig:
                     f"bos and eos ids must be integers from 0 to {self.vocab_size - 1}, "
                     f"got {self.bos_token_id=} and {self.eos_token_ids=}"
                 )
+
+    def has_experts(self, layer: int) -> bool:
+        """Returns whether a layer has experts instead of an MLP."""
+        return self.experts is not None and layer >= self.dense_layers
+
+    def is_linear(self, layer: int) -> bool:
+        """Returns whether a layer has linear attention."""
+        return self.linear is not None and self.linear.layers[layer % len(self.linear.layers)]
 
     def window(self, layer: int) -> int | None:
         """Returns the tokens that a token sees at most in a layer, or None for all."""

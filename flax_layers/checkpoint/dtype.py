@@ -8,11 +8,12 @@ import gguf
 from .errors import CheckpointError
 from .gguf_file import GGUFFile
 from .hf_fields import read_json
+from .hf_hybrid import text_fields
 from .hf_weights import stored_dtype
 
 type Dtype = Literal["bfloat16", "float16", "float32"]
 
-_EMBEDDING = "model.embed_tokens.weight"
+_EMBEDDINGS = ("model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
 _NAMES: dict[str, Dtype] = {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32"}
 _STORED: dict[str, Dtype] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 _GGUF: dict[gguf.GGMLQuantizationType, Dtype] = {
@@ -28,10 +29,10 @@ def hf_dtype(folder: Path) -> Dtype:
         CheckpointError: If it names another one.
     """
     path = folder / "config.json"
-    fields = read_json(path)
+    fields = text_fields(read_json(path), path)
     named = fields.get("dtype") or fields.get("torch_dtype")
     if named is None:
-        return _STORED[stored_dtype(folder, _EMBEDDING)]
+        return _STORED[stored_dtype(folder, _EMBEDDINGS)]
     if not isinstance(named, str) or named.removeprefix("torch.") not in _NAMES:
         raise CheckpointError(f"{path}: dtype must be one of {', '.join(_NAMES)}, got {named!r}; correct the file")
     return _NAMES[named.removeprefix("torch.")]

@@ -18,10 +18,11 @@ class ExpertsConfig:
     Attributes:
         intermediate_size: Hidden width of an expert.
         shared_size: Total hidden width of the shared experts; 0 for none.
+        shared_gate: Whether the shared expert's result is multiplied by the sigmoid of a gate.
         routing: How experts are selected.
 
     Raises:
-        CheckpointError: If a width is not a positive integer.
+        CheckpointError: If a width is not a positive integer, or there is a gate for no shared expert.
 
     Example:
         >>> ExpertsConfig(intermediate_size=768, routing=Routing(num_experts=128, topk=8)).shared_size
@@ -30,6 +31,7 @@ class ExpertsConfig:
 
     intermediate_size: int
     shared_size: int = 0
+    shared_gate: bool = False
     routing: Routing
 
     def __post_init__(self) -> None:
@@ -38,6 +40,15 @@ class ExpertsConfig:
                 f"the widths of experts must be positive, got {self.intermediate_size=} and {self.shared_size=}; the"
                 " configuration is damaged"
             )
+        if self.shared_gate and not self.shared_size:
+            raise CheckpointError(
+                f"a gate needs a shared expert, got {self.shared_size=}; the configuration is damaged"
+            )
+
+    @property
+    def shared_name(self) -> str:
+        """Hugging Face's name of the shared experts."""
+        return "shared_expert" if self.shared_gate else "shared_experts"
 
 
 def expert_shapes(prefix: str, width: int, config: ExpertsConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -54,11 +65,13 @@ def expert_shapes(prefix: str, width: int, config: ExpertsConfig) -> Iterator[tu
         yield f"{prefix}.{_CORRECTION}", (routing.num_experts,)
     widths = {f"{prefix}.experts.{i}": config.intermediate_size for i in range(routing.num_experts)}
     if config.shared_size:
-        widths[f"{prefix}.shared_experts"] = config.shared_size
+        widths[f"{prefix}.{config.shared_name}"] = config.shared_size
     for name, inner in widths.items():
         yield f"{name}.gate_proj.weight", (inner, width)
         yield f"{name}.up_proj.weight", (inner, width)
         yield f"{name}.down_proj.weight", (width, inner)
+    if config.shared_gate:
+        yield f"{prefix}.shared_expert_gate.weight", (1, width)
 
 
 def hf_experts(fields: dict[str, Any], path: Path) -> ExpertsConfig:
@@ -67,7 +80,14 @@ def hf_experts(fields: dict[str, Any], path: Path) -> ExpertsConfig:
     Raises:
         CheckpointError: If the model has no known experts, or a field is missing, damaged or unsupported.
     """
-    readers = {"qwen3_moe": _qwen3, "deepseek_v2": _deepseek_v2, "deepseek_v3": _deepseek_v3}
+    readers = {
+        "qwen3_moe": _qwen3,
+        "qwen3_next": _qwen3_next,
+        "qwen3_5_moe_text": _qwen3_next,
+        "deepseek_v2": _deepseek_v2,
+        "deepseek_v3": _deepseek_v3,
+        "kimi_k2": _deepseek_v3,
+    }
     kind = fields.get("model_type")
     if kind not in readers:
         raise CheckpointError(f"{path}: expected one of the model types {list(readers)}, got {kind!r}")
@@ -92,6 +112,14 @@ def _qwen3(fields: dict[str, Any]) -> ExpertsConfig:
         normalise=_flag(fields, "norm_topk_prob"),
     )
     return ExpertsConfig(intermediate_size=_integer(fields, "moe_intermediate_size"), routing=routing)
+
+
+def _qwen3_next(fields: dict[str, Any]) -> ExpertsConfig:
+    # Qwen3.5 always normalises; its files do not say so.
+    normalise = fields["model_type"] != "qwen3_next" or _flag({"norm_topk_prob": True, **fields}, "norm_topk_prob")
+    config = _qwen3({**fields, "norm_topk_prob": normalise})
+    shared = _integer(fields, "shared_expert_intermediate_size")
+    return dataclasses.replace(config, shared_size=shared, shared_gate=True)
 
 
 def _deepseek_v2(fields: dict[str, Any]) -> ExpertsConfig:

@@ -6,6 +6,7 @@ from typing import Any
 from .config import LlamaConfig, default_head_dim
 from .errors import CheckpointError
 from .hf_fields import number, read_json, whole_number
+from .hf_hybrid import HYBRIDS, rotary_fields, text_fields
 from .hf_models import MODELS
 from .rope import RopeScaling, rope_scaling
 
@@ -19,15 +20,16 @@ def hf_config(folder: Path) -> LlamaConfig:
     Raises:
         FileNotFoundError: If there is no `config.json`.
         CheckpointError: If the model's type is not in `hf_models.MODELS`, if a field is missing or damaged, or if one
-            asks for a feature that the model does not have: another activation, partial rotation, quantised weights,
-            own code.
+            asks for a feature that the model does not have: another activation, quantised weights, own code.
     """
     path = folder / "config.json"
     if not path.is_file():
         raise FileNotFoundError(
             f"{folder} has no config.json; give a GGUF file or a folder with config.json and safetensors"
         )
-    fields = read_json(path)
+    fields = text_fields(read_json(path), path)
+    if fields.get("model_type") in HYBRIDS:
+        fields = rotary_fields(fields, path)
     if fields.get("model_type") not in MODELS:
         raise CheckpointError(
             f"{path}: expected one of the model types {list(MODELS)}, got {fields.get('model_type')!r}; "
@@ -43,13 +45,12 @@ def hf_config(folder: Path) -> LlamaConfig:
             )
     hidden_size = whole_number(fields, "hidden_size", path)
     num_heads = whole_number(fields, "num_attention_heads", path)
-    head_dim = (
-        default_head_dim(hidden_size, num_heads)
-        if fields.get("head_dim") is None
-        else whole_number(fields, "head_dim", path)
-    )
+    rotated = next((name for name in (model.head_dim, "head_dim") if fields.get(name) is not None), None)
+    head_dim = default_head_dim(hidden_size, num_heads) if rotated is None else whole_number(fields, rotated, path)
     max_positions = whole_number(fields, "max_position_embeddings", path, 2048)
-    theta, scaling, window_theta = _rope(fields, path, head_dim, max_positions)
+    further = model.read(fields, path)
+    rotary_dim = further.get("rotary_dim") or head_dim
+    theta, scaling, window_theta = _rope(fields, path, rotary_dim, max_positions)
     return LlamaConfig(
         vocab_size=whole_number(fields, "vocab_size", path),
         hidden_size=hidden_size,
@@ -66,7 +67,7 @@ def hf_config(folder: Path) -> LlamaConfig:
         max_position_embeddings=max_positions,
         bos_token_id=_first(_token_ids(fields, "bos_token_id", path)),
         eos_token_ids=_eos_token_ids(folder, fields),
-        **model.read(fields, path),
+        **further,
     )
 
 

@@ -9,6 +9,8 @@ from typing import Any, Final
 from .errors import CheckpointError
 from .experts import hf_experts
 from .hf_fields import flag, number, whole_number
+from .latent import hf_deepseek
+from .linear_attention import hf_linear_attention
 
 type Fields = dict[str, Any]
 
@@ -52,11 +54,13 @@ class HFModel:
         read: Returns the arguments of `LlamaConfig` that this type sets, from the fields and the path of the file.
         uses: Fields that the type reads, or states without using them, though a plain Llama must not have them.
         defaults: Values of fields that a file may leave out.
+        head_dim: The field with the width that is rotated.
     """
 
     read: Callable[[Fields, Path], dict[str, Any]]
     uses: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=lambda: _DEFAULTS)
+    head_dim: str = "head_dim"
 
     def neutral_values(self) -> dict[str, tuple[Any, ...]]:
         """Returns the fields that must have one of these values, or be absent."""
@@ -84,6 +88,28 @@ def _qwen3_moe(fields: Fields, path: Path) -> dict[str, Any]:
     if flag(fields, "use_sliding_window", path):
         raise CheckpointError(f"{path}: use_sliding_window must be false or absent, got {fields['use_sliding_window']}")
     return {"qk_norm": True, "experts": experts}
+
+
+def _hybrid(fields: Fields, path: Path) -> dict[str, Any]:
+    """Qwen3-Next and the text models of Qwen3.5."""
+    if fields["attn_output_gate"] is not True:
+        raise CheckpointError(f"{path}: attn_output_gate must be true or absent, got {fields['attn_output_gate']!r}")
+    head_dim = whole_number(fields, "head_dim", path)
+    rotated = number(fields["partial_rotary_factor"], "partial_rotary_factor", path) * head_dim
+    if not rotated.is_integer():
+        raise CheckpointError(
+            f"{path}: partial_rotary_factor must give a whole number of columns, got"
+            f" {fields['partial_rotary_factor']!r} for heads of {head_dim}"
+        )
+    experts = None if fields["model_type"] == "qwen3_5_text" else hf_experts(fields, path)
+    return {
+        "qk_norm": True,
+        "norm_offset": 1.0,
+        "output_gate": True,
+        "rotary_dim": int(rotated),
+        "linear": hf_linear_attention(fields, path),
+        "experts": experts,
+    }
 
 
 def _gemma(fields: Fields, path: Path) -> dict[str, Any]:
@@ -189,13 +215,40 @@ _GEMMA_FIELDS: Final = (
     "final_logit_softcapping",
 )
 
+# Their files name the code of the same model in `auto_map`.
+_DEEPSEEK: Final = HFModel(hf_deepseek, ("auto_map", "num_experts"), head_dim="qk_rope_head_dim")
+
+_HYBRID_DEFAULTS: Final[Fields] = {
+    **_DEFAULTS,
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "attn_output_gate": True,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "norm_topk_prob": True,
+    "max_position_embeddings": 32768,
+}
+
+_HYBRID_FIELDS: Final = ("partial_rotary_factor", "num_experts")
+
 MODELS: Final[Mapping[str, HFModel]] = {
     "llama": HFModel(_llama, ("attention_bias", "mlp_bias")),
     "mistral": HFModel(_mistral, ("sliding_window",), {**_DEFAULTS, "sliding_window": 4096}),
     "qwen2": HFModel(_qwen2, ("sliding_window",)),
     "qwen3": HFModel(_qwen3, ("sliding_window", "attention_bias"), {**_DEFAULTS, "head_dim": 128}),
     "qwen3_moe": HFModel(_qwen3_moe, ("num_experts", "use_qk_norm", "sliding_window")),
+    "qwen3_next": HFModel(_hybrid, _HYBRID_FIELDS, _HYBRID_DEFAULTS),
+    "qwen3_5_text": HFModel(_hybrid, ("partial_rotary_factor",), _HYBRID_DEFAULTS),
+    # No layer has an MLP, so files do not state its width.
+    "qwen3_5_moe_text": HFModel(_hybrid, _HYBRID_FIELDS, {**_HYBRID_DEFAULTS, "intermediate_size": 1}),
     "gemma2": HFModel(_gemma, _GEMMA_FIELDS, _GEMMA2_DEFAULTS),
     "gemma3_text": HFModel(_gemma, (*_GEMMA_FIELDS, "rope_local_base_freq"), _GEMMA3_DEFAULTS),
+    "deepseek_v2": _DEEPSEEK,
+    "deepseek_v3": _DEEPSEEK,
+    "kimi_k2": _DEEPSEEK,
 }
 """The types that are read, by the names that `config.json` has for them."""

@@ -11,6 +11,7 @@ import safetensors
 from .config import LlamaConfig
 from .errors import CheckpointError
 from .hf_fields import read_json
+from .hf_hybrid import plain_names
 from .weights import Shape, Weights, match_shapes
 
 _SINGLE = "model.safetensors"
@@ -24,8 +25,11 @@ _BUFFER = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 def hf_weights(folder: Path, config: LlamaConfig) -> Weights:
     """Maps the tensors of `model.safetensors`, or of the shards that `model.safetensors.index.json` lists.
 
+    A model with linear attention has the names of `hf_hybrid.plain_names`, whichever layout the folder has.
+
     A single file takes precedence over an index, as in `transformers`. The stored output projection of a model with
-    tied embeddings must have the bits of the embedding and is skipped.
+    tied embeddings must have the bits of the embedding and is skipped. So are layers for drafts, after the model's last
+    one.
 
     Raises:
         FileNotFoundError: If neither file exists, or a shard is missing.
@@ -33,6 +37,10 @@ def hf_weights(folder: Path, config: LlamaConfig) -> Weights:
             surplus, of the wrong shape, or of a dtype other than F32, F16 and BF16.
     """
     found, read = open_tensors(folder)
+    drafts = tuple(f"model.layers.{config.num_layers + i}." for i in range(config.draft_layers))
+    found = {name: shape for name, shape in found.items() if not name.startswith(drafts)}
+    if config.linear is not None:
+        found, read = plain_names(found, _reader(folder), config.linear)
     head, embedding = "lm_head.weight", "model.embed_tokens.weight"
     if config.tie_word_embeddings and head in found and embedding in found:
         if not np.array_equal(read(head).view(np.uint32), read(embedding).view(np.uint32)):
@@ -51,18 +59,27 @@ def open_tensors(folder: Path) -> tuple[dict[str, Shape], Callable[[str], np.nda
         FileNotFoundError: As `hf_weights`.
         CheckpointError: If a file or a dtype is not as `hf_weights` requires.
     """
-    files, found = _list_tensors(folder)
-
-    def read(name: str) -> np.ndarray:
-        with safetensors.safe_open(files[name], framework="np") as file:
-            return np.asarray(file.get_tensor(name), dtype=np.float32)
-
-    return found, read
+    _, found = _list_tensors(folder)
+    read = _reader(folder)
+    return found, lambda name: read(name, None)
 
 
-def stored_dtype(folder: Path, name: str) -> str:
-    """Returns the dtype in which a tensor of the folder is stored: F32, F16 or BF16."""
+def _reader(folder: Path) -> Callable[[str, int | None], np.ndarray]:
+    """Returns a function that reads a tensor of the folder, or one of its rows, as float32."""
     files, _ = _list_tensors(folder)
+
+    def read(name: str, row: int | None) -> np.ndarray:
+        with safetensors.safe_open(files[name], framework="np") as file:
+            found = file.get_tensor(name) if row is None else file.get_slice(name)[row]
+            return np.asarray(found, dtype=np.float32)
+
+    return read
+
+
+def stored_dtype(folder: Path, names: tuple[str, ...]) -> str:
+    """Returns the dtype in which the tensor of one of these names is stored: F32, F16 or BF16."""
+    files, _ = _list_tensors(folder)
+    name = next(name for name in names if name in files)
     with safetensors.safe_open(files[name], framework="np") as file:
         return str(file.get_slice(name).get_dtype())
 

@@ -8,6 +8,8 @@ import numpy as np
 from .config import LlamaConfig
 from .errors import CheckpointError
 from .experts import expert_shapes
+from .latent import latent_shapes
+from .linear_attention import linear_attention_shapes
 
 type Shape = tuple[int, ...]
 
@@ -75,21 +77,20 @@ def expected_shapes(config: LlamaConfig) -> Iterator[tuple[str, Shape]]:
         (4, 8)
     """
     width, inner = config.hidden_size, config.intermediate_size
-    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     yield "model.embed_tokens.weight", (config.vocab_size, width)
     # A generator, because a damaged file may claim billions of layers.
     for layer in range(config.num_layers):
         block = f"model.layers.{layer}"
         yield f"{block}.input_layernorm.weight", (width,)
-        for name, rows in (("q", query), ("k", key), ("v", key)):
-            yield from _linear(f"{block}.self_attn.{name}_proj", (rows, width), config.qkv_bias)
-        yield from _linear(f"{block}.self_attn.o_proj", (width, query), config.output_bias)
-        if config.qk_norm:
-            yield f"{block}.self_attn.q_norm.weight", (config.head_dim,)
-            yield f"{block}.self_attn.k_norm.weight", (config.head_dim,)
+        if config.latent is not None:
+            yield from latent_shapes(f"{block}.self_attn", width, config.num_heads, config.latent)
+        elif config.linear is not None and config.is_linear(layer):
+            yield from linear_attention_shapes(f"{block}.linear_attn", width, config.linear)
+        else:
+            yield from _attention_shapes(f"{block}.self_attn", config)
         for name in _MLP_NORMS[config.output_norms]:
             yield f"{block}.{name}.weight", (width,)
-        if config.experts is not None:
+        if config.experts is not None and config.has_experts(layer):
             yield from expert_shapes(f"{block}.mlp", width, config.experts)
             continue
         yield from _linear(f"{block}.mlp.gate_proj", (inner, width), config.mlp_bias)
@@ -98,6 +99,18 @@ def expected_shapes(config: LlamaConfig) -> Iterator[tuple[str, Shape]]:
     yield "model.norm.weight", (width,)
     if not config.tie_word_embeddings:
         yield "lm_head.weight", (config.vocab_size, width)
+
+
+def _attention_shapes(prefix: str, config: LlamaConfig) -> Iterator[tuple[str, Shape]]:
+    width = config.hidden_size
+    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    # With an output gate each head has its query first and its gate then.
+    for name, rows in (("q", query * (1 + config.output_gate)), ("k", key), ("v", key)):
+        yield from _linear(f"{prefix}.{name}_proj", (rows, width), config.qkv_bias)
+    yield from _linear(f"{prefix}.o_proj", (width, query), config.output_bias)
+    if config.qk_norm:
+        yield f"{prefix}.q_norm.weight", (config.head_dim,)
+        yield f"{prefix}.k_norm.weight", (config.head_dim,)
 
 
 def _linear(name: str, shape: Shape, bias: bool) -> Iterator[tuple[str, Shape]]:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +10,11 @@ import numpy as np
 
 from .adapters import Group, Stacks, attach
 from .block import Block, Rotary, Stream, added, project, start_tokens
-from .layers import Embed, KVCache, LayerCache, Linear, RMSNorm, RotaryEmbedding
+from .layers import DeltaNetState, Embed, KVCache, LayerCache, Linear, RMSNorm, RotaryEmbedding
 from .llama import Llama
+
+type Stored = tuple[jax.Array, jax.Array | None] | DeltaNetState
+"""What a layer keeps: keys and values, latents without values, or a state."""
 
 
 class Additions(NamedTuple):
@@ -36,9 +39,9 @@ class Additions(NamedTuple):
 class OfBlock(NamedTuple):
     """The `Additions` of one block."""
 
-    stacks: Stacks | None
-    groups: tuple[Group, ...]
-    cache_scales: tuple[jax.Array, jax.Array] | None
+    stacks: Stacks | None = None
+    groups: tuple[Group, ...] = ()
+    cache_scales: tuple[jax.Array, jax.Array] | None = None
 
 
 class Layers:
@@ -65,29 +68,31 @@ class Layers:
         self,
         x: jax.Array,
         angles: Sequence[Rotary],
-        stored: Sequence[tuple[jax.Array, jax.Array]],
+        stored: Sequence[Stored],
         page_table: jax.Array | None,
         start: jax.Array,
         lengths: jax.Array,
         common_prefix: jax.Array | None = None,
+        slots: jax.Array | None = None,
         additions: Additions | None = None,
-    ) -> tuple[jax.Array, list[tuple[jax.Array, jax.Array]]]:
+    ) -> tuple[jax.Array, list[Stored]]:
         """Runs the blocks one after the other.
 
         Args:
             x: (B, T, hidden_size), new tokens before the first block.
             angles: Their cosines and sines, as `start_tokens` returns them.
-            stored: Keys and values of each layer, which are used up.
+            stored: Keys and values of each layer, or its state, which are used up.
             page_table: Their page table, or None.
             start: (B,) tokens that each sequence holds.
             lengths: (B,) new tokens of each sequence.
             common_prefix: () tokens that all sequences begin with, in the same pages, or None.
+            slots: (B,) where the states of the sequences are; None if state b is that of sequence b.
             additions: What a server adds, or None.
 
         Returns:
-            The residual stream after the last block, and the new keys and values.
+            The residual stream after the last block, and what the layers keep.
         """
-        given = (page_table, start, lengths, common_prefix, additions)
+        given = (page_table, start, lengths, common_prefix, slots, additions)
         return run_blocks(self.blocks, x, angles, stored, *given, one_program=False)
 
 
@@ -95,15 +100,16 @@ def run_blocks(
     blocks: Iterable[tuple[Any, tuple[jax.Array, ...], int]],
     x: jax.Array,
     angles: Sequence[Rotary],
-    stored: Sequence[tuple[jax.Array, jax.Array]],
+    stored: Sequence[Stored],
     page_table: jax.Array | None,
     start: jax.Array,
     lengths: jax.Array,
     common_prefix: jax.Array | None = None,
+    slots: jax.Array | None = None,
     additions: Additions | None = None,
     *,
     one_program: bool,
-) -> tuple[jax.Array, list[tuple[jax.Array, jax.Array]]]:
+) -> tuple[jax.Array, list[Stored]]:
     """Runs blocks one after the other; see `Layers.extend`.
 
     Inside one program, blocks of a kind are lowered once, except the first, and the addition at the end of a block is
@@ -112,10 +118,10 @@ def run_blocks(
     written = []
     stream: Stream = (x, None)
     for index, ((structure, parameters, rotary), layer) in enumerate(zip(blocks, stored, strict=True)):
-        of_block = None if additions is None else additions.of_block(index)
-        given = (angles[rotary], *layer, page_table, start, lengths, common_prefix, of_block)
-        stream, keys, values = _extend(structure, parameters, stream, *given, alone=not one_program)
-        written.append((keys, values))
+        of_block = OfBlock() if additions is None else additions.of_block(index)
+        given = (angles[rotary], layer, page_table, start, lengths, common_prefix, slots, of_block)
+        stream, kept = _extend(structure, parameters, stream, *given, alone=not one_program)
+        written.append(kept)
     return added(stream), written
 
 
@@ -133,7 +139,10 @@ class LayeredModel:
     def __init__(self, model: Llama, cache: KVCache) -> None:
         self._model = model
         self._layers = Layers(model)
-        self._stored = list(zip(cache.keys, cache.values, strict=True))
+        self._stored = [
+            layer if isinstance(layer, DeltaNetState) else (layer.keys, layer.values)
+            for layer in cache.layers(model.config)
+        ]
         self._page_table = cache.page_table
         self._capacity = cache.capacity
 
@@ -168,29 +177,38 @@ def _start(
     return start_tokens(embed, rotaries, tokens, start=start, lengths=lengths, capacity=capacity)
 
 
-@functools.partial(jax.jit, static_argnames=("structure", "alone"), donate_argnames=("keys", "values"))
+@functools.partial(jax.jit, static_argnames=("structure", "alone"), donate_argnames="stored")
 def _extend(
     structure: Any,
     parameters: tuple[jax.Array, ...],
     stream: Stream,
     rotary: Rotary,
-    keys: jax.Array,
-    values: jax.Array,
+    stored: Stored,
     page_table: jax.Array | None,
     start: jax.Array,
     lengths: jax.Array,
     common_prefix: jax.Array | None,
-    additions: OfBlock | None,
+    slots: jax.Array | None,
+    additions: OfBlock,
     *,
     alone: bool,
-) -> tuple[Stream, jax.Array, jax.Array]:
+) -> tuple[Stream, Stored]:
     block: Block = jax.tree.unflatten(structure, parameters)
-    scales = None if additions is None else additions.cache_scales
-    if additions is not None and additions.stacks is not None:
+    if additions.stacks is not None:
         attach(block, additions.stacks, additions.groups)
-    cache = LayerCache(keys, values, page_table, common_prefix, scales)
-    stream, cache = block.extend(stream, rotary, cache, start=start, lengths=lengths)
-    return (added(stream), None) if alone else stream, cache.keys, cache.values
+    kept: Stored
+    if isinstance(stored, DeltaNetState):
+        held = stored if slots is None else stored.rows(slots, start)
+        stream, after = block.extend(stream, rotary, held, start=start, lengths=lengths)
+        new = cast(DeltaNetState, after)
+        # The slot of a row of padding must not be written.
+        kept = new if slots is None else stored.with_rows(jnp.where(lengths > 0, slots, len(stored.inputs)), new)
+    else:
+        cache = LayerCache(*stored, page_table, common_prefix, additions.cache_scales)
+        stream, after = block.extend(stream, rotary, cache, start=start, lengths=lengths)
+        written = cast(LayerCache, after)
+        kept = written.keys, written.values
+    return (added(stream), None) if alone else stream, kept
 
 
 @functools.partial(jax.jit, static_argnames="soft_cap")

@@ -110,7 +110,9 @@ class Adapters:
         for name, lora in adapters.items():
             unknown = sorted(set(lora.down) - known)
             if unknown:
-                raise ValueError(f"Adapters: {name!r} changes {unknown[0]}, which is no linear layer of the model.")
+                raise ValueError(
+                    f"Adapters: {name!r} changes {unknown[0]}, which is no linear layer that adapters can change."
+                )
         return cls(tuple(blocks), tuple(adapters), tuple(map(tuple, by_rank.values())))
 
 
@@ -206,9 +208,12 @@ def _stack(given: list[list[tuple[LoRA, str]]], features: int, widths: tuple[int
 
 
 def _find(block: Block, name: str) -> Any:
-    """Returns a linear layer of a block; None if it has experts there."""
+    """Returns a linear layer of a block; None if it has experts or attention of another kind there."""
     part, _, layer = name.partition(".")
-    found = getattr(getattr(block, part), layer)
+    module = getattr(block, part)
+    if getattr(module, "gate", None) is not None:  # of attention: its product is a part of q_proj in checkpoints
+        return None
+    found = getattr(module, layer, None)
     return found if hasattr(found, "in_features") else None
 
 

@@ -12,7 +12,19 @@ from flax import nnx
 
 from .._signature import ConstructorSignature
 from ..ops import Ops
-from .layers import MLP, Attention, Embed, LayerCache, Linear, MoE, RMSNorm, RotaryEmbedding
+from .layers import (
+    MLP,
+    Attention,
+    DeltaNetState,
+    Embed,
+    GatedDeltaNet,
+    LatentAttention,
+    LayerCache,
+    Linear,
+    MoE,
+    RMSNorm,
+    RotaryEmbedding,
+)
 
 if TYPE_CHECKING:
     # Reading checkpoints needs packages that the model does not.
@@ -24,8 +36,14 @@ type Stream = tuple[jax.Array, jax.Array | None]
 """The residual stream, whose last addition is left to the next norm; None where there is nothing to add."""
 
 
+type Kept = LayerCache | DeltaNetState
+"""What a layer keeps of the tokens of sequences."""
+
+
 class Block(nnx.Module):
     """One block: attention and MLP (or experts), each after a norm and added to the residual stream.
+
+    Attention is linear, a `GatedDeltaNet`, in the layers for which the config says so.
 
     Args:
         config: The model's numbers.
@@ -47,25 +65,12 @@ class Block(nnx.Module):
             return RMSNorm(config.hidden_size, epsilon=config.rms_norm_eps, scale_offset=config.norm_offset, **common)
 
         self.attention_norm = norm()
-        self.attention = Attention(
-            config.hidden_size,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            qk_norm=config.rms_norm_eps if config.qk_norm else None,
-            qk_norm_offset=config.norm_offset,
-            qkv_bias=config.qkv_bias,
-            output_bias=config.output_bias,
-            scale=config.attention_scale,
-            soft_cap=config.attention_soft_cap,
-            window=config.window(layer),
-            **common,
-        )
+        self.attention = _attention(config, layer, common)
         self.mlp_norm = norm()
         self.attention_output_norm: Any = norm() if config.output_norms else nnx.data(None)
         self.mlp_output_norm: Any = norm() if config.output_norms else nnx.data(None)
         self.mlp: MLP | MoE
-        if config.experts is None:
+        if config.experts is None or not config.has_experts(layer):
             self.mlp = MLP(
                 config.hidden_size,
                 config.intermediate_size,
@@ -79,26 +84,80 @@ class Block(nnx.Module):
                 config.experts.intermediate_size,
                 routing=config.experts.routing,
                 shared_features=config.experts.shared_size,
+                shared_gate=config.experts.shared_gate,
                 **common,
             )
 
     def __call__(self, x: jax.Array, rotary: Rotary) -> jax.Array:
         """Maps x (B, T, hidden_size) to the same shape; see `Attention`."""
-        return added(self._behind_attention(x, self.attention(self.attention_norm(x), rotary)))
+        normed = self.attention_norm(x)
+        if isinstance(self.attention, GatedDeltaNet):
+            return added(self._behind_attention(x, self.attention(normed)))
+        return added(self._behind_attention(x, self.attention(normed, rotary)))
 
     def extend(
-        self, stream: Stream, rotary: Rotary, cache: LayerCache, *, start: jax.Array, lengths: jax.Array
-    ) -> tuple[Stream, LayerCache]:
+        self, stream: Stream, rotary: Rotary, cache: Kept, *, start: jax.Array, lengths: jax.Array
+    ) -> tuple[Stream, Kept]:
         """Appends the tokens of a stream (B, T, hidden_size) to the sequences in a cache; see `Attention.extend`."""
         x, normed = normalized(self.attention_norm, stream)
-        y, cache = self.attention.extend(normed, rotary, cache, start=start, lengths=lengths)
-        return self._behind_attention(x, y), cache
+        places = {"start": start, "lengths": lengths}
+        if isinstance(self.attention, GatedDeltaNet):
+            if not isinstance(cache, DeltaNetState):
+                raise TypeError(f"Block: a layer of linear attention keeps a state, got a {type(cache).__name__}.")
+            y, state = self.attention.extend(normed, cache, **places)
+            return self._behind_attention(x, y), state
+        if not isinstance(cache, LayerCache):
+            raise TypeError(f"Block: a layer of attention keeps keys and values, got a {type(cache).__name__}.")
+        y, held = self.attention.extend(normed, rotary, cache, **places)
+        return self._behind_attention(x, y), held
 
     def _behind_attention(self, x: jax.Array, y: jax.Array) -> Stream:
         y = y if self.attention_output_norm is None else self.attention_output_norm(y)
         x, normed = self.mlp_norm.add(x, y)
         y = self.mlp(normed)
         return x, y if self.mlp_output_norm is None else self.mlp_output_norm(y)
+
+
+def _attention(config: LlamaConfig, layer: int, common: dict[str, Any]) -> Attention | GatedDeltaNet | LatentAttention:
+    """Returns the attention of a layer; `common` are the keywords that all layers have."""
+    if config.linear is not None and config.is_linear(layer):
+        return GatedDeltaNet(
+            config.hidden_size,
+            num_key_heads=config.linear.num_key_heads,
+            num_value_heads=config.linear.num_value_heads,
+            key_dim=config.linear.key_dim,
+            value_dim=config.linear.value_dim,
+            conv_width=config.linear.conv_width,
+            epsilon=config.rms_norm_eps,
+            **common,
+        )
+    if config.latent is not None:
+        return LatentAttention(
+            config.hidden_size,
+            num_heads=config.num_heads,
+            rank=config.latent.rank,
+            nope_head_dim=config.latent.nope_head_dim,
+            rope_head_dim=config.latent.rope_head_dim,
+            value_head_dim=config.latent.value_head_dim,
+            query_rank=config.latent.query_rank,
+            scale=config.attention_scale,
+            **common,
+        )
+    return Attention(
+        config.hidden_size,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        qk_norm=config.rms_norm_eps if config.qk_norm else None,
+        qk_norm_offset=config.norm_offset,
+        qkv_bias=config.qkv_bias,
+        output_bias=config.output_bias,
+        scale=config.attention_scale,
+        soft_cap=config.attention_soft_cap,
+        window=config.window(layer),
+        output_gate=config.output_gate,
+        **common,
+    )
 
 
 def added(stream: Stream) -> jax.Array:

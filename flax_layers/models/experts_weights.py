@@ -34,6 +34,7 @@ def experts_from_checkpoint(
             config.intermediate_size,
             routing=config.routing,
             shared_features=config.shared_size,
+            shared_gate=config.shared_gate,
             dtype=dtype,
             param_dtype=param_dtype,
             ops=ops,
@@ -68,7 +69,10 @@ def load_experts(moe: MoE, weights: Mapping[str, np.ndarray], prefix: str) -> No
     if moe.router_bias is not None:
         values.append((moe.router_bias, weights[f"{prefix}.gate.e_score_correction_bias"]))
     if moe.shared is not None:
-        values.append((moe.shared.gate_up.kernel, kernel("shared_experts.", "gate", "up")))
-        values.append((moe.shared.down.kernel, kernel("shared_experts.", "down")))
+        name = "shared_experts" if moe.shared_gate is None else "shared_expert"
+        values.append((moe.shared.gate_up.kernel, kernel(f"{name}.", "gate", "up")))
+        values.append((moe.shared.down.kernel, kernel(f"{name}.", "down")))
+    if moe.shared_gate is not None:
+        values.append((moe.shared_gate, weights[f"{prefix}.shared_expert_gate.weight"].T))
     for parameter, value in values:
         parameter.set_value(jnp.asarray(value, parameter.dtype))

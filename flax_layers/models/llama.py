@@ -13,7 +13,7 @@ from flax import nnx
 from .._signature import ConstructorSignature
 from ..ops import INVARIANT, Ops
 from .block import Block, Rotary, Stream, check_room, project, start_tokens
-from .layers import Embed, KVCache, Linear, RMSNorm, RotaryEmbedding
+from .layers import DeltaNetState, Embed, GatedDeltaNet, KVCache, Linear, RMSNorm, RotaryEmbedding
 from .llama_weights import load_weights
 
 if TYPE_CHECKING:
@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 
 
 class Llama(nnx.Module):
-    """A Llama language model, or a relative, as the config says: Mistral, Qwen2, Qwen3, Qwen3-MoE, Gemma 2 or 3.
+    """A Llama language model, or a relative, as the config says.
+
+    The relatives are Mistral, Qwen2, Qwen3, Qwen3-MoE, Gemma 2 and 3, DeepSeek-V2 and V3, Kimi-K2, and two models in
+    which most layers have linear attention and keep a state instead of keys and values: Qwen3-Next and the text model
+    of Qwen3.5.
 
     Args:
         config: The model's numbers.
@@ -123,7 +127,7 @@ class Llama(nnx.Module):
         scaling: dict[str, Any] = {}
         if config.rope_scaling is not None:
             scaling = {"divisors": config.rope_scaling.divisors, "magnitude": config.rope_scaling.magnitude}
-        self.rotary = RotaryEmbedding(*sizes, theta=config.rope_theta, **scaling)
+        self.rotary = RotaryEmbedding(*sizes, theta=config.rope_theta, rotary_dim=config.rotary_dim, **scaling)
         self.window_rotary: Any = (
             nnx.data(None) if window_theta is None else RotaryEmbedding(*sizes, theta=window_theta)
         )
@@ -187,30 +191,20 @@ class Llama(nnx.Module):
                 is known only inside `jax.jit`, the logits of the tokens concerned and of those after them are nan.
         """
         batch, length = _batch_and_length(tokens)
-        if cache.batch != batch or len(cache.keys) != self.config.num_layers:
-            raise ValueError(
-                f"Llama: the cache must hold {batch} sequences and {self.config.num_layers} layers for tokens of shape"
-                f" {tokens.shape}, got {cache.batch} sequences and {len(cache.keys)} layers."
-            )
+        cache.check(batch, self.config, tokens)
         lengths = jnp.full(batch, length, jnp.int32) if lengths is None else jnp.asarray(lengths)
         check_room(cache.lengths, lengths, length, cache.capacity)
         lengths = lengths.astype(cache.lengths.dtype)
         x, angles = start_tokens(
             self.embed, self.rotaries, tokens, start=cache.lengths, lengths=lengths, capacity=cache.capacity
         )
-        layers = []
+        kept = []
         stream: Stream = (x, None)
-        for index, block in enumerate(self.blocks):
-            stream, layer = block.extend(
-                stream, angles[self.rotary_of(index)], cache.layer(index), start=cache.lengths, lengths=lengths
-            )
-            layers.append(layer)
-        cache = replace(
-            cache,
-            keys=tuple(layer.keys for layer in layers),
-            values=tuple(layer.values for layer in layers),
-            lengths=cache.lengths + lengths,
-        )
+        for index, (block, held) in enumerate(zip(self.blocks, cache.layers(self.config), strict=True)):
+            angle = angles[self.rotary_of(index)]
+            stream, new = block.extend(stream, angle, held, start=cache.lengths, lengths=lengths)
+            kept.append(new)
+        cache = replace(cache.with_layers(kept), lengths=cache.lengths + lengths)
         return project(self.norm, self.projection, stream, self.config.logits_soft_cap), cache
 
     def logits(self, x: jax.Array) -> jax.Array:
@@ -232,7 +226,8 @@ class Llama(nnx.Module):
         Raises:
             ValueError: If a size is negative.
         """
-        return KVCache.contiguous(batch=batch, capacity=capacity, **self._cache_sizes())
+        cache = KVCache.contiguous(batch=batch, capacity=capacity, **self._cache_sizes())
+        return replace(cache, states=self.init_states(batch))
 
     def paged_cache(self, page_table: Any, *, num_pages: int, page_size: int) -> KVCache:
         """Returns an empty paged cache.
@@ -246,15 +241,21 @@ class Llama(nnx.Module):
             TypeError: If the page table does not hold integers.
             ValueError: If it has another rank or points outside the cache, or if a size is negative.
         """
-        return KVCache.paged(page_table, num_pages=num_pages, page_size=page_size, **self._cache_sizes())
+        cache = KVCache.paged(page_table, num_pages=num_pages, page_size=page_size, **self._cache_sizes())
+        return replace(cache, states=self.init_states(cache.batch))
+
+    def init_states(self, batch: int) -> tuple[DeltaNetState, ...]:
+        """Returns the states of sequences without tokens, for each layer with linear attention."""
+        layers = [block.attention for block in self.blocks if isinstance(block.attention, GatedDeltaNet)]
+        return tuple(layer.init_state(batch, self.dtype) for layer in layers)
 
     def _cache_sizes(self) -> dict[str, Any]:
-        return {
-            "num_layers": self.config.num_layers,
-            "num_kv_heads": self.config.num_kv_heads,
-            "head_dim": self.config.head_dim,
-            "dtype": self.dtype,
-        }
+        config = self.config
+        linear = sum(config.is_linear(layer) for layer in range(config.num_layers))
+        common = {"num_layers": config.num_layers - linear, "dtype": self.dtype}
+        if config.latent is not None:
+            return {**common, "num_kv_heads": 1, "head_dim": config.latent.width, "has_values": False}
+        return {**common, "num_kv_heads": config.num_kv_heads, "head_dim": config.head_dim}
 
 
 def _batch_and_length(tokens: jax.Array) -> tuple[int, int]:

@@ -11,7 +11,9 @@ import numpy as np
 from flax import nnx
 
 from .experts_weights import load_experts
-from .layers import Linear, MoE
+from .hybrid_weights import load_delta_net, load_gated_attention
+from .latent_weights import load_latent_attention
+from .layers import Attention, GatedDeltaNet, LatentAttention, Linear, MoE
 
 if TYPE_CHECKING:
     from .llama import Llama
@@ -45,22 +47,27 @@ def load_weights(model: Llama, weights: Mapping[str, np.ndarray]) -> None:
             )
         parameter.set_value(jnp.asarray(value, parameter.dtype))
     for index, block in enumerate(model.blocks):
+        if isinstance(block.attention, LatentAttention):
+            interleaved = model.config.latent is None or model.config.latent.interleaved
+            load_latent_attention(block.attention, weights, f"model.layers.{index}.self_attn", interleaved=interleaved)
         if isinstance(block.mlp, MoE):
             load_experts(block.mlp, weights, f"model.layers.{index}.mlp")
+        if isinstance(block.attention, GatedDeltaNet):
+            load_delta_net(block.attention, weights, f"model.layers.{index}.linear_attn")
+        elif isinstance(block.attention, Attention) and block.attention.gate is not None:
+            rotated = model.config.rotary_dim or model.config.head_dim
+            load_gated_attention(block.attention, weights, f"model.layers.{index}.self_attn", rotary_dim=rotated)
 
 
 def _places(model: Llama) -> Iterator[Place]:
-    """Yields every parameter except the experts', with the weights that make it up."""
+    """Yields the parameters but those of experts and of latent, gated or linear attention, with their weights."""
     yield model.embed.embedding, ("model.embed_tokens.weight",)
     for index, block in enumerate(model.blocks):
         name = f"model.layers.{index}"
         attention = block.attention
         yield block.attention_norm.scale, (f"{name}.input_layernorm.weight",)
-        yield from _linear(attention.qkv, *(f"{name}.self_attn.{part}_proj" for part in "qkv"))
-        yield from _linear(attention.out, f"{name}.self_attn.o_proj")
-        if attention.query_norm is not None:
-            yield attention.query_norm.scale, (f"{name}.self_attn.q_norm.weight",)
-            yield attention.key_norm.scale, (f"{name}.self_attn.k_norm.weight",)
+        if isinstance(attention, Attention) and attention.gate is None:
+            yield from _attention(attention, f"{name}.self_attn")
         if block.attention_output_norm is None:
             yield block.mlp_norm.scale, (f"{name}.post_attention_layernorm.weight",)
         else:
@@ -74,6 +81,14 @@ def _places(model: Llama) -> Iterator[Place]:
     yield model.norm.scale, ("model.norm.weight",)
     if model.lm_head is not None:
         yield model.lm_head.kernel, ("lm_head.weight",)
+
+
+def _attention(attention: Attention, name: str) -> Iterator[Place]:
+    yield from _linear(attention.qkv, *(f"{name}.{part}_proj" for part in "qkv"))
+    yield from _linear(attention.out, f"{name}.o_proj")
+    if attention.query_norm is not None:
+        yield attention.query_norm.scale, (f"{name}.q_norm.weight",)
+        yield attention.key_norm.scale, (f"{name}.k_norm.weight",)
 
 
 def _linear(layer: Linear, *names: str) -> Iterator[Place]:

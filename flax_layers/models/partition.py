@@ -286,8 +286,11 @@ def _checked(model: Any, mesh: Mesh, axis: str, leaves: int) -> Cut:
                 f"{_OP}: the {leaves} leaves of a sum must divide the {name}, got {length}; use fewer leaves, or pad"
                 " the weights with zeros."
             )
-    if config.experts is not None:
-        raise ValueError(f"{_OP}: the model must have no experts, got {config.experts}; cut them with bijax.parallel.")
+    if (other := config.experts or config.linear or config.latent) is not None:
+        raise ValueError(
+            f"{_OP}: the model must have no experts, no linear and no latent attention, got {other}; cut it with"
+            " bijax.parallel."
+        )
     for layer in _linear_layers(model):
         if type(layer) not in (Linear, Embed):
             raise ValueError(f"{_OP}: the layers must be flax_layers' linear ones, got a {type(layer).__name__}.")

@@ -2,13 +2,13 @@
 
 import functools
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._layered import Layers, _start
+from ._layered import Layers, Stored, _start
 from .layers import KVCache
 from .llama import Llama
 
@@ -49,7 +49,8 @@ class QuantizedCache:
             dtype: "int8" or "float8_e4m3fn".
 
         Raises:
-            ValueError: If it is another one.
+            ValueError: If it is another one, or the model has latent or linear attention, which keeps other things than
+                keys and values.
 
         Example:
             >>> QuantizedCache.choose(None, "float8_e5m2")
@@ -59,6 +60,11 @@ class QuantizedCache:
         """
         if dtype not in DTYPES:
             raise ValueError(f"QuantizedCache: dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.")
+        if model.config.latent is not None or model.config.linear is not None:
+            raise ValueError(
+                f"QuantizedCache: a cache of {dtype} needs a model with keys and values in every layer, got one with"
+                f" {'latent' if model.config.latent is not None else 'linear'} attention; leave the dtype out."
+            )
         if dtype == "int8":
             return cls(_measured(model), dtype)
         ones = jnp.ones(model.config.num_kv_heads, jnp.float32)
@@ -75,9 +81,10 @@ def _measured(model: Llama) -> tuple[tuple[jax.Array, jax.Array], ...]:
     cache: KVCache = model.cache(batch=_SEQUENCES, capacity=length)
     start, lengths = jnp.zeros(_SEQUENCES, jnp.int32), jnp.full(_SEQUENCES, length, jnp.int32)
     x, angles = _start(model.embed, model.rotaries, jnp.asarray(tokens), start, lengths, length)
-    stored = list(zip(cache.keys, cache.values, strict=True))
-    _, stored = Layers(model).extend(x, angles, stored, None, start, lengths)
-    return tuple((_scale(keys), _scale(values)) for keys, values in stored)
+    held: list[Stored] = list(zip(cache.keys, cache.values, strict=True))
+    _, stored = Layers(model).extend(x, angles, held, None, start, lengths)
+    pairs = cast(list[tuple[jax.Array, jax.Array]], stored)
+    return tuple((_scale(keys), _scale(values)) for keys, values in pairs)
 
 
 @jax.jit

@@ -12,11 +12,13 @@ from flax import nnx
 from pallas_kernels.contract import SplitAttentionContract
 
 from ..ops import PLAIN
-from ._layered import Additions, Layers, _start, run_blocks
+from ._layered import Additions, Layers, Stored, _start, run_blocks
 from .adapters import Adapters, sort_tokens
 from .block import project
+from .layers.delta_net_state import STATE_INTERVAL, DeltaNetSnapshot
 from .llama import Llama
 from .quantized_cache import QuantizedCache
+from .served_states import Pages, States, by_kind, by_layer, init_snapshots, keep_state, restore_state
 
 if TYPE_CHECKING:
     from ..checkpoint import LoRA
@@ -42,6 +44,8 @@ class ServedLlama:
     On a CPU all blocks of one kind share one compiled program for each shape, where XLA would compile each of them
     again in a program for the whole model. Elsewhere the whole of a step is one program, since a GPU is faster than a
     host that calls the blocks one by one; the model is a pytree for that. The bits are the same.
+
+    A model with linear attention is a `bijax.serving.StatefulModel`: its pages and states are passed together.
 
     Args:
         model: The model.
@@ -77,8 +81,9 @@ class ServedLlama:
         self._adapters = (
             adapters if isinstance(adapters, Adapters) else Adapters.stack(model, adapters) if adapters else None
         )
-        self._layers = Layers(model)
         self._cache = QuantizedCache.choose(model, cache_dtype) if isinstance(cache_dtype, str) else cache_dtype
+        self._layers = Layers(model)
+        self._linear = tuple(model.config.is_linear(layer) for layer in range(model.config.num_layers))
         if one_program is None:
             one_program = any(d.platform != "cpu" for leaf in jax.tree.leaves(model) for d in leaf.devices())
         self.one_program = one_program
@@ -107,54 +112,85 @@ class ServedLlama:
     @property
     def least_common_prefix(self) -> int | None:
         """Tokens per attention split, as only whole splits are read once; None without `one_program`."""
-        return SplitAttentionContract().split if self.one_program and self.model.norm.ops is not PLAIN else None
+        if not self.one_program or self.model.norm.ops is PLAIN or self.model.config.latent is not None:
+            return None
+        return SplitAttentionContract().split
 
-    def init_pages(self, num_pages: int, page_size: int) -> list[tuple[jax.Array, jax.Array]]:
-        """Returns keys and values of each layer, (pages, page_size, K, H) each."""
+    @property
+    def state_interval(self) -> int | None:
+        """Positions at which a state can be kept are multiples of this; None without linear attention."""
+        return STATE_INTERVAL if self.model.config.linear is not None else None
+
+    def init_pages(self, num_pages: int, page_size: int) -> Pages:
+        """Returns keys and values of each layer that has them, (pages, page_size, K, H); latents have no values."""
         cache = self.model.paged_cache(np.zeros((1, 1), np.int32), num_pages=num_pages, page_size=page_size)
-        pages = list(zip(cache.keys, cache.values, strict=True))
-        if self._cache is None:
-            return pages
-        return [(jnp.zeros(keys.shape, self._cache.dtype), jnp.zeros(values.shape, self._cache.dtype))
-                for keys, values in pages]  # fmt: skip
+        pages: Pages = list(zip(cache.keys, cache.values, strict=True))
+        dtype = None if self._cache is None else self._cache.dtype
+        return pages if dtype is None else jax.tree.map(lambda array: jnp.zeros(array.shape, dtype), pages)
+
+    def init_states(self, num_slots: int) -> States:
+        """Returns the states of each layer with linear attention."""
+        return list(self.model.init_states(num_slots))
+
+    def init_snapshots(self, number: int) -> list[DeltaNetSnapshot]:
+        """Returns room for snapshots of each layer with linear attention."""
+        return init_snapshots(self.model, number)
+
+    def keep_state(
+        self, states: States, snapshots: list[DeltaNetSnapshot], slot: int, index: int, position: int
+    ) -> list[DeltaNetSnapshot]:
+        """Returns the snapshots with the state of a slot; see `bijax.serving.StatefulModel`."""
+        return keep_state(states, snapshots, slot, index, position, ops=self.model.norm.ops)
+
+    def restore_state(
+        self, states: States, snapshots: list[DeltaNetSnapshot], slot: int, index: int, position: int
+    ) -> States:
+        """Returns the states with a snapshot in a slot; see `bijax.serving.StatefulModel`."""
+        return restore_state(states, snapshots, slot, index, position)
 
     def extend(
         self,
-        pages: list[tuple[jax.Array, jax.Array]],
+        pages: Any,
         tokens: jax.Array,
         page_table: jax.Array,
         start: jax.Array,
         lengths: jax.Array,
         common_prefix: jax.Array | None = None,
+        *,
+        slots: jax.Array | None = None,
         adapters: jax.Array | None = None,
-    ) -> tuple[jax.Array, list[tuple[jax.Array, jax.Array]]]:
+    ) -> tuple[jax.Array, Any]:
         """Appends tokens to sequences.
 
         Args:
-            pages: The cache. It is used up.
+            pages: The cache, with linear attention the pair of pages and states. It is used up.
             tokens: (B, T) int32, each sequence padded at its end.
             page_table: (B, n) int32, the pages of each sequence in the order of its tokens.
             start: (B,) int32, tokens that each sequence has already.
             lengths: (B,) int32, new tokens of each sequence, 0 for padding.
             common_prefix: () int32, tokens that all sequences begin with, in the same pages; None if that is unknown.
+            slots: (B,) int32, where the states of the sequences are, with linear attention.
             adapters: (B,) int32, 0 for the model itself, i + 1 for adapter i of `adapter_names`; None for the model.
 
         Returns:
             The residual stream (B, T, hidden_size) after the last block, and the cache.
         """
-        model, layers = self.model, self._layers
-        capacity = page_table.shape[1] * pages[0][0].shape[1]
+        model, layers, stateful = self.model, self._layers, slots is not None
+        stored = by_layer(pages[0], pages[1], self._linear) if stateful else pages
+        first: Any = pages[0][0]
+        capacity = page_table.shape[1] * (first[0] if stateful else first).shape[1]
         additions = Additions(cache_scales=None if self._cache is None else self._cache.scales)
         if adapters is not None and self._adapters is not None:
             groups = _sort_tokens(self._adapters.members, adapters, length=tokens.shape[1])
             additions = additions._replace(stacks=self._adapters.blocks, groups=groups)
+        numbers = (page_table, start, lengths, common_prefix, slots, additions)
         if self.one_program:
             given = (self._first, self._parameters)
-            numbers = (page_table, start, lengths, common_prefix, additions, capacity)
-            hidden, written = _extend_all(self._structure, given, tokens, pages, *numbers)
-            return hidden, written
-        x, angles = _start(model.embed, model.rotaries, tokens, start, lengths, capacity)
-        return layers.extend(x, angles, pages, page_table, start, lengths, common_prefix, additions)
+            hidden, written = _extend_all(self._structure, given, tokens, stored, *numbers, capacity)
+        else:
+            x, angles = _start(model.embed, model.rotaries, tokens, start, lengths, capacity)
+            hidden, written = layers.extend(x, angles, stored, *numbers)
+        return hidden, by_kind(written) if stateful else written
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Maps rows (R, hidden_size) of the residual stream to float32 logits (R, vocab_size)."""
@@ -210,25 +246,26 @@ def _flattened(part: Any) -> tuple[Any, tuple[jax.Array, ...]]:
     return structure, tuple(leaves)
 
 
-@functools.partial(jax.jit, static_argnames=("structure", "capacity"), donate_argnames="pages")
+@functools.partial(jax.jit, static_argnames=("structure", "capacity"), donate_argnames="stored")
 def _extend_all(
     structure: "Structure",
     given: tuple[tuple[jax.Array, ...], tuple[tuple[jax.Array, ...], ...]],
     tokens: jax.Array,
-    pages: list[tuple[jax.Array, jax.Array]],
+    stored: list[Stored],
     page_table: jax.Array,
     start: jax.Array,
     lengths: jax.Array,
     common_prefix: jax.Array | None,
+    slots: jax.Array | None,
     additions: Additions,
     capacity: int,
-) -> tuple[jax.Array, list[tuple[jax.Array, jax.Array]]]:
+) -> tuple[jax.Array, list[Stored]]:
     (first, kinds), (arrays, parameters) = structure.parts, given
     embed, rotaries = jax.tree.unflatten(first, arrays)
     x, angles = _start(embed, rotaries, tokens, start, lengths, capacity)
     blocks = [(kind, arrays, rotary) for (kind, rotary), arrays in zip(kinds, parameters, strict=True)]
-    places = (page_table, start, lengths, common_prefix, additions)
-    return run_blocks(blocks, x, angles, pages, *places, one_program=True)
+    places = (page_table, start, lengths, common_prefix, slots, additions)
+    return run_blocks(blocks, x, angles, stored, *places, one_program=True)
 
 
 _sort_tokens = jax.jit(sort_tokens, static_argnames=("members", "length"))

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from bijax.ops.kv_cache import quantise
-from bijax.ops.rotate_heads import store_rows
+from bijax.ops.kv_cache.store import quantise
+from bijax.ops.rotary.heads import store_rows
 
 
 def rotate_and_store_in_8_bits(
@@ -17,15 +17,15 @@ def rotate_and_store_in_8_bits(
     rows: jax.Array,
     keys: jax.Array,
     values: jax.Array,
-    turned: jax.Array | None,
+    to_rotate: jax.Array | None,
     scales: tuple[jax.Array, jax.Array],
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """`Ops.rotate_and_store` with a cache of 8 bits, by `rotate` (x, cos, sin)."""
-    to_turn = heads.shape[2] - keys.shape[2]
-    query_heads = to_turn - keys.shape[2]
-    both = rotate(heads[:, :, :to_turn] if turned is None else turned, cos, sin)
+    rotated = heads.shape[2] - keys.shape[2]
+    query_heads = rotated - keys.shape[2]
+    both = rotate(heads[:, :, :rotated] if to_rotate is None else to_rotate, cos, sin)
     stored, possible = [], jnp.ones(rows.shape, bool)
-    new = both[:, :, query_heads:], heads[:, :, to_turn:]
+    new = both[:, :, query_heads:], heads[:, :, rotated:]
     for cache, numbers, scale in zip((keys, values), new, scales, strict=True):
         flat = numbers.reshape(rows.size, *numbers.shape[2:])
         quantised, finite = quantise("rotate_and_store", flat, scale, cache.dtype)

@@ -8,16 +8,17 @@ import jax
 import jax.numpy as jnp
 
 import bijax
-from bijax.ops.norm import add_rms_norm
-from bijax.ops.rotate_heads import rotate_and_store, rotate_heads
+from bijax.ops.norm.norms import add_rms_norm
+from bijax.ops.rotary.heads import rotate_and_store, rotate_heads
 
 from ..routing import Routing
 from .cache import rotate_and_store_in_8_bits
 from .experts import experts, quantized_experts, route
+from .invariant_linear_attention import InvariantLinearAttention
 
 
 @dataclass(frozen=True)
-class InvariantOps:
+class InvariantOps(InvariantLinearAttention):
     """Batch-invariant operations: the bits of a row do not depend on the batch, the padding and the cut of the work.
 
     Example:
@@ -45,6 +46,13 @@ class InvariantOps:
             precision=precision,
             preferred_element_type=preferred_element_type,
         )
+
+    def head_matmul(self, x: jax.Array, w: jax.Array) -> jax.Array:
+        """Multiplies each head of x (B, T, N, K) by its own matrix of w (N, K, M)."""
+        batch, length, heads, width = x.shape
+        stacked = jnp.moveaxis(x, 2, 0).reshape(heads, batch * length, width)
+        y = bijax.matmul(stacked, w).reshape(heads, batch, length, w.shape[2])
+        return jnp.moveaxis(y, 0, 2)
 
     def quantized_matmul(
         self,
@@ -134,13 +142,13 @@ class InvariantOps:
         keys: jax.Array,
         values: jax.Array,
         *,
-        turned: jax.Array | None = None,
+        to_rotate: jax.Array | None = None,
         scales: tuple[jax.Array, jax.Array] | None = None,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Rotates the queries and keys in heads (B, T, N + 2 * K, H), and stores keys and values."""
         if scales is not None:
-            return rotate_and_store_in_8_bits(rotate_heads, heads, cos, sin, rows, keys, values, turned, scales)
-        return rotate_and_store(heads, cos, sin, rows, keys, values, turned=turned)
+            return rotate_and_store_in_8_bits(rotate_heads, heads, cos, sin, rows, keys, values, to_rotate, scales)
+        return rotate_and_store(heads, cos, sin, rows, keys, values, to_rotate=to_rotate)
 
     def attention(
         self,
@@ -155,13 +163,6 @@ class InvariantOps:
         soft_cap: float | None = None,
     ) -> jax.Array:
         """Causal attention of query (B, T, N, H) to key and value (B, S, K, H)."""
-        positions: dict[str, Any] = {}
-        if start is not None and lengths is not None:
-            positions = {
-                "query_offset": start,
-                "query_seq_lengths": lengths,
-                "key_value_seq_lengths": jnp.minimum(start + lengths, key.shape[1]),
-            }
         return bijax.dot_product_attention(
             query,
             key,
@@ -170,7 +171,7 @@ class InvariantOps:
             is_causal=True,
             local_window_size=_before(window),
             logits_soft_cap=soft_cap,
-            **positions,
+            **_positions(start, lengths, key.shape[1]),
         )
 
     def paged_attention(
@@ -204,6 +205,54 @@ class InvariantOps:
             key_scale=None if scales is None else scales[0],
             value_scale=None if scales is None else scales[1],
         )
+
+    def latent_attention(
+        self,
+        query: jax.Array,
+        latents: jax.Array,
+        *,
+        value_size: int,
+        scale: float,
+        start: jax.Array | None = None,
+        lengths: jax.Array | None = None,
+    ) -> jax.Array:
+        """Causal attention of query (B, T, N, W) to latents (B, S, W), whose first columns are the values."""
+        positions = _positions(start, lengths, latents.shape[1])
+        return bijax.latent_attention(query, latents, value_size=value_size, scale=scale, **positions)
+
+    def paged_latent_attention(
+        self,
+        query: jax.Array,
+        latent_pages: jax.Array,
+        page_table: jax.Array,
+        *,
+        value_size: int,
+        scale: float,
+        start: jax.Array,
+        lengths: jax.Array,
+    ) -> jax.Array:
+        """The same with latents in pages (P, page size, W), listed by page_table (B, pages)."""
+        return bijax.paged_latent_attention(
+            query,
+            latent_pages,
+            page_table,
+            jnp.minimum(start + lengths, page_table.shape[1] * latent_pages.shape[1]),
+            value_size=value_size,
+            scale=scale,
+            query_offset=start,
+            query_seq_lengths=lengths,
+        )
+
+
+def _positions(start: jax.Array | None, lengths: jax.Array | None, capacity: int) -> dict[str, Any]:
+    """Returns the arguments for sequences in a cache; none for whole sequences."""
+    if start is None or lengths is None:
+        return {}
+    return {
+        "query_offset": start,
+        "query_seq_lengths": lengths,
+        "key_value_seq_lengths": jnp.minimum(start + lengths, capacity),
+    }
 
 
 def _before(window: int | None) -> tuple[int, int] | None:

@@ -7,15 +7,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bijax.ops.rotate_heads import rotate_and_store_in_pieces
+from bijax.ops.rotary.heads import rotate_and_store_in_pieces
 
 from ..routing import Routing
 from .cache import rotate_and_store_in_8_bits
 from .plain_experts import experts, route
+from .plain_linear_attention import PlainLinearAttention
 
 
 @dataclass(frozen=True)
-class PlainOps:
+class PlainOps(PlainLinearAttention):
     """Stock JAX operations. Their bits may change with the batch, the padding and the cut of the work.
 
     Example:
@@ -43,6 +44,10 @@ class PlainOps:
             preferred_element_type=preferred_element_type,
         )
         return y if bias is None else y + bias
+
+    def head_matmul(self, x: jax.Array, w: jax.Array) -> jax.Array:
+        """Multiplies each head of x (B, T, N, K) by its own matrix of w (N, K, M)."""
+        return jnp.einsum("btnk,nkm->btnm", x, w)
 
     def quantized_matmul(
         self,
@@ -153,13 +158,13 @@ class PlainOps:
         keys: jax.Array,
         values: jax.Array,
         *,
-        turned: jax.Array | None = None,
+        to_rotate: jax.Array | None = None,
         scales: tuple[jax.Array, jax.Array] | None = None,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Rotates the queries and keys in heads (B, T, N + 2 * K, H), and stores keys and values."""
         if scales is not None:
-            return rotate_and_store_in_8_bits(self.rotate, heads, cos, sin, rows, keys, values, turned, scales)
-        return rotate_and_store_in_pieces(self.rotate, heads, cos, sin, rows, keys, values, turned)
+            return rotate_and_store_in_8_bits(self.rotate, heads, cos, sin, rows, keys, values, to_rotate, scales)
+        return rotate_and_store_in_pieces(self.rotate, heads, cos, sin, rows, keys, values, to_rotate)
 
     def attention(
         self,
@@ -215,6 +220,39 @@ class PlainOps:
         return self.attention(
             query, keys, values, start=start, lengths=lengths, scale=scale, window=window, soft_cap=soft_cap
         )
+
+    def latent_attention(
+        self,
+        query: jax.Array,
+        latents: jax.Array,
+        *,
+        value_size: int,
+        scale: float,
+        start: jax.Array | None = None,
+        lengths: jax.Array | None = None,
+    ) -> jax.Array:
+        """Causal attention of query (B, T, N, W) to latents (B, S, W), whose first columns are the values."""
+        del lengths
+        scores = jnp.einsum("btnw,bsw->bnts", query, latents, preferred_element_type=jnp.float32) * scale
+        visible = _visible(query, latents, jnp.zeros(len(query), jnp.int32) if start is None else start, None)
+        weights = jax.nn.softmax(jnp.where(visible[:, None], scores, -jnp.inf)).astype(latents.dtype)
+        return jnp.einsum("bnts,bsv->btnv", weights, latents[..., :value_size])
+
+    def paged_latent_attention(
+        self,
+        query: jax.Array,
+        latent_pages: jax.Array,
+        page_table: jax.Array,
+        *,
+        value_size: int,
+        scale: float,
+        start: jax.Array,
+        lengths: jax.Array,
+    ) -> jax.Array:
+        """The same with latents in pages (P, page size, W), listed by page_table (B, pages)."""
+        batch, pages = page_table.shape
+        latents = latent_pages[page_table].reshape(batch, pages * latent_pages.shape[1], latent_pages.shape[2])
+        return self.latent_attention(query, latents, value_size=value_size, scale=scale, start=start, lengths=lengths)
 
 
 def _visible(query: jax.Array, key: jax.Array, start: jax.Array, window: int | None) -> jax.Array:

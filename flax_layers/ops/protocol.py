@@ -5,9 +5,10 @@ from typing import Any, Protocol
 import jax
 
 from ..routing import Routing
+from .linear_attention import LinearAttentionOps
 
 
-class Ops(Protocol):
+class Ops(LinearAttentionOps, Protocol):
     """The operations whose bits may depend on the batch; everything else in a layer is exact.
 
     The layers of this package call nothing else for their arithmetic, save for lone additions, which are exactly
@@ -26,6 +27,9 @@ class Ops(Protocol):
         preferred_element_type: Any = None,
     ) -> jax.Array:
         """Multiplies the rows of x (..., K) by w (K, N), or (N, K) with `transpose_w`."""
+
+    def head_matmul(self, x: jax.Array, w: jax.Array) -> jax.Array:
+        """Multiplies each head of x (B, T, N, K) by its own matrix of w (N, K, M)."""
 
     def quantized_matmul(
         self,
@@ -105,16 +109,16 @@ class Ops(Protocol):
         keys: jax.Array,
         values: jax.Array,
         *,
-        turned: jax.Array | None = None,
+        to_rotate: jax.Array | None = None,
         scales: tuple[jax.Array, jax.Array] | None = None,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Rotates the queries and keys in heads (B, T, N + 2 * K, H) as `rotate` does, and stores keys and values.
 
         Each token is stored in its row, of rows (B * T,), in keys and values (X, Y, K, H) with X * Y rows; rows out of
-        range are dropped. `turned` (B, T, N + K, H) is rotated instead of the queries and keys in `heads`, if passed.
-        A cache of 8 bits has scales of keys and of values, (K,) or (K, H); it stores the quotients. The query of a
-        token whose keys or values are inf or nan, which such a cache cannot hold, becomes nan.
-        Returns the rotated queries (B, T, N, H), keys and values.
+        range are dropped. If passed, `to_rotate` (B, T, N + K, H) is rotated instead of the queries and keys in
+        `heads`. Returns the rotated queries (B, T, N, H), keys and values. A cache of 8 bits has scales of keys and of
+        values, (K,) or (K, H); it stores the quotients. The query of a token whose keys or values are inf or nan, which
+        such a cache cannot hold, becomes nan.
         """
 
     def attention(
@@ -157,3 +161,31 @@ class Ops(Protocol):
         If all sequences begin with the same pages, `common_prefix` () is the number of keys in these, so that they may
         be read once. A cache of 8 bits has scales of keys and of values, (K,) or (K, H).
         """
+
+    def latent_attention(
+        self,
+        query: jax.Array,
+        latents: jax.Array,
+        *,
+        value_size: int,
+        scale: float,
+        start: jax.Array | None = None,
+        lengths: jax.Array | None = None,
+    ) -> jax.Array:
+        """Causal attention of query (B, T, N, W) to latents (B, S, W), whose first `value_size` columns are the values.
+
+        Positions and `lengths` are those of `attention`.
+        """
+
+    def paged_latent_attention(
+        self,
+        query: jax.Array,
+        latent_pages: jax.Array,
+        page_table: jax.Array,
+        *,
+        value_size: int,
+        scale: float,
+        start: jax.Array,
+        lengths: jax.Array,
+    ) -> jax.Array:
+        """The same with latents in pages (P, page size, W), listed by page_table (B, pages)."""

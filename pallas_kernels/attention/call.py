@@ -20,12 +20,15 @@ class AttentionOptions:
         causal: Whether a query sees only positions up to its own.
         window: Number of keys that a query sees on each side of its position; None for no limit.
         soft_cap: Soft cap of the magnitude of the scores; None for no cap.
+        latent_value_size: Width of the values where these are the first columns of the keys; None where they are an
+            array of their own.
     """
 
     scale: float
     causal: bool = False
     window: tuple[int, int] | None = None
     soft_cap: float | None = None
+    latent_value_size: int | None = None
 
     @property
     def factor(self) -> float:
@@ -47,7 +50,8 @@ class AttentionCall:
         query: (B, T, N, H) float32, bfloat16 or float16.
         key: (B, S, K, H) of the same dtype, or int8 or float8_e4m3fn; or (P, page, K, H) with a page table. K divides
             N.
-        value: (B, S, K, V), or (P, page, K, V), of the dtype of `key`.
+        value: (B, S, K, V), or (P, page, K, V), of the dtype of `key`; None if the values are the first
+            `options.latent_value_size` columns of the keys, as in a latent cache. Kernels then read the keys alone.
         limits: (B, 3) int32 for each sequence: absolute position of the first query; number of queries (later ones see
             nothing); number of keys (later ones in the cache are never seen). A negative number of queries makes all
             results of the sequence nan.
@@ -65,7 +69,7 @@ class AttentionCall:
 
     query: jax.Array
     key: jax.Array
-    value: jax.Array
+    value: jax.Array | None
     limits: jax.Array | np.ndarray
     options: AttentionOptions = field(metadata={"static": True})
     page_table: jax.Array | None = None
@@ -85,7 +89,21 @@ class AttentionCall:
     @property
     def of_sequences(self) -> tuple[str, ...]:
         """The names of the arrays whose leading dimension is always B. Pages have no sequence axis."""
-        return ("query", "key", "value", "limits") if self.page_table is None else ("query", "limits", "page_table")
+        if self.page_table is not None:
+            return ("query", "limits", "page_table")
+        return ("query", "key", "limits") if self.value is None else ("query", "key", "value", "limits")
+
+    @property
+    def values(self) -> jax.Array:
+        """The values (B, S, K, V) as an array: a copy of columns of the keys where they have none."""
+        return self.key[..., : self.value_size] if self.value is None else self.value
+
+    @property
+    def value_size(self) -> int:
+        """Width V of a head of the values."""
+        if self.value is not None:
+            return int(self.value.shape[3])
+        return self.options.latent_value_size or 0
 
     @property
     def capacity(self) -> int:
@@ -95,7 +113,7 @@ class AttentionCall:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to compute: no query, no key, or heads of width 0."""
-        return 0 in self.query.shape or 0 in self.key.shape or not (self.value.shape[3] and self.capacity)
+        return 0 in self.query.shape or 0 in self.key.shape or not (self.value_size and self.capacity)
 
     @property
     def changes_scores(self) -> bool:

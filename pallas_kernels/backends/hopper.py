@@ -40,11 +40,11 @@ def _wgmma(product: ProductSpec) -> WgmmaContract | None:
 
 
 def _split_wgmma(product: ProductSpec) -> SplitWgmmaContract | None:
-    return SplitWgmmaContract(product.shards) if product.dtype in _16_BITS else None
+    return SplitWgmmaContract(product.splits) if product.dtype in _16_BITS else None
 
 
 def _fused(product: ProductSpec) -> WgmmaContract | SplitWgmmaContract | None:
-    return _wgmma(product) if product.shards == 1 else _split_wgmma(product)
+    return _wgmma(product) if product.splits == 1 else _split_wgmma(product)
 
 
 def _of_activation(product: ProductSpec) -> ElementwiseContract | None:
@@ -90,7 +90,7 @@ def _attention_gradients(widths: tuple[int, str, int]) -> AttentionGradientContr
 def _takes_scores(call: Any, **_: Any) -> bool:
     from pallas_kernels.attention.schedule.hopper import takes_scores  # when the target has matched
 
-    return takes_scores(call.options.scale, call.options.soft_cap)
+    return call.value is not None and takes_scores(call.options.scale, call.options.soft_cap)
 
 
 KERNELS: Final = (

@@ -77,7 +77,7 @@ def _chunks(product: ProductSpec) -> ChunkContract | None:
 
 def _unsplit(choose: Callable[[ProductSpec], Any]) -> Callable[[ProductSpec], Any]:
     """Returns the choice of a contract for products that are not split along K."""
-    return lambda product: choose(product) if product.shards == 1 else None
+    return lambda product: choose(product) if product.splits == 1 else None
 
 
 def _of_activation(product: ProductSpec) -> ElementwiseContract | None:

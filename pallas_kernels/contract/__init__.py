@@ -51,14 +51,14 @@ from pallas_kernels.matmul.contract.matmul import matmul_contract as matmul_cont
 from pallas_kernels.matmul.contract.quant import Float8Contract as Float8Contract
 from pallas_kernels.matmul.contract.quant import QuantContract as QuantContract
 from pallas_kernels.matmul.contract.quant import QuantizeContract as QuantizeContract
-from pallas_kernels.matmul.contract.split_k import ShardContract as ShardContract
 from pallas_kernels.matmul.contract.split_k import SplitChunkContract as SplitChunkContract
 from pallas_kernels.matmul.contract.split_k import SplitContract as SplitContract
+from pallas_kernels.matmul.contract.split_k import SplitTreeContract as SplitTreeContract
 from pallas_kernels.matmul.contract.split_k import SplitWgmmaContract as SplitWgmmaContract
 from pallas_kernels.matmul.contract.split_k import add_as_tree as add_as_tree
-from pallas_kernels.matmul.contract.split_k import shard_length as shard_length
 from pallas_kernels.matmul.contract.split_k import split_contract as split_contract
-from pallas_kernels.matmul.contract.split_k import split_shards as split_shards
+from pallas_kernels.matmul.contract.split_k import split_count as split_count
+from pallas_kernels.matmul.contract.split_k import split_length as split_length
 from pallas_kernels.rows.contract.fold import FoldContract as FoldContract
 from pallas_kernels.rows.contract.rows import LANES as LANES
 from pallas_kernels.rows.contract.rows import RowContract as RowContract

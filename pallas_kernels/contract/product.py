@@ -29,7 +29,7 @@ class ProductSpec:
         k: Length of the sum; 0 where it runs over the batch, in gradients of weights.
         along_k: Whether the order of the sum is that of weights stored as (N, K).
         precision: See `bijax.dispatch.precision.precision_name`.
-        shards: Number of K splits.
+        splits: Number of K splits.
         activation: Applied to the product, see `pallas_kernels.matmul.activations.activate`.
     """
 
@@ -38,7 +38,7 @@ class ProductSpec:
     k: int = 0
     along_k: bool = False
     precision: str = "default"
-    shards: int = 1
+    splits: int = 1
     activation: str | None = None
 
     @property

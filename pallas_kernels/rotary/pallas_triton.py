@@ -20,9 +20,9 @@ _WIDEST: Final = 256
 _MOST_COLUMNS: Final = 1 << 14  # query columns of a token that 16 warps can hold
 
 
-def _serves(heads: Any, cos: Any, sin: Any, rows: Any, keys: Any, values: Any, *turned: Any, **_: Any) -> bool:
+def _serves(heads: Any, cos: Any, sin: Any, rows: Any, keys: Any, values: Any, *to_rotate: Any, **_: Any) -> bool:
     tokens, number, width = heads.shape
-    same = {x.dtype.name for x in (heads, keys, values, *turned)}
+    same = {x.dtype.name for x in (heads, keys, values, *to_rotate)}
     tables = cos.dtype == sin.dtype == jnp.float32
     queries = (number - 2 * keys.shape[1]) * width
     wide = width % 16 == 0 and 0 < width <= _WIDEST and 0 < queries <= _MOST_COLUMNS
@@ -44,7 +44,7 @@ def rotate_and_store(
     rows: jax.Array,
     keys: jax.Array,
     values: jax.Array,
-    turned: jax.Array | None = None,
+    to_rotate: jax.Array | None = None,
     *,
     functions: ElementwiseContract = XLA_FUNCTIONS,
     interpret: bool = False,
@@ -67,7 +67,7 @@ def rotate_and_store(
     stored, key_heads, _ = keys.shape
     query_heads, half = number - 2 * key_heads, width // 2
     flat = [x.reshape(x.shape[0], x.shape[1] * width) for x in (heads, keys, values)]
-    source = flat[0] if turned is None else turned.reshape(tokens, (query_heads + key_heads) * width)
+    source = flat[0] if to_rotate is None else to_rotate.reshape(tokens, (query_heads + key_heads) * width)
 
     def rotate_and_store_kernel(heads: Any, cos: Any, sin: Any, rows: Any, *rest: Any) -> None:
         *given, _, _, query, keys, values = rest
@@ -105,7 +105,7 @@ def rotate_and_store(
                 plt.store(out.at[to, place + at], half_of.astype(out.dtype), mask=mask)
         plt.store(values.at[row, column], copied, mask=(column < key_heads * width) & inside)
 
-    given = [] if turned is None else [source]
+    given = [] if to_rotate is None else [source]
     query, *caches = launch(
         rotate_and_store_kernel,
         flat[0],

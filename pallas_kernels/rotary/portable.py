@@ -127,7 +127,7 @@ def rotate_and_store(
     rows: jax.Array,
     keys: jax.Array,
     values: jax.Array,
-    turned: jax.Array | None = None,
+    to_rotate: jax.Array | None = None,
     *,
     functions: ElementwiseContract = XLA_FUNCTIONS,
     compute: Callable[..., tuple[jax.Array, ...]] = run_flat,
@@ -144,8 +144,8 @@ def rotate_and_store(
             stored. Rows must be distinct.
         keys: (R, K, H) of the dtype of `heads`.
         values: Same shape and dtype as `keys`.
-        turned: (T, N + K, H) of the dtype of `heads`: rotated instead of the queries and keys in `heads`, for example
-            their normalized values.
+        to_rotate: (T, N + K, H) of the dtype of `heads`: rotated instead of the queries and keys in `heads`, for
+            example their normalized values.
         functions: How element-wise code is computed.
         compute: Runs an element-wise program on arrays of one shape.
 
@@ -164,11 +164,11 @@ def rotate_and_store(
     honour("rotate_and_store", functions, XLA_FUNCTIONS)
     key_heads = keys.shape[1]
     query_heads = heads.shape[1] - 2 * key_heads
-    source = heads[:, : query_heads + key_heads] if turned is None else turned
+    source = heads[:, : query_heads + key_heads] if to_rotate is None else to_rotate
 
     first, second = jnp.split(source, 2, axis=-1)
     tables = (jnp.broadcast_to(table[:, None], first.shape) for table in (cos, sin))
-    both = join(compute(turn, first, second, *tables), first.ndim - 1)
+    both = join(compute(rotate_pairs, first, second, *tables), first.ndim - 1)
     # A negative index would count from the end.
     at = jnp.where(rows < 0, keys.shape[0], rows)
     keys = keys.at[at].set(both[:, query_heads:], mode="drop")
@@ -181,7 +181,7 @@ def rotate_and_store_on_gpu(*arrays: jax.Array, functions: ElementwiseContract) 
     return rotate_and_store(*arrays, functions=functions, compute=lambda program, *arrays: program(*arrays))
 
 
-def turn(first: jax.Array, second: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array]:
+def rotate_pairs(first: jax.Array, second: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Rotates pairs in float32; the four arrays have the same shape."""
     x, y = first.astype(jnp.float32), second.astype(jnp.float32)
     return (x * cos - y * sin).astype(first.dtype), (y * cos + x * sin).astype(first.dtype)

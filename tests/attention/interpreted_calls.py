@@ -168,12 +168,29 @@ def gradients() -> None:
         compare((*found, jax_triton.score_gradients(own, results, tile=TILE, **LAUNCH)), expected, bound)
 
 
+def latents() -> None:
+    """Values that are the first columns of the keys: the results and gradients of an array of their own."""
+    for dtype, width in (("float32", 16), ("bfloat16", 8)):
+        separate = call_of(dtype)
+        separate = dataclasses.replace(separate, value=separate.key[..., :width])
+        shared = dataclasses.replace(
+            separate, value=None, options=dataclasses.replace(separate.options, latent_value_size=width)
+        )
+        whole = jax_triton.attention(separate, tile=TILE, **LAUNCH)
+        compare(whole, expected_of(separate), 1e-5 if dtype == "float32" else 2e-2)
+        compare(jax_triton.attention(shared, tile=TILE, **LAUNCH), whole, 0.0)
+        results = AttentionResults(*whole, random(3, 2, QUERIES, HEADS, width, dtype=dtype))
+        options = {"tiles": BackwardTiles(TILE, TILE), **LAUNCH}
+        expected = jax_triton.gradients(separate, results, **options)
+        compare(jax_triton.gradients(shared, results, **options), expected, 0.0)
+
+
 def not_finite() -> None:
     """A value or key that is not finite makes those queries nan that see it, and no other."""
     call = call_of()
     whole = jax_triton.attention(call, tile=TILE, **LAUNCH)
-    spoilt = call.value.at[0, 33, 0, 3].set(jnp.inf).at[0, 2, 1, 5].set(jnp.nan).at[1, 37:].set(jnp.nan)
-    found = jax_triton.attention(dataclasses.replace(call, value=spoilt), tile=TILE, **LAUNCH)
+    poisoned = call.value.at[0, 33, 0, 3].set(jnp.inf).at[0, 2, 1, 5].set(jnp.nan).at[1, 37:].set(jnp.nan)
+    found = jax_triton.attention(dataclasses.replace(call, value=poisoned), tile=TILE, **LAUNCH)
     sees = np.zeros((2, QUERIES, HEADS), bool)
     sees[0, 3:, :2] = sees[0, :, 2:] = True
     for ours, right in zip(found, whole, strict=True):
@@ -187,6 +204,7 @@ CASES: Final = {
     "8 bits": eight_bits,
     "gradients": gradients,
     "not finite": not_finite,
+    "latents": latents,
 }
 
 if __name__ == "__main__":

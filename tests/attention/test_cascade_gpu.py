@@ -71,15 +71,15 @@ def test_shared_splits_are_read_for_the_first_sequence_alone() -> None:
     """Where the others list pages of nan for them; a control of the test above."""
     (q, *pages), table, _ = given("bfloat16")
     k, v = (jnp.concatenate([x, jnp.full_like(x[:1], jnp.nan)]) for x in pages)
-    spoiled = table.copy()
-    spoiled[1:, : COMMON // 1024 * 1024 // PAGE] = PAGES
+    poisoned = table.copy()
+    poisoned[1:, : COMMON // 1024 * 1024 // PAGE] = PAGES
     limits = np.stack([LENGTHS - 1, np.ones_like(LENGTHS), LENGTHS], axis=1).astype(np.int32)
     contract = split_attention_contract(128, "bfloat16")
     assert contract is not None
     attend = jax.jit(functools.partial(hopper.attention, contract=contract))
     call = AttentionCall(q, k, v, jnp.asarray(limits), AttentionOptions(128**-0.5, causal=True))
     own = attend(replace(call, page_table=jnp.asarray(table, jnp.int32)))
-    listed = replace(call, page_table=jnp.asarray(spoiled, jnp.int32))
+    listed = replace(call, page_table=jnp.asarray(poisoned, jnp.int32))
     assert_bits_equal(attend(replace(listed, common_prefix=jnp.array([COMMON], jnp.int32))), own)
     assert np.isnan(np.asarray(attend(listed)[1][1:])).all()
 

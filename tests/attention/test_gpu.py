@@ -157,14 +157,14 @@ def test_other_widths(size: int, dtype: str) -> None:
     shape = (*table.shape, 64, KEY_HEADS, size)
     pages = [jnp.zeros((order.size, *shape[2:]), x.dtype).at[table].set(x.reshape(shape)) for x in (keys, values)]
     part, until_end = q[:, chunk], tuple(x[:, : chunk.stop] for x in (k, v))
-    spoiled = v.at[0, 1100, 0, 3].set(jnp.nan)
+    poisoned = v.at[0, 1100, 0, 3].set(jnp.nan)
     results = run(
         [
             decoded(size, dtype, 1),
             decoded(size, dtype, 3),
             (paged, (queries, *pages, table, lengths)),
             (functools.partial(causal, query_offset=chunk.start), (part, *until_end)),
-            (causal, (q, k, spoiled)),
+            (causal, (q, k, poisoned)),
         ]
     )
     for count, found in zip((1, 3, 3), results, strict=False):
@@ -172,8 +172,8 @@ def test_other_widths(size: int, dtype: str) -> None:
     assert_bits_equal(results[3], tuple(x[:, chunk] for x in expected))
     sees = np.zeros(expected[0].shape[:3], bool)
     sees[0, 1100:, : HEADS // KEY_HEADS] = True
-    for ours, clean in zip(results[4], expected, strict=True):
-        assert_bits_equal(np.asarray(ours)[~sees], np.asarray(clean)[~sees])
+    for ours, zero_fill in zip(results[4], expected, strict=True):
+        assert_bits_equal(np.asarray(ours)[~sees], np.asarray(zero_fill)[~sees])
         assert np.isnan(np.asarray(ours, np.float32)[sees]).all()
 
 
@@ -236,14 +236,14 @@ def test_errors(size: int, dtype: str, function: Callable[..., Results]) -> None
 def test_bad_values_reach_only_those_who_see_them(size: int, dtype: str, bad: float) -> None:
     q, k, v = arrays(size, dtype)
     at = 1500
-    spoiled = v.at[0, at, 0, 3].set(bad)
+    poisoned = v.at[0, at, 0, 3].set(bad)
     expected = whole(size, dtype)
-    window = jax.jit(windowed)(q, k, spoiled)
-    out, lse = jax.jit(causal)(q, k, spoiled)
+    window = jax.jit(windowed)(q, k, poisoned)
+    out, lse = jax.jit(causal)(q, k, poisoned)
     sees = np.zeros(expected[0].shape[:3], bool)
     sees[0, at:, : HEADS // KEY_HEADS] = True
-    for ours, clean in zip((out, lse), expected, strict=True):
-        assert_bits_equal(np.asarray(ours)[~sees], np.asarray(clean)[~sees])
+    for ours, zero_fill in zip((out, lse), expected, strict=True):
+        assert_bits_equal(np.asarray(ours)[~sees], np.asarray(zero_fill)[~sees])
         assert np.isnan(np.asarray(ours, np.float32)[sees]).all()
     np.testing.assert_array_equal(np.isnan(np.asarray(window[1])), sees)
 
@@ -251,7 +251,7 @@ def test_bad_values_reach_only_those_who_see_them(size: int, dtype: str, bad: fl
         return functools.partial(causal, query_offset=start, key_value_seq_lengths=np.full(2, start + count)), (
             q[:, start : start + count],
             k,
-            spoiled,
+            poisoned,
         )
 
     cuts = ((1495, 8), (1499, 3), (1437, 64), (1472, 200), (1500, 1), (1499, 1), (1600, 16))
@@ -263,11 +263,11 @@ def test_bad_values_behind_a_window_leave_no_trace() -> None:
     size, dtype = KINDS[0]
     q, k, v = arrays(size, dtype)
     near = functools.partial(causal, local_window_size=(200, 0))
-    spoiled = v.at[:, 1000].set(jnp.nan)
-    clean, dirty = jax.jit(near)(q, k, v), jax.jit(near)(q, k, spoiled)
+    poisoned = v.at[:, 1000].set(jnp.nan)
+    zero_fill, dirty = jax.jit(near)(q, k, v), jax.jit(near)(q, k, poisoned)
     sees = np.zeros(LENGTH, bool)
     sees[1000:1201] = True
-    for ours, theirs in zip(dirty, clean, strict=True):
+    for ours, theirs in zip(dirty, zero_fill, strict=True):
         assert_bits_equal(np.asarray(ours)[:, ~sees], np.asarray(theirs)[:, ~sees])
         assert np.isnan(np.asarray(ours, np.float32)[:, sees]).all()
     starts = np.array([999, 1000, 1200, 1201])
@@ -277,7 +277,7 @@ def test_bad_values_behind_a_window_leave_no_trace() -> None:
         return near(q, k, v, query_offset=starts, key_value_seq_lengths=lengths)
 
     token = jnp.stack([q[0, t : t + 1] for t in starts])
-    found = jax.jit(decode)(token, *(jnp.broadcast_to(x[:1], (4, *x.shape[1:])) for x in (k, spoiled)))
+    found = jax.jit(decode)(token, *(jnp.broadcast_to(x[:1], (4, *x.shape[1:])) for x in (k, poisoned)))
     assert_bits_equal(found, tuple(jnp.stack([x[0, t : t + 1] for t in starts]) for x in dirty))
 
 

@@ -131,9 +131,9 @@ def test_a_nan_reaches_only_what_has_seen_it() -> None:
         _, dq, dk, dv = map(np.asarray, gradients(*arrays, zero, zero + LENGTH))
         # Queries and cotangents belong to one row, keys and values are seen by the rows from there on.
         rows = slice(at, at + 1) if i < 2 else slice(at, None)
-        clean = np.ones(LENGTH, bool)
-        clean[rows] = False
-        assert_bits_equal(dq[:, clean], plain[1][:, clean])
+        zero_fill = np.ones(LENGTH, bool)
+        zero_fill[rows] = False
+        assert_bits_equal(dq[:, zero_fill], plain[1][:, zero_fill])
         assert np.isnan(dq[:, rows]).all()
         assert np.isnan(dk[:, :at]).all()
         if i < 2:

@@ -146,8 +146,8 @@ def test_cudnn_gradients_of_few_queries_are_others() -> None:
 @pytest.mark.parametrize("which", range(4))
 def test_what_is_not_finite_reaches_those_who_see_it(which: int, size: int, dtype: str) -> None:
     given, at = arrays(size, dtype), 300
-    spoiled = list(given)
-    spoiled[which] = given[which].at[0, at, 0, 5].set(jnp.inf if which == 2 else jnp.nan)
+    poisoned = list(given)
+    poisoned[which] = given[which].at[0, at, 0, 5].set(jnp.inf if which == 2 else jnp.nan)
     program = jax.jit(pull(FUNCTIONS["causal"]))
     group = HEADS // KEY_HEADS
     queries, keys = np.zeros((2, LENGTH, HEADS), bool), np.zeros((2, LENGTH, KEY_HEADS), bool)
@@ -157,6 +157,6 @@ def test_what_is_not_finite_reaches_those_who_see_it(which: int, size: int, dtyp
     else:
         queries[0, at, 0] = True
         keys[0, : at + 1, 0] = True
-    for ours, clean, bad in zip(program(*spoiled), program(*given), (queries, keys, keys), strict=True):
-        assert_bits_equal(np.asarray(ours)[~bad], np.asarray(clean)[~bad])
+    for ours, zero_fill, bad in zip(program(*poisoned), program(*given), (queries, keys, keys), strict=True):
+        assert_bits_equal(np.asarray(ours)[~bad], np.asarray(zero_fill)[~bad])
         assert np.isnan(np.asarray(ours, np.float32)[bad]).all()

@@ -235,13 +235,13 @@ def test_gradients_of_a_query_alone_and_of_few() -> None:
 def test_what_is_not_finite_reaches_those_who_see_it(which: str, at: int, races: Races) -> None:
     name = "causal"
     case, given = CASES[name], arrays(name)
-    spoiled = getattr(given, which).copy()
-    spoiled[0, at, 0, 3] = np.nan
+    poisoned = getattr(given, which).copy()
+    poisoned[0, at, 0, 3] = np.nan
     lse, seen = given.lse.copy(), seen_by(case, 0)
     if which in ("key", "value", "query"):  # as the forward pass has it
         rows = seen[:, at] if which != "query" else np.arange(len(seen)) == at
         lse[0, rows, : case.heads if which != "query" else 1] = np.nan
-    found = differentiate(case, given._replace(**{which: spoiled, "lse": lse}))
+    found = differentiate(case, given._replace(**{which: poisoned, "lse": lse}))
     assert not races()
     bad_queries = np.zeros((2, len(seen), case.heads), bool)
     if which in ("key", "value"):

@@ -31,6 +31,7 @@ KINDS: Final[dict[str, dict[str, Any]]] = {
     "float8_e4m3fn": {"stored": "float8_e4m3fn", "size": 80},
     "heads of 256": {"size": 256},
     "heads of 512": {"size": 512},
+    "latents of 576": {"queries": 1, "size": 576, "values": 512, "page": 64},
     "float32": {"dtype": "float32"},
     "float32, heads of 256": {"dtype": "float32", "size": 256},
     "cap, sinks, slopes, bias and mask": {"size": 64, "options": True},
@@ -46,8 +47,9 @@ def call_of(
     page: int | None = None,
     stored: str | None = None,
     options: bool = False,
+    values: int | None = None,
 ) -> AttentionCall:
-    """A call of two sequences, of shapes alone."""
+    """A call of two sequences, of shapes alone; with `values`, these are so many columns of the keys."""
     shape = functools.partial(jax.ShapeDtypeStruct)
     cache = shape((2, 512, 2, size) if page is None else (3 * 512 // page, page, 2, size), stored or dtype)
     found: dict[str, Any] = {}
@@ -59,9 +61,14 @@ def call_of(
         heads, pairs = shape((1, 8), "float32"), (2, 8, queries, 512)
         found |= {"alibi_slopes": heads, "sinks": heads, "bias": shape(pairs, dtype), "mask": shape(pairs, "bool")}
     of_call = AttentionOptions(
-        0.1, causal=True, window=(100, 0) if options else None, soft_cap=5.0 if options else None
+        0.1,
+        causal=True,
+        window=(100, 0) if options else None,
+        soft_cap=5.0 if options else None,
+        latent_value_size=values,
     )
-    return AttentionCall(shape((2, queries, 8, size), dtype), cache, cache, shape((2, 3), "int32"), of_call, **found)
+    query, value = shape((2, queries, 8, size), dtype), cache if values is None else None
+    return AttentionCall(query, cache, value, shape((2, 3), "int32"), of_call, **found)
 
 
 def contract_of(call: AttentionCall) -> MmaAttentionContract:
@@ -106,7 +113,7 @@ def test_the_backward_kernels_compile(target: str, kind: str) -> None:
 
 @needs_triton
 @pytest.mark.tier("full", fast=("pages",))
-@pytest.mark.parametrize("case", ["pages", "options", "8 bits", "gradients", "not finite"])
+@pytest.mark.parametrize("case", ["pages", "options", "8 bits", "gradients", "not finite", "latents"])
 def test_numbers_by_the_interpreter(case: str) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-m", "tests.attention.interpreted_calls", case]
@@ -119,8 +126,8 @@ def test_contracts_and_widths_that_it_refuses() -> None:
     call, target = call_of(), Target.parse("sm_80")
     with pytest.raises(UnsupportedError, match=r"expected an MmaAttentionContract of version 2, got .*version=1"):
         jax_triton.attention(call, contract=MmaAttentionContract(), target=target)
-    wide = call_of(size=513)
-    with pytest.raises(UnsupportedError, match="at most 512 elements, got 513"):
+    wide = call_of(size=577)
+    with pytest.raises(UnsupportedError, match="at most 576 elements, got 577"):
         jax_triton.attention(wide, contract=MmaAttentionContract(version=2), target=target)
 
 

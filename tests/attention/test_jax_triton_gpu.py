@@ -249,8 +249,8 @@ def test_gradients_under_any_schedule_and_alone(kind: str) -> None:
 
 def test_values_that_are_not_finite() -> None:
     call = call_of("bfloat16")
-    spoilt = call.value.at[0, 200, 0, 3].set(jnp.nan).at[0, 90, 1, 100].set(jnp.inf).at[1, 650:].set(jnp.nan)
-    out, lse = ours(dataclasses.replace(call, value=spoilt))
+    poisoned = call.value.at[0, 200, 0, 3].set(jnp.nan).at[0, 90, 1, 100].set(jnp.inf).at[1, 650:].set(jnp.nan)
+    out, lse = ours(dataclasses.replace(call, value=poisoned))
     sees = np.zeros(out.shape[:3], bool)
     sees[0, 200:, : HEADS // 2] = sees[0, 90:, HEADS // 2 :] = True
     assert np.isnan(np.asarray(out, np.float32)[sees]).all()

@@ -9,11 +9,11 @@ import pytest
 
 from pallas_kernels.attention.call import AttentionCall, AttentionOptions
 from pallas_kernels.attention.hopper._keys import KeySource
-from pallas_kernels.attention.hopper._merge_walk import padded_splits
+from pallas_kernels.attention.hopper._mask_bounds import MaskBounds
+from pallas_kernels.attention.hopper._merge_loop import padded_splits
 from pallas_kernels.attention.hopper._online import Stats, merge_stats
 from pallas_kernels.attention.hopper._scores import Scoring
 from pallas_kernels.attention.hopper._setup import Setup
-from pallas_kernels.attention.hopper._sight import Sight
 from pallas_kernels.attention.hopper.merge import merge
 from pallas_kernels.contract import LEAST, SplitAttentionContract
 from pallas_kernels.parts.hopper.tile import Arithmetic, across
@@ -54,7 +54,7 @@ def test_splits_are_merged_upwards(splits: int, spans: list[tuple[int, int]]) ->
     setup = Setup(
         SplitAttentionContract(),
         Scoring.of(options),
-        Sight.of(options),
+        MaskBounds.of(options),
         KeySource(128),
         batch=2,
         queries=1,

@@ -41,7 +41,7 @@ PREFILL: Final = PrefillSchedule(blocks=1)
 DECODE: Final = DecodeSchedule(stages=2, blocks=2)
 WHOLE: Final = dataclasses.replace(DECODE, whole=True)
 SWAP: Final = dataclasses.replace(DECODE, swap=True)
-WALKERS: Final = dataclasses.replace(SWAP, walkers=2)
+WORKERS: Final = dataclasses.replace(SWAP, workers=2)
 ONE_STAGE: Final = dataclasses.replace(DECODE, stages=1, byte_stages=3)
 SWAP_CONTRACT: Final = SplitAttentionContract(split=256)  # keys as rows are 128
 
@@ -132,7 +132,7 @@ CASES: Final = {
     ),
     "decode, keys as rows, int8": Case((298, 130), (2, 1), (300, 131), 3, SWAP, stored="int8", contract=SWAP_CONTRACT),
     "decode, keys as rows, fp8, window, pages": Case(
-        (269, 3), (3, 1), (300, 5), 2, WALKERS, False, (40, 1), 64, 128, stored="float8_e4m3fn", contract=SWAP_CONTRACT
+        (269, 3), (3, 1), (300, 5), 2, WORKERS, False, (40, 1), 64, 128, stored="float8_e4m3fn", contract=SWAP_CONTRACT
     ),
     "prefill, bias": Case((60, 3), (70, 9), (130, 12), 2, PREFILL, bias="NTS"),
     "prefill, bias, mask, window": Case((60, 3), (70, 9), (130, 12), 2, PREFILL, True, (37, 0), bias="B", mask="BTS"),
@@ -256,7 +256,7 @@ def test_interpreted_kernels_attend(name: str, races: Races) -> None:
 def test_8_bits_have_the_bits_of_their_contract(name: str) -> None:
     case = CASES[name]
     query, *caches = data(case)
-    schedule = dataclasses.replace(case.schedule, walkers=1) if "decode" in name else case.schedule
+    schedule = dataclasses.replace(case.schedule, workers=1) if "decode" in name else case.schedule
     wide = functools.partial(attend, case._replace(stored=None, schedule=schedule))
     for ours, theirs in zip(plain(name), composed(wide, query, caches, case.scales, heads=False), strict=True):
         assert_bits_equal(ours, theirs)
@@ -334,13 +334,13 @@ def test_values_that_are_not_finite_reach_those_who_see_them(name: str, at: int,
     """In blocks that are seen in part, where a weight of zero would keep them, and in whole ones."""
     case = CASES[name]
     query, key, value = data(case)
-    spoiled = value.copy()
-    spoiled[0, at, 0, 3] = np.nan if case.stored else np.inf
-    spoiled[0, at, 0, 40] = np.nan
+    poisoned = value.copy()
+    poisoned[0, at, 0, 3] = np.nan if case.stored else np.inf
+    poisoned[0, at, 0, 40] = np.nan
     sees = np.stack([seen_by(case, sequence)[:, :, at].T for sequence in range(2)])
     sees[1] = False
     assert sees.any()
-    for ours, theirs in zip(attend(case, query, key, spoiled), plain(name), strict=True):
+    for ours, theirs in zip(attend(case, query, key, poisoned), plain(name), strict=True):
         assert_bits_equal(ours[~sees], theirs[~sees])
         assert np.isnan(ours[sees].astype(np.float32)).all()
     assert not races()
@@ -470,14 +470,14 @@ def test_unsupported_calls_are_named() -> None:
     with pytest.raises(UnsupportedError, match="at most 8 rows"):
         attention(call, contract=CONTRACT, schedule=SWAP)
     with pytest.raises(UnsupportedError, match="a cache of 8 bits alone"):
-        attention(call, contract=CONTRACT, schedule=WALKERS)
+        attention(call, contract=CONTRACT, schedule=WORKERS)
 
 
 def test_keys_are_rows_where_splits_of_a_few_rows_are_merged() -> None:
     choose = functools.partial(decode_schedule, 128, tiles=8, rows=8)
     assert choose(splits=2).swap
     assert choose(splits=2, eight_bits=True).swap
-    assert [choose(splits=n, eight_bits=True).walkers for n in (2, 16, 17)] == [1, 1, 2]
+    assert [choose(splits=n, eight_bits=True).workers for n in (2, 16, 17)] == [1, 1, 2]
     for other in (choose(splits=1), choose(splits=2, rows=9), decode_schedule(96, tiles=8, splits=2, rows=8)):
         assert not other.swap
 

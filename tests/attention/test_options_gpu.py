@@ -196,7 +196,7 @@ def test_8_bits_of_hostile_numbers(stored: str, kind: str) -> None:
     attend = functools.partial(bijax.dot_product_attention, is_causal=True, return_residual=True)
     expected = composed(jax.jit(attend), q, (k, v), factors)
     bytewise = jax.jit(functools.partial(attend, key_scale=factors[0], value_scale=factors[1]))
-    starts = np.tile([0, 30, 40, 1023, 1199, 1200, 1300], 5)  # items for more than one walker of some blocks
+    starts = np.tile([0, 30, 40, 1023, 1199, 1200, 1300], 5)  # items for more than one worker of some blocks
     many = [np.broadcast_to(x, (len(starts), *x.shape[1:])) for x in (k, v)]
     found = bytewise(q[0, starts][:, None], *many, query_offset=starts, key_value_seq_lengths=starts + 1)
     assert_bits_equal(found, tuple(x[0, starts][:, None] for x in expected))

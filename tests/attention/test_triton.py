@@ -97,6 +97,21 @@ def test_cap_sinks_slopes_and_values_of_another_width() -> None:
         np.testing.assert_allclose(np.asarray(ours, np.float32), right, atol=3e-2)
 
 
+@pytest.mark.tier("full")
+def test_values_that_are_columns_of_the_keys() -> None:
+    """The results and gradients of values that are an array of their own."""
+    q, k, ct = Q.astype(jnp.bfloat16), K.astype(jnp.bfloat16), CT[..., :8].astype(jnp.bfloat16)
+
+    @jax.jit
+    def run(value: jax.Array | None) -> Any:
+        options = AttentionOptions(0.2, causal=True, latent_value_size=8 if value is None else None)
+        call = AttentionCall(q, k, value, LIMITS, options)
+        out, lse = triton.attention(call, **LAUNCH)
+        return out, lse, *triton.gradients(call, AttentionResults(out, lse, ct), **LAUNCH)
+
+    assert_bits_equal(run(None), run(k[..., :8]))
+
+
 @pytest.mark.parametrize("dtype", ["int8", full_only("float8_e4m3fn")])
 def test_keys_and_values_of_8_bits(dtype: str) -> None:
     q = Q.astype(jnp.bfloat16)
@@ -120,8 +135,8 @@ def test_pages_and_what_is_not_seen() -> None:
     table = jnp.array([[3, 1, 9, 0, 5], [2, 4, 6, 8, 7]])
     pages = (jnp.zeros((10, 10, KEY_HEADS, SIZE)).at[table].set(x.reshape(2, 5, 10, KEY_HEADS, SIZE)) for x in (K, V))
     assert_bits_equal(attend(Q, *pages, page_table=table), whole)
-    spoilt = (x.at[1, 37:].set(jnp.nan) for x in (K, V))
-    assert_bits_equal(attend(Q, *spoilt), whole)
+    poisoned = (x.at[1, 37:].set(jnp.nan) for x in (K, V))
+    assert_bits_equal(attend(Q, *poisoned), whole)
     # A value that is not finite makes the queries nan that see it.
     out, lse = attend(Q, K, V.at[0, 40, 0, 3].set(jnp.inf))
     assert_bits_equal((out[0, :10], out[:, :, 2:], out[1]), (whole[0][0, :10], whole[0][:, :, 2:], whole[0][1]))
@@ -140,10 +155,10 @@ def test_empty_arrays() -> None:
 def test_contracts_and_widths_that_it_refuses() -> None:
     with pytest.raises(UnsupportedError, match="expected an MmaAttentionContract of version 1, got AttentionContract"):
         triton.attention(AttentionCall(Q, K, V, LIMITS, AttentionOptions(1.0)), contract=attention_contract())  # type: ignore[arg-type]
-    wide = jnp.zeros((1, 1, 1, 513))
+    wide = jnp.zeros((1, 1, 1, 577))
     call = AttentionCall(wide, wide, wide, LIMITS[:1], AttentionOptions(1.0))
-    with pytest.raises(UnsupportedError, match="at most 512 elements, got 513"):
-        triton.attention(call, contract=mma_attention_contract("float32", 513))
+    with pytest.raises(UnsupportedError, match="at most 576 elements, got 577"):
+        triton.attention(call, contract=mma_attention_contract("float32", 577))
     for size in (8, 24):
         with pytest.raises(ValueError, match=f"key_block must be a power of two and at least 16, got {size}"):
             MmaAttentionContract(size)

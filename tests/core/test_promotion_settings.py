@@ -77,6 +77,9 @@ OPERATIONS: dict[str, list[tuple[Function, list[tuple[int, ...]]]]] = {
         (bijax.dot_product_attention, [(2, 4, 2, 8)] * 3),
         (functools.partial(bijax.dot_product_attention, is_causal=True), [(2, 4, 4, 8), (2, 5, 2, 8), (2, 5, 2, 8)]),
     ],
+    "latent_attention": [
+        (functools.partial(bijax.latent_attention, value_size=6, scale=0.3), [(2, 4, 2, 8), (2, 4, 8)]),
+    ],
     "embed": [(lambda table: bijax.embed(table, PLACES), [(4, 6)])],
     "elementwise": [
         (bijax.elementwise(lambda gate, up: jax.nn.silu(gate) * up), [(4, 6), (4, 6)]),
@@ -103,6 +106,12 @@ WITHOUT_GRADIENT = {
         lambda q, k, v: bijax.paged_attention(q, k, v, jnp.array([[0, 1]], jnp.int32), jnp.array([5], jnp.int32)),
         [(1, 1, 4, 8), (3, 16, 2, 8), (3, 16, 2, 8)],
     ),
+    "paged_latent_attention": (
+        lambda q, c: bijax.paged_latent_attention(
+            q, c, jnp.array([[0, 1]], jnp.int32), jnp.array([5], jnp.int32), value_size=6, scale=0.3
+        ),
+        [(1, 1, 4, 8), (3, 16, 8)],
+    ),
     "accumulate_gradients": (
         lambda w, x: bijax.accumulate_gradients(lambda w, x: jnp.mean(jnp.tanh(x @ w)), unit=2)(w, x),
         [(6, 5), (4, 6)],
@@ -122,6 +131,7 @@ OF_ENGINES = {
     *("flash_attention", "flash_attention_decode", "flash_attention_prefill", "flash_decoding"),
     *("moe_quant_matmul", "moe_scatter", "moe_scatter_dynamic_quant", "moe_softmax_topk", "moe_swiglu_dynamic_quant"),
     *("quant_matmul", "rotary_embedding", "scale_dynamic_quant", "store_kv_cache", "store_paged_kv_cache", "swiglu"),
+    *("store_latent_cache", "store_paged_latent_cache"),
 }
 
 

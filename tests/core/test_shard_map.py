@@ -57,7 +57,7 @@ PROGRAM = """
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import PartitionSpec as P
 import bijax
-from bijax.ops.rotate_heads import rotate_heads
+from bijax.ops.rotary.heads import rotate_heads
 from bijax.sampling import sample
 from bijax.testing import assert_bits_equal
 

@@ -19,7 +19,7 @@ RUNNABLE = [p for p in PAGES if any(not b.not_run and b.language in ("python", "
 FOR_A_GPU = [p for p in PAGES if any(b.not_run == GPU for b in blocks(p))]
 LANGUAGES = {"python", "console", "text"}
 # Tests of the same functions run anyway.
-_LONG = ("attention", "audit", "devices", "gradients", "hybrids", "layers", "model")
+_LONG = ("attention", "audit", "devices", "gradients", "hybrids", "latent-attention", "layers", "model")
 LONG = [DOCS / "guide" / f"{page}.md" for page in _LONG]
 SHORT = [p for p in RUNNABLE if p not in LONG]
 DIRECTIVES = {

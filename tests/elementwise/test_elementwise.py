@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import bijax
-from bijax.ops._straight_line import straight_line
+from bijax.ops.elementwise._straight_line import straight_line
 from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report, hostile_rows
 from tests.tiers import full_only
 

@@ -87,7 +87,7 @@ def test_every_case_is_recorded() -> None:
 
 
 def test_another_order_has_another_hash() -> None:
-    """The control: products are summed in another order where K is cut into shards."""
+    """The control: products are summed in another order where K is cut into splits."""
     x, w = every_case()["matmul float32 split_k=4"].arrays
     whole, cut = (every_case()[f"matmul float32 {kind}"].function for kind in ("split_k=2", "split_k=4"))
     assert hashes.golden("whole", Case(whole, (x, w))).digest != hashes.golden("cut", Case(cut, (x, w))).digest

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import bijax
-from bijax.ops.rotate_heads import rotate_heads, store_rows
+from bijax.ops.rotary.heads import rotate_heads, store_rows
 from bijax.testing import assert_bits_equal
 from flax_layers import INVARIANT, PLAIN, Ops
 from tests.layers.rotate_checks import assert_same
@@ -18,16 +18,16 @@ HEADS, KEYS, WIDTH = 4, 2, 8
 
 
 def arrays(dtype: str, cache_dtype: str | None = None) -> tuple[tuple[jax.Array, ...], jax.Array]:
-    """Two sequences of three tokens, a cache of three pages, and what is turned in place of the heads."""
-    *given, turned = case((6, HEADS, KEYS, WIDTH), dtype, turned=True, stored=9)
-    of_tokens = [x.reshape(2, 3, *x.shape[1:]) for x in (*given[:3], turned)]
+    """Two sequences of three tokens, a cache of three pages, and what is rotated instead of the heads."""
+    *given, to_rotate = case((6, HEADS, KEYS, WIDTH), dtype, to_rotate=True, stored=9)
+    of_tokens = [x.reshape(2, 3, *x.shape[1:]) for x in (*given[:3], to_rotate)]
     caches = [x.reshape(3, 3, *x.shape[1:]).astype(cache_dtype or dtype) for x in given[4:]]
     rows = jnp.where(given[3] < 0, 9, given[3])
     return (*of_tokens[:3], rows, *caches), of_tokens[3]
 
 
-def pieces(ops: Ops, heads: Any, cos: Any, sin: Any, rows: Any, keys: Any, values: Any, turned: Any = None) -> Any:
-    both = ops.rotate(heads[:, :, : HEADS + KEYS] if turned is None else turned, cos, sin)
+def pieces(ops: Ops, heads: Any, cos: Any, sin: Any, rows: Any, keys: Any, values: Any, to_rotate: Any = None) -> Any:
+    both = ops.rotate(heads[:, :, : HEADS + KEYS] if to_rotate is None else to_rotate, cos, sin)
     stored = store_rows(keys, rows, both[:, :, HEADS:]), store_rows(values, rows, heads[:, :, HEADS + KEYS :])
     return both[:, :, :HEADS], *stored
 
@@ -35,11 +35,11 @@ def pieces(ops: Ops, heads: Any, cos: Any, sin: Any, rows: Any, keys: Any, value
 @pytest.mark.parametrize("ops", [INVARIANT, PLAIN])
 @pytest.mark.parametrize(("dtype", "cache"), [("float32", None), full_only("bfloat16", None), ("bfloat16", "float32")])
 def test_the_bits_of_the_pieces(ops: Ops, dtype: str, cache: str | None) -> None:
-    given, turned = arrays(dtype, cache)
+    given, to_rotate = arrays(dtype, cache)
 
     @jax.jit
     def both(*given: jax.Array) -> Any:
-        return [(ops.rotate_and_store(*given, turned=t), pieces(ops, *given, t)) for t in (None, turned)]
+        return [(ops.rotate_and_store(*given, to_rotate=t), pieces(ops, *given, t)) for t in (None, to_rotate)]
 
     for found, expected in both(*given):
         assert_same(found, expected)
@@ -53,14 +53,14 @@ def test_rows_that_are_none_leave_the_cache_as_it_is() -> None:
 
 
 def test_gradients() -> None:
-    given, turned = arrays("float32")
-    rest = [x.astype(jnp.float32) for x in (*given[:3], *given[4:], turned)]
+    given, to_rotate = arrays("float32")
+    rest = [x.astype(jnp.float32) for x in (*given[:3], *given[4:], to_rotate)]
 
     @jax.jit
     def both(*rest: jax.Array) -> Any:
         found = []
-        for function in (INVARIANT.rotate_and_store, lambda *a, turned: pieces(INVARIANT, *a, turned)):
-            y, pull = jax.vjp(lambda *a, f=function: f(*a[:3], given[3], *a[3:5], turned=a[5]), *rest)
+        for function in (INVARIANT.rotate_and_store, lambda *a, to_rotate: pieces(INVARIANT, *a, to_rotate)):
+            y, pull = jax.vjp(lambda *a, f=function: f(*a[:3], given[3], *a[3:5], to_rotate=a[5]), *rest)
             found.append(pull(jax.tree.map(jnp.cos, y)))
         return found
 

@@ -1,4 +1,4 @@
-"""Epilogues, gated pairs and shards of K in the Hopper kernel, on a CPU: under Mosaic's interpreter, and lowered."""
+"""Epilogues, gated pairs and splits of K in the Hopper kernel, on a CPU: under Mosaic's interpreter, and lowered."""
 
 import dataclasses
 import re
@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import bijax
-from pallas_kernels.contract import SplitWgmmaContract, WgmmaContract, split_shards
+from pallas_kernels.contract import SplitWgmmaContract, WgmmaContract, split_count
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.matmul.hopper.epilogue import Epilogue, make_store
 from pallas_kernels.matmul.hopper.launch import gated_matmul, matmul
-from pallas_kernels.matmul.schedule.hopper.fused_matmul import ShardSchedule
+from pallas_kernels.matmul.schedule.hopper.fused_matmul import SplitKSchedule
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 from tests.matmul.operands import operands
 from tests.mosaic import Races, interpreter
@@ -38,13 +38,13 @@ PAIRS = {
     "narrow ragged": ((13, 136, 72), True, "float32", MatmulSchedule(True, 128, 16, 64, 3)),
 }
 SPLITS = {
-    "inside": ((70, 512, 136), True, "bfloat16", ShardSchedule(False, WIDE)),
-    "across": ((5, 512, 128), False, "float32", ShardSchedule(True, NARROW)),
-    "short shard": (
+    "inside": ((70, 512, 136), True, "bfloat16", SplitKSchedule(False, WIDE)),
+    "across": ((5, 512, 128), False, "float32", SplitKSchedule(True, NARROW)),
+    "short split": (
         (5, 456, 128),
         False,
         "float32",
-        ShardSchedule(True, dataclasses.replace(NARROW, k_step=64)),
+        SplitKSchedule(True, dataclasses.replace(NARROW, k_step=64)),
     ),
     "padded": ((9, 300, 21), False, "bfloat16", None),
 }
@@ -145,7 +145,7 @@ def test_the_program_for_hopper_holds_kernels_and_no_dot(name: str) -> None:
     [
         ({"activation": "mish"}, "expected an activation among gelu, silu, relu"),
         ({"residual": jnp.ones((2, 8))}, r"expected a residual \[2, 8\] of the result's dtype bfloat16"),
-        ({"contract": SplitWgmmaContract(2), "schedule": ShardSchedule(True, NARROW)}, "k_step divides the 64"),
+        ({"contract": SplitWgmmaContract(2), "schedule": SplitKSchedule(True, NARROW)}, "k_step divides the 64"),
     ],
 )
 def test_unsupported_operands_are_named(options: dict[str, object], message: str) -> None:
@@ -162,9 +162,9 @@ def test_a_pair_needs_rows_of_both_weights_in_a_warpgroup() -> None:
         gated_matmul(x, w, w[:, :8], contract=CONTRACT)
 
 
-@pytest.mark.parametrize(("k", "n", "shards"), [(8192, 1280, 4), (4096, 1024, 4), (8192, 8192, 1), (576, 64, 1)])
-def test_shards_follow_the_weights(k: int, n: int, shards: int) -> None:
-    assert split_shards(k, n) == shards
+@pytest.mark.parametrize(("k", "n", "splits"), [(8192, 1280, 4), (4096, 1024, 4), (8192, 8192, 1), (576, 64, 1)])
+def test_shards_follow_the_weights(k: int, n: int, splits: int) -> None:
+    assert split_count(k, n) == splits
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What follows a product in its kernel, and K cut into shards, on a Hopper GPU: the same bits from every schedule."""
+"""What follows a product in its kernel, and K cut into splits, on a Hopper GPU: the same bits from every schedule."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +14,7 @@ from pallas_kernels.contract import SplitWgmmaContract, WgmmaContract, add_as_tr
 from pallas_kernels.matmul.hopper.epilogue import Epilogue
 from pallas_kernels.matmul.hopper.finish import finish
 from pallas_kernels.matmul.hopper.launch import gated_matmul, matmul
-from pallas_kernels.matmul.schedule.hopper.fused_matmul import ShardSchedule, for_residual, shard_schedules
+from pallas_kernels.matmul.schedule.hopper.fused_matmul import SplitKSchedule, for_residual, split_k_schedules
 from pallas_kernels.matmul.schedule.hopper.matmul import candidates
 from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, MatmulSchedule
 
@@ -37,14 +37,14 @@ SCHEDULES = {
     "rows": REFERENCE,
     "two warpgroups": MatmulSchedule(False, 64, 128, 64, 3, 2),
     "wide": MatmulSchedule(False, 64, 256, 64, 2, 2),
-    "walks all tiles": MatmulSchedule(False, 64, 128, 64, 3, blocks=1),
+    "loops over all tiles": MatmulSchedule(False, 64, 128, 64, 3, blocks=1),
     "tiles in turn": MatmulSchedule(False, 64, 64, 64, 3, 2, split="tiles", blocks=3),
     "few columns": MatmulSchedule(False, 64, 32, 128, 3),
     "weights": MatmulSchedule(True, 64, 16, 128, 3),
     "weights, wide": MatmulSchedule(True, 64, 64, 64, 3, 2),
 }
 PAIRS = {
-    **{name: SCHEDULES[name] for name in ("rows", "two warpgroups", "walks all tiles", "tiles in turn", "wide")},
+    **{name: SCHEDULES[name] for name in ("rows", "two warpgroups", "loops over all tiles", "tiles in turn", "wide")},
     "weights": MatmulSchedule(True, 128, 16, 128, 3),
     "weights, wide": MatmulSchedule(True, 128, 64, 64, 3),
     "weights, two warpgroups": MatmulSchedule(True, 128, 64, 64, 3, 2),
@@ -124,17 +124,17 @@ def test_every_schedule_gates(case: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "shards"), [("aligned", 2), ("aligned", 8), ("ragged transposed", 4), ("unaligned", 4)]
+    ("name", "splits"), [("aligned", 2), ("aligned", 8), ("ragged transposed", 4), ("unaligned", 4)]
 )
-def test_both_ways_to_split_give_the_tree_of_the_shards(name: str, shards: int) -> None:
+def test_both_ways_to_split_give_the_tree_of_the_shards(name: str, splits: int) -> None:
     (m, k, n), transpose_w = SHAPES[name]
-    contract = SplitWgmmaContract(shards)
-    length = contract.shard_length(k)
+    contract = SplitWgmmaContract(splits)
+    length = contract.split_length(k)
     count = -(-k // length)
     bias, residual = array("normal", (n,)), array("wide", (m, n))
 
     def reference(x: jax.Array, w: jax.Array) -> jax.Array:
-        def shard(index: int) -> jax.Array:
+        def k_split(index: int) -> jax.Array:
             part = slice(index * length, (index + 1) * length)
             columns = w[:, part] if transpose_w else w[part]
             return matmul(
@@ -147,10 +147,10 @@ def test_both_ways_to_split_give_the_tree_of_the_shards(name: str, shards: int) 
             )
 
         epilogue = Epilogue(bias, "silu", residual)
-        total = add_as_tree(shard, count)
+        total = add_as_tree(k_split, count)
         return finish(total[None], epilogue, out_dtype=jnp.dtype("bfloat16"), interpret=False)
 
-    def run(schedule: ShardSchedule | None) -> Program:
+    def run(schedule: SplitKSchedule | None) -> Program:
         return lambda x, w: matmul(
             x,
             w,
@@ -162,9 +162,9 @@ def test_both_ways_to_split_give_the_tree_of_the_shards(name: str, shards: int) 
             schedule=schedule,
         )
 
-    found: dict[str, ShardSchedule | None] = {"default": None}
+    found: dict[str, SplitKSchedule | None] = {"default": None}
     for rows in (8, 2048):
-        for s in shard_schedules(rows, k, n, shards=count, length=length, transpose_w=transpose_w):
+        for s in split_k_schedules(rows, k, n, splits=count, length=length, transpose_w=transpose_w):
             if s.across or for_residual(s.tiles).shared_bytes(2, 2) <= SHARED_BYTES:
                 found.setdefault(f"{rows} rows, {s.across=}", s)
     assert {s.across for s in found.values() if s is not None} == {True, False}

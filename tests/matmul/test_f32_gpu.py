@@ -60,18 +60,18 @@ def schedules(precision: str, m: int, k: int, n: int, transpose_w: bool) -> list
     """Returns what the candidates leave out and every candidate for the rows, for fewer and for more, by kind."""
     if precision == "highest":
         tiles = MatmulSchedule(True, 64, 64, 64, 2)
-        shards = split_contract(k).shards(k)
+        splits = split_contract(k).splits(k)
         return [
             [SplitSchedule(tiles), SplitSchedule(dataclasses.replace(tiles, blocks=1, warpgroups=2, group=1))],
-            [s for rows in (8, 64, m, 512) for s in split_candidates(rows, k, n, shards)],
+            [s for rows in (8, 64, m, 512) for s in split_candidates(rows, k, n, splits)],
         ]
     tiles = MatmulSchedule(False, 64, 64, 32, 3)
     changes: list[dict[str, Any]] = [{}, {"blocks": 1}]
     found = [s for rows in (8, 64, m, 512) for s in tf32_candidates(rows, k, n, transpose_w=transpose_w)]
     return [
         [Tf32Schedule(dataclasses.replace(tiles, **change)) for change in changes],
-        [s for s in found if not s.turners and not s.from_registers],
-        [s for s in found if s.turners or s.from_registers],
+        [s for s in found if not s.transposers and not s.from_registers],
+        [s for s in found if s.transposers or s.from_registers],
     ]
 
 

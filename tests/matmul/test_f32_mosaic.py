@@ -35,16 +35,16 @@ TILES = MatmulSchedule(True, 64, 16, 64, 3)
 # float32 operands of wgmma with all their bits.
 INTERPRETED: dict[str, tuple[str, tuple[int, ...], bool, Any]] = {
     "tf32 wide": ("tf32", (70, 128, 72), True, Tf32Schedule(RING)),
-    "tf32 wide, turned by a copy": ("tf32", (70, 100, 20), False, Tf32Schedule(RING)),
+    "tf32 wide, transposed by a copy": ("tf32", (70, 100, 20), False, Tf32Schedule(RING)),
     "tf32 narrow": ("tf32", (5, 128, 128), True, Tf32Schedule(dataclasses.replace(TILES, tile_columns=8))),
-    "tf32 turned": ("tf32", (13, 200, 128), False, Tf32Schedule(dataclasses.replace(TILES, warpgroups=2), 1)),
-    "tf32 turned, rows first": (
+    "tf32 transposed": ("tf32", (13, 200, 128), False, Tf32Schedule(dataclasses.replace(TILES, warpgroups=2), 1)),
+    "tf32 transposed, rows first": (
         "tf32",
         (70, 264, 64),
         False,
         Tf32Schedule(MatmulSchedule(False, 64, 32, 64, 4, blocks=2), 2),
     ),
-    "tf32 turned, result in parts": (
+    "tf32 transposed, result in parts": (
         "tf32",
         (70, 64, 64),
         False,
@@ -56,7 +56,7 @@ INTERPRETED: dict[str, tuple[str, tuple[int, ...], bool, Any]] = {
         False,
         Tf32Schedule(dataclasses.replace(TILES, warpgroups=2), from_registers=True),
     ),
-    "tf32 turned stack": ("tf32", (2, 20, 64, 40), False, Tf32Schedule(dataclasses.replace(TILES, blocks=3), 1)),
+    "tf32 transposed stack": ("tf32", (2, 20, 64, 40), False, Tf32Schedule(dataclasses.replace(TILES, blocks=3), 1)),
     "highest": ("highest", (5, 200, 96), True, SplitSchedule(dataclasses.replace(TILES, tile_columns=8))),
     "highest in parts": ("highest", (13, 320, 64), False, SplitSchedule(dataclasses.replace(TILES, blocks=2), True)),
     "highest two warpgroups": (
@@ -155,15 +155,15 @@ def test_program_for_cuda_is_lowered_on_a_cpu(shape: tuple[int, int, int], which
     text = program.trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
     assert "mosaic_gpu" in text
     assert not re.search(r"stablehlo\.dot", text)
-    turned_by_a_copy = which == "tf32" and not transpose_w and k == 77  # a small one
-    assert ("stablehlo.transpose" in text) == turned_by_a_copy
+    transposed_by_a_copy = which == "tf32" and not transpose_w and k == 77  # a small one
+    assert ("stablehlo.transpose" in text) == transposed_by_a_copy
 
 
 @pytest.mark.parametrize("k", [1, 63, 64, 576, 4096, 4097, 14336])
 def test_shards_cover_k(k: int) -> None:
     contract = split_contract(k)
-    assert 1 <= contract.shards(k) <= 16
-    assert (contract.shards(k) - 1) * contract.shard < k <= contract.shards(k) * contract.shard
+    assert 1 <= contract.splits(k) <= 16
+    assert (contract.splits(k) - 1) * contract.k_split < k <= contract.splits(k) * contract.k_split
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_schedules_that_do_not_fit_are_refused(which: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "turners", "from_registers"),
+    ("shape", "transposers", "from_registers"),
     [
         ((8, 4096, 1024), 1, False),
         ((64, 4096, 4096), 2, False),
@@ -201,18 +201,20 @@ def test_schedules_that_do_not_fit_are_refused(which: str) -> None:
         ((4096, 4096, 4096), 0, False),
     ],
 )
-def test_weights_are_turned_as_was_fastest(shape: tuple[int, int, int], turners: int, from_registers: bool) -> None:
+def test_weights_are_transposed_the_fastest_way(
+    shape: tuple[int, int, int], transposers: int, from_registers: bool
+) -> None:
     schedule = tf32_schedule(*shape)
-    assert (schedule.turners, schedule.from_registers) == (turners, from_registers)
+    assert (schedule.transposers, schedule.from_registers) == (transposers, from_registers)
 
 
 @pytest.mark.parametrize(
     ("tiles", "options", "message"),
     [
-        (MatmulSchedule(True, 64, 256, 32, 4, 2), {"turners": 1}, "tiles of at most 64 by 128"),
-        (MatmulSchedule(True, 64, 64, 32, 4, 2), {"turners": 2}, "1 or 2 turners"),
-        (MatmulSchedule(True, 64, 64, 32, 3), {"turners": 2}, "multiple of the turning warpgroups"),
-        (MatmulSchedule(False, 64, 32, 32, 4), {"turners": 1}, "whole squares"),
+        (MatmulSchedule(True, 64, 256, 32, 4, 2), {"transposers": 1}, "tiles of at most 64 by 128"),
+        (MatmulSchedule(True, 64, 64, 32, 4, 2), {"transposers": 2}, "1 or 2 transposers"),
+        (MatmulSchedule(True, 64, 64, 32, 3), {"transposers": 2}, "multiple of the transposing warpgroups"),
+        (MatmulSchedule(False, 64, 32, 32, 4), {"transposers": 1}, "whole squares"),
         (MatmulSchedule(False, 64, 64, 32, 4), {"from_registers": True}, "must have swap"),
     ],
 )

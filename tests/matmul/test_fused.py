@@ -10,7 +10,7 @@ import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
-from pallas_kernels.contract import add_as_tree, shard_length
+from pallas_kernels.contract import add_as_tree, split_length
 
 M, K, N = 11, 333, 40
 X, W, UP, BIAS, R = (
@@ -79,13 +79,13 @@ def test_what_follows_the_product_is_what_stands_alone() -> None:
 
 
 def test_a_split_is_the_tree_of_its_shards() -> None:
-    shards = 8  # of which a K of 333 fills 6
-    length = shard_length(K, shards)
+    splits = 8  # of which a K of 333 fills 6
+    length = split_length(K, splits)
     parts = [slice(start, start + length) for start in range(0, K, length)]
     total = add_as_tree(lambda i: bijax.matmul(X[:, parts[i]], W[parts[i]]), len(parts))
-    assert_bits_equal(bijax.matmul(X, W, split_k=shards), total)
-    assert_bits_equal(bijax.matmul(X, W, bias=BIAS, split_k=shards), total + BIAS)
-    stack = bijax.matmul(jnp.stack([X, 2 * X]), jnp.stack([W, W]), split_k=shards)
+    assert_bits_equal(bijax.matmul(X, W, split_k=splits), total)
+    assert_bits_equal(bijax.matmul(X, W, bias=BIAS, split_k=splits), total + BIAS)
+    stack = bijax.matmul(jnp.stack([X, 2 * X]), jnp.stack([W, W]), split_k=splits)
     assert_bits_equal(stack[0], total)
 
 

@@ -35,12 +35,12 @@ SHAPES = {
 }
 
 
-# What the candidates of few shapes hold: every split, tiles of odd widths, walks over all tiles.
+# What the candidates of few shapes hold: every split, tiles of odd widths, loops over all tiles.
 OTHERS = {
     "three warpgroups": MatmulSchedule(False, 64, 64, 64, 3, 3),
     "16 columns": MatmulSchedule(False, 64, 16, 64, 3),
     "160 columns": MatmulSchedule(False, 128, 160, 64, 3, 2, out_buffers=1),
-    "walks all tiles": MatmulSchedule(False, 64, 64, 64, 3, blocks=1),
+    "loops over all tiles": MatmulSchedule(False, 64, 64, 64, 3, blocks=1),
     "takes tiles in turn": MatmulSchedule(False, 64, 128, 64, 4, 2, "tiles", blocks=2),
     "weights, 152 columns": MatmulSchedule(True, 64, 152, 64, 3, 2, out_buffers=1),
     "weights, take tiles in turn": MatmulSchedule(True, 128, 88, 64, 4, 2, "tiles", blocks=3),

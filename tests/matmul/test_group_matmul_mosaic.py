@@ -1,4 +1,4 @@
-"""Products of rows in groups on Hopper, on a CPU: the walk, the kernels under Mosaic's interpreter, bad input."""
+"""Products of rows in groups on Hopper, on a CPU: the tile scheduler, kernels under Mosaic's interpreter, bad input."""
 
 import dataclasses
 import re
@@ -11,7 +11,7 @@ import pytest
 
 from pallas_kernels.contract import MatmulContract, QuantContract, WgmmaChunkContract, WgmmaContract
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.matmul.hopper.group_tiles import GroupWalk, Table
+from pallas_kernels.matmul.hopper.group_tiles import GroupTileScheduler, Table
 from pallas_kernels.matmul.hopper.groups import group_matmul, group_weight_gradient
 from pallas_kernels.matmul.hopper.int8 import quant_matmul
 from pallas_kernels.matmul.schedule.hopper.group_matmul import bytes_in_groups, group_candidates, sums_schedule
@@ -49,14 +49,14 @@ INTERPRETED = {
 @pytest.mark.parametrize(
     "sizes", [(5, 0, 1, 16, 3), (0, 0, 30, 0, 0), (0, 0, 0, 0, 0), (8, 8, 8, 8, 8), (41, 0, 0, 0, 0)]
 )
-def test_the_walk_meets_every_place_once(sizes: tuple[int, ...], swap: bool) -> None:
+def test_the_scheduler_meets_every_place_once(sizes: tuple[int, ...], swap: bool) -> None:
     m, n, tile = 40, 50, 8
     fit = sum(sizes) <= m
     real = sizes if fit else (0,) * len(sizes)
     table = np.stack([np.cumsum(real), np.cumsum([-(-size // tile) for size in real])]).astype(np.int32)
     table[0, -1] = table[0, -1] if fit else -1
-    walk = GroupWalk(Table(len(sizes), m, tile), n, 16, swap, 2, 3)
-    bound, met = walk.of(jnp.asarray(table)), np.full((m, n), -2)
+    scheduler = GroupTileScheduler(Table(len(sizes), m, tile), n, 16, swap, 2, 3)
+    bound, met = scheduler.of(jnp.asarray(table)), np.full((m, n), -2)
 
     def mark(row: int, column: int, rows: int, group: int) -> None:
         part = met[row : row + rows, column : column + 16]
@@ -197,8 +197,8 @@ def test_schedules_fit_the_chip(groups: int, k: int, n: int, itemsize: int) -> N
         assert integers
         assert all(bytes_in_groups(s, groups, 1, itemsize) <= SHARED_BYTES for s in integers.values())
         assert all(s.k_step % 128 == 0 for s in integers.values())
-        assert int8_candidates(m, k, n, groups=groups, turned=True, out_itemsize=itemsize)
-        assert int8_candidates(m, k, n, turned=True, out_itemsize=itemsize)
+        assert int8_candidates(m, k, n, groups=groups, transposed_w=True, out_itemsize=itemsize)
+        assert int8_candidates(m, k, n, transposed_w=True, out_itemsize=itemsize)
         assert not sums_schedule(m, groups, k, n, out_itemsize=itemsize).swap
 
 

@@ -42,8 +42,8 @@ def test_gradient_of_weights() -> None:
     dw = parts.weight_gradient(x, g, contract=PartsChunkContract(2), interpret=INTERPRET)
     exact = np.asarray(x, np.float64).T @ np.asarray(g, np.float64)
     assert np.abs(dw - exact).max() < 39 * 2.0**-14
-    turned = parts.weight_gradient(g, x, contract=PartsChunkContract(2), interpret=INTERPRET)
-    np.testing.assert_allclose(turned.T, dw, rtol=0, atol=1e-4)  # the interpreter's sums have no fixed order
+    transposed_w = parts.weight_gradient(g, x, contract=PartsChunkContract(2), interpret=INTERPRET)
+    np.testing.assert_allclose(transposed_w.T, dw, rtol=0, atol=1e-4)  # the interpreter's sums have no fixed order
 
 
 def test_numbers_that_are_not_finite_stay_in_their_rows() -> None:

@@ -49,8 +49,8 @@ def products_differ(dot: Dot, shape: tuple[int, int, int, int], after: Callable[
     g, m, k, n = shape
     x, w = jnp.zeros((g, m, k)), jnp.zeros((g, k, n))
     alone = jax.jit(lambda x, w: dot(x, w, STACK)).lower(x, w).compile().as_text()
-    turned = jnp.zeros((k, g, m))
-    among = jax.jit(lambda x, w: after(dot(x.transpose(1, 2, 0), w, STACK))).lower(turned, w).compile().as_text()
+    transposed_w = jnp.zeros((k, g, m))
+    among = jax.jit(lambda x, w: after(dot(x.transpose(1, 2, 0), w, STACK))).lower(transposed_w, w).compile().as_text()
     return product_of(alone) != product_of(among)
 
 

@@ -30,8 +30,8 @@ def test_order_of_the_result_moves_no_bit(
         return lax.dot_general(a, b, numbers, preferred_element_type=jnp.dtype(kinds[2]))
 
     whole = jax.jit(bijax.invariant(product))(a, b)
-    turned = jax.jit(bijax.invariant(lambda a, b: product(a, b).transpose(0, 2, 1)))(a, b)
-    assert_bits_equal(turned, whole.swapaxes(1, 2))
+    transposed_w = jax.jit(bijax.invariant(lambda a, b: product(a, b).transpose(0, 2, 1)))(a, b)
+    assert_bits_equal(transposed_w, whole.swapaxes(1, 2))
     for rows in (1, 40):  # few rows are computed as they come
         few = a[:, :rows] if left_by_rows else a[:, :, :rows]
         assert_bits_equal(jax.jit(bijax.invariant(product))(few, b), whole[:, :rows])

@@ -12,7 +12,7 @@ import bijax
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import Float8Contract, QuantContract
 from pallas_kernels.matmul.hopper.int8 import quant_matmul
-from pallas_kernels.matmul.schedule.hopper.int8 import float8_candidates, int8_candidates, turns_weights
+from pallas_kernels.matmul.schedule.hopper.int8 import float8_candidates, int8_candidates, transposes_weights
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 from tests.operators import oracles
 
@@ -70,8 +70,8 @@ def test_every_schedule_gives_the_bits_of_the_oracle(name: str, out: str, transp
     x, w, row, column, bias = operands(m, k, n)
     given = bias if with_bias else None
     expected = expected_of(x, w[0], row, column[0], given, jnp.dtype(out))
-    ranked = int8_candidates(m, k, n, turned=not transpose_w, out_itemsize=jnp.dtype(out).itemsize)
-    others = {label: schedule for label, schedule in OTHERS.items() if transpose_w or turns_weights(schedule)}
+    ranked = int8_candidates(m, k, n, transposed_w=not transpose_w, out_itemsize=jnp.dtype(out).itemsize)
+    others = {label: schedule for label, schedule in OTHERS.items() if transpose_w or transposes_weights(schedule)}
     found: dict[str, Any] = {"chosen": None, **others, **ranked}
     for label, schedule in list(found.items())[:: 2 if out == "bfloat16" else 7]:
         y = quant_matmul(

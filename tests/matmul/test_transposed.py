@@ -1,4 +1,4 @@
-"""Weights that are turned in memory some rows at a time, on a CPU."""
+"""Weights that are transposed in memory some rows at a time, on a CPU."""
 
 import jax
 import jax.numpy as jnp

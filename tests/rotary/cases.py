@@ -13,7 +13,7 @@ def case(
     shape: tuple[int, int, int, int],
     dtype: Any,
     *,
-    turned: bool = False,
+    to_rotate: bool = False,
     exact: bool = False,
     stored: int | None = None,
 ) -> Arrays:
@@ -22,7 +22,7 @@ def case(
     Args:
         shape: Tokens, heads of queries, heads of keys, their width.
         dtype: Of heads and caches.
-        turned: Whether other queries and keys than those in the heads are turned.
+        to_rotate: Whether other queries and keys than those in the heads are rotated.
         exact: Whether products are exact in float32, so that a sum has one value, contracted with them or not.
         stored: Rows of the caches; a few more than tokens by default.
     """
@@ -41,5 +41,5 @@ def case(
     if tokens > 3:
         rows[:2] = -1, stored
     caches = (numbers(stored, keys, width) for _ in range(2))
-    more = [numbers(tokens, queries + keys, width)] if turned else []
+    more = [numbers(tokens, queries + keys, width)] if to_rotate else []
     return (numbers(tokens, queries + 2 * keys, width), *tables, jnp.asarray(rows), *caches, *more)

@@ -27,21 +27,21 @@ SHAPES = (
 
 
 def pieces(*arrays: jax.Array) -> Any:
-    heads, cos, sin, rows, keys, values, *turned = arrays
-    to_turn = heads.shape[1] - keys.shape[1]
-    queries = to_turn - keys.shape[1]
-    source = turned[0] if turned else heads[:, :to_turn]
+    heads, cos, sin, rows, keys, values, *to_rotate = arrays
+    rotated_heads = heads.shape[1] - keys.shape[1]
+    queries = rotated_heads - keys.shape[1]
+    source = to_rotate[0] if to_rotate else heads[:, :rotated_heads]
     both = INVARIANT.rotate(source[None], cos[None], sin[None])[0]
     at = jnp.where(rows < 0, keys.shape[0], rows)
-    new = both[:, queries:], heads[:, to_turn:]
+    new = both[:, queries:], heads[:, rotated_heads:]
     return both[:, :queries], *(c.at[at].set(n, mode="drop") for c, n in zip((keys, values), new, strict=True))
 
 
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("to_rotate", [False, True])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_bits_of_the_pieces(shape: tuple[int, int, int, int], dtype: str, turned: bool) -> None:
-    arrays = list(case(shape, dtype, turned=turned))
+def test_the_bits_of_the_pieces(shape: tuple[int, int, int, int], dtype: str, to_rotate: bool) -> None:
+    arrays = list(case(shape, dtype, to_rotate=to_rotate))
     hostile = jnp.array([jnp.inf, -jnp.inf, 0.0, -0.0, 6e4, 6e-8, 1e-40, jnp.nan], arrays[0].dtype)
     arrays[0] = arrays[0].at[-1, 0, :8].set(hostile)
     arrays[1] = arrays[1].at[0].set(jnp.nan)  # the angles of a token that finds no room

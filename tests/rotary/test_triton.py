@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from bijax.core.architecture import lowering_for
-from bijax.ops.rotate_heads import rotate_and_store
+from bijax.ops.rotary.heads import rotate_and_store
 from bijax.testing import assert_bits_equal
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.rotary import pallas_triton as triton
@@ -18,11 +18,11 @@ from tests.tiers import full_only
 SHAPES = ((5, 4, 2, 16), full_only((4, 3, 1, 80)), full_only((1, 1, 1, 256)))
 
 
-@pytest.mark.parametrize("turned", [full_only(False), True])
+@pytest.mark.parametrize("to_rotate", [full_only(False), True])
 @pytest.mark.parametrize("dtype", ["bfloat16", full_only("float32"), full_only("float16")])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_interpreted(shape: tuple[int, int, int, int], dtype: str, turned: bool) -> None:
-    arrays = case(shape, dtype, turned=turned, exact=True)
+def test_interpreted(shape: tuple[int, int, int, int], dtype: str, to_rotate: bool) -> None:
+    arrays = case(shape, dtype, to_rotate=to_rotate, exact=True)
     found = jax.jit(functools.partial(triton.rotate_and_store, interpret=True))(*arrays)
     for a, b in zip(found, jax.jit(portable.rotate_and_store)(*arrays), strict=True):
         assert_bits_equal(a, b)

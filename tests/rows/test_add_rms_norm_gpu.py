@@ -6,7 +6,7 @@ import jax
 import pytest
 
 import bijax
-from bijax.ops.norm import add_rms_norm
+from bijax.ops.norm.norms import add_rms_norm
 from bijax.testing import assert_bits_equal
 
 pytestmark = pytest.mark.gpu

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import bijax
-from bijax.ops import linear_cross_entropy as module
+from bijax.ops.rows import linear_cross_entropy as module
 from bijax.testing import assert_bits_equal, hostile_rows
 
 ROWS, WIDTH, COLUMNS = 300, 40, 33

@@ -32,6 +32,16 @@ def test_trainer_and_sampler_have_the_same_bits(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.tier("full")
+def test_with_linear_attention() -> None:
+    """The same for a hybrid, whose states are computed again with the new weights; plain JAX is the control."""
+    small = dataclasses.replace(SMALL, layers=2, hybrid=True)
+    found = train(dataclasses.replace(small, steps=3), lambda *_: None)
+    assert [numbers(c) for c in found] == [SAME] * 3
+    [plain] = train(dataclasses.replace(small, steps=1, invariant=False), lambda *_: None)
+    assert plain.differing > 0
+
+
+@pytest.mark.tier("full")
 def test_plain_operations_differ() -> None:
     """The control of bits; the test above has one of its own, old weights."""
     [found] = train(dataclasses.replace(SMALL, steps=1, width=128, invariant=False), lambda *_: None)

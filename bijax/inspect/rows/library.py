@@ -129,14 +129,14 @@ def rotate_and_store(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Valu
     rows, differ = chosen([v.rows for v in new])
     mixing = {flow.here(eqn, "meet")} if differ else set()
     position = flow.here(eqn, "position")
-    turned = combined(new, rows, varies=everywhere(eqn.outvars[0].aval.shape, position), mixing=mixing)
+    rotated = combined(new, rows, varies=everywhere(eqn.outvars[0].aval.shape, position), mixing=mixing)
     asked = Value(places.rows, frozenset(p for p in places.mixing if p.kind != "position"), places.scaled, places.sums)
-    results = [turned]
+    results = [rotated]
     for cache, v in zip((keys, cached), eqn.outvars[1:], strict=True):
         if cache.rows is not None:
-            results.append(combined([cache, turned, asked], cache.rows))
+            results.append(combined([cache, rotated, asked], cache.rows))
             continue
-        terms = [Value(None, x.mixing, x.scaled, x.sums) for x in (cache, turned, asked)]
+        terms = [Value(None, x.mixing, x.scaled, x.sums) for x in (cache, rotated, asked)]
         stored = [] if rows is None else [here]
         results.append(combined(terms, None, varies=everywhere(v.aval.shape, position), sums=stored))
     return results

@@ -26,7 +26,7 @@ from bijax.lax.windows import (
     select_and_gather_add,
     select_and_scatter_add,
 )
-from bijax.ops._cudnn_attention import cudnn_attention, cudnn_attention_gradients
+from bijax.ops.attention.cudnn import cudnn_attention, cudnn_attention_gradients
 from bijax.transform.errors import NotInvariantError
 from bijax.transform.rules._elementwise import has_an_order
 from bijax.transform.rules._kept import INTEGER, ORDER_FREE

@@ -3,7 +3,10 @@
 from .attention import Attention as Attention
 from .cache import KVCache as KVCache
 from .cache import LayerCache as LayerCache
+from .delta_net_state import DeltaNetState as DeltaNetState
 from .embed import Embed as Embed
+from .gated_delta_net import GatedDeltaNet as GatedDeltaNet
+from .latent_attention import LatentAttention as LatentAttention
 from .linear import Linear as Linear
 from .mlp import MLP as MLP
 from .moe import MoE as MoE

@@ -32,12 +32,14 @@ class Attention(nnx.Module):
         scale: Factor of the scores; 1 / sqrt(head_dim) by default.
         soft_cap: What scores x are bent to stay below, as soft_cap * tanh(x / soft_cap); None for no bound.
         window: Tokens that a token sees at most, itself the last; None for all before it.
+        output_gate: Whether the heads are multiplied by sigmoid of a product of the input, before `out`.
         ops: The operations to compute with.
         rngs: Keys; `rngs.params()` is drawn from.
 
     Attributes:
         qkv: Linear layer to the query heads, the key heads and the value heads, in this order. One kernel, because one
             product is faster than three and its columns do not mind.
+        gate: Linear layer to the gates of the query heads, or None.
         out: Linear layer from the query heads back to `features`.
         query_norm: Norm of a head of queries, or None.
         key_norm: Norm of a head of keys, or None.
@@ -49,7 +51,7 @@ class Attention(nnx.Module):
     whatever the batch, the padding, the cut into chunks and the cache.
 
     Source: Ainslie et al., "GQA: Training Generalized Multi-Query Transformer Models from Multi-Head Checkpoints",
-    2023.
+    2023. Output gate: Qiu et al., "Gated Attention for Large Language Models", https://arxiv.org/abs/2505.06708.
 
     Example:
         >>> from flax_layers.models.layers import RotaryEmbedding
@@ -78,6 +80,7 @@ class Attention(nnx.Module):
         scale: float | None = None,
         soft_cap: float | None = None,
         window: int | None = None,
+        output_gate: bool = False,
         ops: Ops = INVARIANT,
         rngs: nnx.Rngs,
     ) -> None:
@@ -100,6 +103,7 @@ class Attention(nnx.Module):
             )
 
         self.qkv = linear(features, (num_heads + 2 * num_kv_heads) * head_dim, qkv_bias)
+        self.gate: Any = linear(features, num_heads * head_dim, False) if output_gate else nnx.data(None)
         self.out = linear(num_heads * head_dim, features, output_bias)
         self.query_norm: Any = nnx.data(None)
         self.key_norm: Any = nnx.data(None)
@@ -134,7 +138,7 @@ class Attention(nnx.Module):
         query_key = self.ops.rotate(query_key, *rotary)
         query, key = query_key[:, :, : self.num_heads], query_key[:, :, self.num_heads :]
         value = heads[:, :, self.num_heads + self.num_kv_heads :]
-        return self._merge(self.ops.attention(query, key, value, **self._options()))
+        return self._merge(self.ops.attention(query, key, value, **self._options()), x)
 
     def extend(
         self,
@@ -161,20 +165,22 @@ class Attention(nnx.Module):
             TypeError: If a dtype is not supported.
             ValueError: If a shape does not fit.
         """
+        if cache.values is None:
+            raise ValueError("Attention: the cache must hold keys and values, got one of latents, without values.")
         heads, query_key = self._heads(x, rotary)
         rows = cache.rows(x.shape[1], start, lengths)
-        turned = None if self.query_norm is None else query_key
+        to_rotate = None if self.query_norm is None else query_key
         query, keys, values = self.ops.rotate_and_store(
-            heads, *rotary, rows, cache.keys, cache.values, turned=turned, scales=cache.scales
+            heads, *rotary, rows, cache.keys, cache.values, to_rotate=to_rotate, scales=cache.scales
         )
         cache = cache._replace(keys=keys, values=values)
         options = {"start": start, "lengths": lengths, **self._options()}
         if cache.page_table is None:
-            y = self.ops.attention(query, cache.keys, cache.values, **options)
+            y = self.ops.attention(query, keys, values, **options)
         else:
             options |= {"common_prefix": cache.common_prefix, "scales": cache.scales}
-            y = self.ops.paged_attention(query, cache.keys, cache.values, cache.page_table, **options)
-        return self._merge(y), cache
+            y = self.ops.paged_attention(query, keys, values, cache.page_table, **options)
+        return self._merge(y, x), cache
 
     def _options(self) -> dict[str, Any]:
         return {"scale": self.scale, "window": self.window, "soft_cap": self.soft_cap}
@@ -190,12 +196,13 @@ class Attention(nnx.Module):
                 f" got {[angles.shape for angles in rotary]}."
             )
         heads = self.qkv(x).reshape(*x.shape[:2], self.num_heads + 2 * self.num_kv_heads, self.head_dim)
-        turned = self.num_heads + self.num_kv_heads
-        query_key = heads[:, :, :turned]
+        to_rotate = self.num_heads + self.num_kv_heads
+        query_key = heads[:, :, :to_rotate]
         if self.query_norm is not None:
             query, key = query_key[:, :, : self.num_heads], query_key[:, :, self.num_heads :]
             query_key = jnp.concatenate([self.query_norm(query), self.key_norm(key)], axis=2)
         return heads, query_key
 
-    def _merge(self, heads: jax.Array) -> jax.Array:
-        return self.out(heads.reshape(*heads.shape[:2], self.num_heads * self.head_dim))
+    def _merge(self, heads: jax.Array, x: jax.Array) -> jax.Array:
+        y = heads.reshape(*heads.shape[:2], self.num_heads * self.head_dim)
+        return self.out(y if self.gate is None else self.ops.sigmoid_gate(y, self.gate(x)))

@@ -23,6 +23,7 @@ class MoE(nnx.Module):
         hidden_features: Width inside an expert.
         routing: How experts are selected.
         shared_features: Total hidden width of the shared experts; 0 for none.
+        shared_gate: Whether the result of the shared experts is multiplied by sigmoid of a product of the token.
         dtype: Dtype of the computation; promoted from input and parameters by default. Scores and weights are
             float32.
         param_dtype: Dtype of the parameters.
@@ -35,6 +36,10 @@ class MoE(nnx.Module):
         gate_up: (num_experts, features, 2 * hidden_features) parameter: the gate's columns, then the up projection's.
         down: (num_experts, hidden_features, features) parameter.
         shared: MLP of the shared experts, or None.
+        shared_gate: (features, 1) parameter, or None.
+
+    Raises:
+        ValueError: If there is a gate for shared experts, but no shared experts.
 
     Guarantee: row-invariant with `INVARIANT`: a token's bits do not depend on which tokens its experts get, or on how
     many. Of the gradients of experts see `bijax.group_matmul`.
@@ -54,11 +59,14 @@ class MoE(nnx.Module):
         *,
         routing: Routing,
         shared_features: int = 0,
+        shared_gate: bool = False,
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
         ops: Ops = INVARIANT,
         rngs: nnx.Rngs,
     ) -> None:
+        if shared_gate and not shared_features:
+            raise ValueError("MoE: shared_gate needs shared experts, got shared_features=0.")
         number = routing.num_experts
         self.router = nnx.Param(LECUN_NORMAL(rngs.params(), (features, number), param_dtype))
         self.router_bias: Any = (
@@ -70,6 +78,9 @@ class MoE(nnx.Module):
             MLP(features, shared_features, dtype=dtype, param_dtype=param_dtype, ops=ops, rngs=rngs)
             if shared_features
             else nnx.data(None)
+        )
+        self.shared_gate: Any = (
+            nnx.Param(LECUN_NORMAL(rngs.params(), (features, 1), param_dtype)) if shared_gate else nnx.data(None)
         )
         self.features = features
         self.routing = routing
@@ -87,7 +98,7 @@ class MoE(nnx.Module):
         rows, router, gate_up, down = promote(self.dtype, rows, self.router[...], self.gate_up[...], self.down[...])
         selected, weights = route(self.ops, rows, router, self.router_bias, self.routing)
         y = self.ops.experts(rows, selected, weights, gate_up, down)
-        return with_shared(y.reshape(x.shape), self.shared, x)
+        return with_shared(self.ops, y.reshape(x.shape), self.shared, self.shared_gate, x)
 
 
 def tokens(layer: str, x: jax.Array, features: int) -> jax.Array:
@@ -107,6 +118,12 @@ def route(ops: Ops, rows: jax.Array, router: jax.Array, bias: Any, routing: Rout
     return ops.route(logits, None if bias is None else bias[...].astype(jnp.float32), routing)
 
 
-def with_shared(y: jax.Array, shared: Any, x: jax.Array) -> jax.Array:
-    """Adds the shared experts' outputs for x."""
-    return y if shared is None else y + shared(x).astype(y.dtype)
+def with_shared(ops: Ops, y: jax.Array, shared: Any, gate: Any, x: jax.Array) -> jax.Array:
+    """Adds the shared experts' outputs for x, times sigmoid of their gate if there is one."""
+    if shared is None:
+        return y
+    z = shared(x).astype(y.dtype)
+    if gate is not None:
+        rows, kernel = promote(y.dtype, x, gate[...])
+        z = ops.sigmoid_gate(z, ops.matmul(rows, kernel, preferred_element_type=jnp.float32))
+    return y + z

@@ -24,6 +24,7 @@ class QuantMoE(nnx.Module):
         down: (num_experts, hidden_features, features) int8.
         down_scale: (num_experts, features) float32.
         shared: MLP of the shared experts, or None.
+        shared_gate: (features, 1) parameter, or None.
 
     Guarantee: row-invariant with `INVARIANT`, as `MoE`. It has no gradient.
 
@@ -38,7 +39,7 @@ class QuantMoE(nnx.Module):
         self.router, self.router_bias = moe.router, moe.router_bias
         self.gate_up, self.gate_up_scale = map(QuantizedWeight, quantize_columns(moe.gate_up[...]))
         self.down, self.down_scale = map(QuantizedWeight, quantize_columns(moe.down[...]))
-        self.shared = moe.shared
+        self.shared, self.shared_gate = moe.shared, moe.shared_gate
         self.features = moe.features
         self.routing = moe.routing
         self.param_dtype = moe.gate_up.dtype
@@ -57,4 +58,4 @@ class QuantMoE(nnx.Module):
         selected, weights = route(self.ops, rows, self.router[...].astype(dtype), self.router_bias, self.routing)
         gate_up, down = (self.gate_up[...], self.gate_up_scale[...]), (self.down[...], self.down_scale[...])
         y = self.ops.quantized_experts(rows, selected, weights, gate_up, down)
-        return with_shared(y.reshape(x.shape), self.shared, x)
+        return with_shared(self.ops, y.reshape(x.shape), self.shared, self.shared_gate, x)

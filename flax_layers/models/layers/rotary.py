@@ -20,19 +20,25 @@ class RotaryEmbedding(nnx.Module):
     They are computed once in float64 and rounded to float32; a position looks its row up, which is exact whatever
     the batch. XLA's own cosine is not the same number in every program.
 
+    A head's columns i and i + head_dim / 2 are a pair. With `rotary_dim` only the first rotary_dim / 2 pairs turn; the
+    others have cosine 1 and sine 0. Models that turn the first `rotary_dim` columns of a head have the columns
+    reordered by `rotary_order`.
+
     Args:
         head_dim: Width of a head; even.
         max_positions: Number of positions in the table.
         theta: Base of the frequencies theta**(-2i/head_dim).
-        divisors: What each frequency is divided by, (head_dim / 2) numbers; None for ones.
-        magnitude: Factor of the cosines and sines.
+        divisors: What each frequency is divided by, (rotary_dim / 2) numbers; None for ones.
+        magnitude: Factor of the cosines and sines of pairs that turn.
+        rotary_dim: Columns of a head that turn, even; all by default. The frequencies are theta**(-2i/rotary_dim).
 
     Attributes:
         cos: (max_positions, head_dim / 2) float32 table.
         sin: The same.
 
     Raises:
-        ValueError: If `head_dim` is odd or not positive, or the numbers of divisors and frequencies differ.
+        ValueError: If `head_dim` is odd or not positive, `rotary_dim` is odd or not in [2, head_dim], or the numbers of
+            divisors and frequencies differ.
 
     Guarantee: row-invariant.
 
@@ -54,19 +60,30 @@ class RotaryEmbedding(nnx.Module):
         theta: float = 10000.0,
         divisors: Sequence[float] | None = None,
         magnitude: float = 1.0,
+        rotary_dim: int | None = None,
     ) -> None:
         if head_dim < 2 or head_dim % 2:
             raise ValueError(f"RotaryEmbedding: head_dim must be even and positive, got {head_dim=}.")
-        frequencies = theta ** (-np.arange(0, head_dim, 2) / head_dim)
+        rotated = head_dim if rotary_dim is None else rotary_dim
+        if rotated % 2 or not 2 <= rotated <= head_dim:
+            raise ValueError(
+                f"RotaryEmbedding: rotary_dim must be even and from 2 to head_dim, got {rotary_dim=} and {head_dim=}."
+            )
+        frequencies = theta ** (-np.arange(0, rotated, 2) / rotated)
         if divisors is not None:
             if len(divisors) != len(frequencies):
                 raise ValueError(
-                    f"RotaryEmbedding: expected {len(frequencies)} divisors for {head_dim=}, got {len(divisors)}."
+                    f"RotaryEmbedding: expected {len(frequencies)} divisors for {rotated} columns, got {len(divisors)}."
                 )
             frequencies = frequencies / np.asarray(divisors, np.float64)
         angles = np.outer(np.arange(max_positions), frequencies)
-        self.cos = RotaryTable(jnp.asarray(magnitude * np.cos(angles), jnp.float32))
-        self.sin = RotaryTable(jnp.asarray(magnitude * np.sin(angles), jnp.float32))
+        still = ((0, 0), (0, (head_dim - rotated) // 2))
+        cos, sin = (
+            np.pad(magnitude * np.cos(angles), still, constant_values=1),
+            np.pad(magnitude * np.sin(angles), still),
+        )
+        self.cos = RotaryTable(jnp.asarray(cos, jnp.float32))
+        self.sin = RotaryTable(jnp.asarray(sin, jnp.float32))
         self.max_positions = max_positions
 
     def __call__(self, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -80,3 +97,21 @@ class RotaryEmbedding(nnx.Module):
             for table in (self.cos, self.sin)
         )
         return cos, sin
+
+
+def rotary_order(head_dim: int, rotary_dim: int) -> np.ndarray:
+    """Returns the columns of a head of which the first `rotary_dim` turn, in the order of `RotaryEmbedding`'s pairs.
+
+    Scores do not change when queries and keys are reordered alike.
+
+    Args:
+        head_dim: Width of a head; even.
+        rotary_dim: Columns that turn, in halves; even.
+
+    Example:
+        >>> rotary_order(8, 4).tolist()
+        [0, 1, 4, 5, 2, 3, 6, 7]
+    """
+    rotated, still = np.arange(rotary_dim), np.arange(rotary_dim, head_dim)
+    halves = zip(np.split(rotated, 2), np.split(still, 2), strict=True)
+    return np.concatenate([part for half in halves for part in half])

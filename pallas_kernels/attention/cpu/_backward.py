@@ -1,4 +1,4 @@
-"""The backward pass: tiles of queries walk the blocks of keys that they see, and recompute the weights.
+"""The backward pass: tiles of queries loop over the blocks of keys that they see, and recompute the weights.
 
 Gradients of queries are sums over key blocks, those of keys and values sums over query blocks, all upwards and at
 absolute positions. A query that does not see a key adds an exact zero to its sums.
@@ -42,7 +42,7 @@ def gradients(call: AttentionCall, results: AttentionResults, *, contract: Atten
     Returns:
         Gradients of `query`, `key` and `value`, with their shapes and dtypes.
     """
-    query, key, value = call.query, call.key, call.value
+    query, key, value = call.query, call.key, call.values
     length, capacity, heads = query.shape[1], *key.shape[1:3]
     limits = call.numbers()
     arrays = ScoreArrays.of(call, limits[0])
@@ -58,7 +58,7 @@ def gradients(call: AttentionCall, results: AttentionResults, *, contract: Atten
 
         def tile_of_queries(i: jax.Array, sums: _Sums) -> _Sums:
             rows = own.tile_of_queries(i)
-            dq, cache = _walk_keys(rows, sums.cache, s, shared)
+            dq, cache = _loop_over_keys(rows, sums.cache, s, shared)
             dq = from_rows(dq, tile.queries, rows.group)
             return _Sums(
                 lax.dynamic_update_slice_in_dim(sums.query, dq, front + rows.begin, axis=1, **FROM_ZERO), cache
@@ -127,8 +127,8 @@ def _each_sequence(program: Callable[[jax.Array], Any], like: tuple[jax.Array, .
     return lax.fori_loop(jnp.int32(0), jnp.int32(batch), body, tuple(jnp.zeros_like(x) for x in like))
 
 
-def _walk_keys(rows: Rows, cache: jax.Array, sequence: jax.Array, shared: Shared) -> _Sums:
-    """Walks the blocks of keys that a tile of queries sees; `cache` is what other tiles gave to keys and values."""
+def _loop_over_keys(rows: Rows, cache: jax.Array, sequence: jax.Array, shared: Shared) -> _Sums:
+    """Loops over the blocks of keys that a tile of queries sees; `cache` has what other tiles gave keys and values."""
     key_block = shared.contract.key_block
     chain = shared.contract.chain_rows(rows.query.shape[2] // shared.tile.queries)
 

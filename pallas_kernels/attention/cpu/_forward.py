@@ -1,4 +1,4 @@
-"""The forward pass: tiles of queries walk the blocks of keys that they see."""
+"""The forward pass: tiles of queries loop over the blocks of keys that they see."""
 
 from typing import NamedTuple
 
@@ -9,9 +9,9 @@ from jax import lax
 from pallas_kernels.attention.call import AttentionOptions
 from pallas_kernels.attention.cpu._keys import FetchBlock
 from pallas_kernels.attention.cpu._scores import NOTHING, ScoreArrays, block_scores, seen_keys
+from pallas_kernels.attention.mask_bounds import MaskBounds
 from pallas_kernels.attention.programs import lane_tree, larger, seen_product
 from pallas_kernels.attention.schedule.cpu import Tile
-from pallas_kernels.attention.sight import Sight
 from pallas_kernels.contract import AttentionContract
 from pallas_kernels.parts.xla.lanes import log, run_flat
 from pallas_kernels.parts.xla.tiles import FROM_ZERO, isolate
@@ -64,11 +64,11 @@ def from_rows(x: jax.Array, queries: int, group: int) -> jax.Array:
     return jnp.moveaxis(x, 1, 2).reshape(b, queries, heads * group, *x.shape[4:])
 
 
-def rows_sight(queries: Sight, group: int) -> Sight:
+def mask_bounds_of_rows(queries: MaskBounds, group: int) -> MaskBounds:
     """Returns the intervals (b, R) of the rows of queries (b, t)."""
     missing = tile_rows(queries.first.shape[1], group) - queries.first.shape[1] * group
     first, last = (jnp.pad(jnp.repeat(x, group, axis=1), [(0, 0), (0, missing)]) for x in queries)
-    return Sight(first, last)
+    return MaskBounds(first, last)
 
 
 def block_step(
@@ -76,7 +76,7 @@ def block_step(
     query: jax.Array,
     keys: jax.Array,
     values: jax.Array,
-    rows: Sight,
+    rows: MaskBounds,
     start: jax.Array,
     *,
     factor: jax.Array,
@@ -127,7 +127,7 @@ def with_sinks(state: State, sinks: jax.Array) -> State:
     return State(*isolate(maximum, total + weight, values))
 
 
-def finish(state: State, rows: Sight, sinks: jax.Array | None, *, masked: bool) -> tuple[jax.Array, jax.Array]:
+def finish(state: State, rows: MaskBounds, sinks: jax.Array | None, *, masked: bool) -> tuple[jax.Array, jax.Array]:
     """Returns the outputs (b, K, R, V) and the log-sum-exp (b, K, R) of the scores.
 
     A row that sees no key gives zeros and -inf; so does, with a bias or a mask, one without a weight above 0.
@@ -158,8 +158,8 @@ def one_nan(x: jax.Array) -> jax.Array:
 def attend(
     query: jax.Array,
     fetch_keys: FetchBlock,
-    fetch_values: FetchBlock,
-    what: Sight,
+    fetch_values: FetchBlock | None,
+    what: MaskBounds,
     arrays: ScoreArrays = NOTHING,
     sinks: jax.Array | None = None,
     *,
@@ -174,7 +174,7 @@ def attend(
     Args:
         query: (B, T, N, H), B and T at least those of the tile.
         fetch_keys: Reads a block of keys.
-        fetch_values: Reads a block of values.
+        fetch_values: Reads a block of values; None if these are the first columns of the keys.
         what: (B, T), what each query sees.
         arrays: Bias, mask and slopes, their queries and keys padded as those of the tiles are.
         sinks: (B or 1, N), the scores that belong to no key.
@@ -212,11 +212,12 @@ def attend(
             return lax.dynamic_slice_in_dim(x, begin, tile.queries, axis=1, **FROM_ZERO)
 
         q = to_rows(part(query).astype(jnp.float32), heads)
-        queries = Sight(part(what.first), part(what.last))
-        rows = Sight(*isolate(*rows_sight(queries, group)))
+        queries = MaskBounds(part(what.first), part(what.last))
+        rows = MaskBounds(*isolate(*mask_bounds_of_rows(queries, group)))
 
         def body(block: jax.Array, state: State) -> State:
-            k, v = fetch_keys(first, block), fetch_values(first, block)
+            k = fetch_keys(first, block)
+            v = k[..., :value_size] if fetch_values is None else fetch_values(first, block)
             start = block * key_block
             given = arrays.block(first, begin, start, tile).by_rows(heads, tile, query_heads, q.shape[2])
             return block_step(state, q, k, v, rows, start, factor=factor, arrays=given, soft_cap=options.soft_cap)

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.attention.call import AttentionCall, AttentionOptions, AttentionResults, Limits
-from pallas_kernels.attention.cpu._forward import rows_sight, to_rows
+from pallas_kernels.attention.cpu._forward import mask_bounds_of_rows, to_rows
 from pallas_kernels.attention.cpu._keys import Cache, FetchBlock, contiguous_blocks
 from pallas_kernels.attention.cpu._scores import ScoreArrays
+from pallas_kernels.attention.mask_bounds import MaskBounds, mask_bounds
 from pallas_kernels.attention.programs import row_products
 from pallas_kernels.attention.schedule.cpu import Tile
-from pallas_kernels.attention.sight import Sight, sight
 from pallas_kernels.contract import AttentionContract
 from pallas_kernels.parts.xla.tiles import FROM_ZERO, isolate
 
@@ -38,8 +38,8 @@ class Rows(NamedTuple):
     cotangent: jax.Array
     lse: jax.Array
     delta: jax.Array
-    seen: Sight
-    queries: Sight
+    seen: MaskBounds
+    queries: MaskBounds
     begin: jax.Array
     group: int
     given: Callable[[jax.Array], ScoreArrays]
@@ -90,7 +90,7 @@ class Shared:
         offsets, queries, keys = limits
         length, (capacity, heads) = call.query.shape[1], call.key.shape[1:3]
         block = contract.key_block
-        read_keys, read_values = (contiguous_blocks(Cache(x, x.dtype), tile, block) for x in (call.key, call.value))
+        read_keys, read_values = (contiguous_blocks(Cache(x, x.dtype), tile, block) for x in (call.key, call.values))
         return cls(
             rows=(call.query, results.cotangent, results.out, results.lse),
             limits=(offsets, jnp.minimum(queries, length), jnp.minimum(keys, capacity)),
@@ -146,7 +146,7 @@ class Sequence:
         options = self.shared.options
         begin = i * tile.queries - self._before
         indices = begin + jnp.arange(tile.queries, dtype=jnp.int32)[None]
-        seen = sight(*self.limits, indices, causal=options.causal, window=options.window)
+        seen = mask_bounds(*self.limits, indices, causal=options.causal, window=options.window)
         place = contract.query_block + begin
         q, ct, o, stat = (
             to_rows(lax.dynamic_slice_in_dim(x, place, tile.queries, axis=1, **FROM_ZERO).astype(jnp.float32), heads)
@@ -155,7 +155,7 @@ class Sequence:
         q, ct, stat, delta = isolate(q, ct, stat, row_products(ct, o))
         query_heads = self.rows[0].shape[2]
         group = query_heads // heads
-        rows_seen = Sight(*isolate(*rows_sight(seen, group)))
+        rows_seen = MaskBounds(*isolate(*mask_bounds_of_rows(seen, group)))
 
         def given(block: jax.Array) -> ScoreArrays:
             part = self.shared.arrays.block(self.index, place, block * contract.key_block, tile)

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.attention.call import AttentionCall
+from pallas_kernels.attention.mask_bounds import MaskBounds
 from pallas_kernels.attention.programs import dot
 from pallas_kernels.attention.schedule.cpu import Tile
-from pallas_kernels.attention.sight import Sight
 from pallas_kernels.parts.xla.lanes import run_flat
 from pallas_kernels.parts.xla.tiles import FROM_ZERO, isolate
 
@@ -88,7 +88,7 @@ class ScoreArrays(NamedTuple):
 NOTHING: Final = ScoreArrays()
 
 
-def seen_keys(rows: Sight, start: jax.Array, keys: int, mask: jax.Array | None) -> jax.Array:
+def seen_keys(rows: MaskBounds, start: jax.Array, keys: int, mask: jax.Array | None) -> jax.Array:
     """Returns (b, 1, R, keys) bool, or (b, K, R, keys) with a mask: which keys of a block each row sees."""
     position = start + lax.broadcasted_iota(jnp.int32, (1, 1, 1, keys), 3)
     first, last = (x[:, None, :, None] for x in rows)

@@ -10,8 +10,8 @@ from pallas_kernels.attention.call import AttentionCall, Limits
 from pallas_kernels.attention.cpu._forward import attend
 from pallas_kernels.attention.cpu._keys import Cache, FetchBlock, contiguous_blocks, paged_blocks
 from pallas_kernels.attention.cpu._scores import ScoreArrays
+from pallas_kernels.attention.mask_bounds import mask_bounds
 from pallas_kernels.attention.schedule.cpu import Tile
-from pallas_kernels.attention.sight import sight
 from pallas_kernels.contract import AttentionContract
 
 
@@ -52,10 +52,10 @@ def run(
         As `pallas_kernels.attention.cpu.launch.attention`, without the factors of 8-bit values.
     """
     query, options = call.query, call.options
-    key, value = (Cache(x, query.dtype) for x in (call.key, call.value))
+    key, value = Cache(call.key, query.dtype), None if call.value is None else Cache(call.value, query.dtype)
     arrays = ScoreArrays.of(call, limits[0])
     batch, length, query_heads, size = query.shape
-    heads, value_size, capacity = call.key.shape[2], call.value.shape[3], call.capacity
+    heads, value_size, capacity = call.key.shape[2], call.value_size, call.capacity
     if call.is_empty:
         return jnp.zeros((*query.shape[:3], value_size), query.dtype), jnp.full(query.shape[:3], -jnp.inf, jnp.float32)
     block = contract.key_block
@@ -65,11 +65,11 @@ def run(
     indices = jnp.broadcast_to(jnp.arange(query.shape[1], dtype=jnp.int32), query.shape[:2])
     offsets, queries, keys = limits
     within = jnp.minimum(queries, length), jnp.minimum(keys, capacity)
-    what = sight(offsets, *within, indices, causal=options.causal, window=options.window)
+    what = mask_bounds(offsets, *within, indices, causal=options.causal, window=options.window)
     out, lse = attend(
         query,
         _reader(key, call.page_table, tile, block),
-        _reader(value, call.page_table, tile, block),
+        None if value is None else _reader(value, call.page_table, tile, block),
         what,
         arrays.padded(0, max(0, tile.queries - length), block),
         call.sinks,

@@ -20,8 +20,8 @@ from pallas_kernels.attention.cpu._keys import Cache, contiguous_blocks
 from pallas_kernels.attention.cpu._tiling import ProgramShape
 from pallas_kernels.attention.eight_bits import scaled_queries, scaled_results
 from pallas_kernels.attention.limits import poison, within
+from pallas_kernels.attention.mask_bounds import MaskBounds
 from pallas_kernels.attention.schedule.cpu import GRADIENT_REFERENCE, REFERENCE, Tile, attention_tiles, gradient_tiles
-from pallas_kernels.attention.sight import Sight
 from pallas_kernels.contract import XLA_FUNCTIONS, AttentionContract, ElementwiseContract, attention_contract
 from pallas_kernels.contract.honour import honour
 from pallas_kernels.errors import UnsupportedError
@@ -70,7 +70,7 @@ def attention(
     out, lse = _tiling.run(call, limits, contract=contract, choose=_verified)
     if call.value_scale is not None:
         (out,) = isolate(out)
-        (out,) = isolate(scaled_results(out, call.value_scale, call.value.dtype))
+        (out,) = isolate(scaled_results(out, call.value_scale, call.key.dtype))
     return poison(valid, out, lse)
 
 
@@ -95,7 +95,7 @@ def gradients(
     Guarantee: row-invariant; a row is a query for the gradient of the queries, a sequence for the others.
     """
     honour("attention_gradients", functions, XLA_FUNCTIONS)
-    query, key, value = call.query, call.key, call.value
+    query, key, value = call.query, call.key, call.values
     heads, capped = key.shape[2], call.options.soft_cap is not None
     shape = ProgramShape(heads, query.shape[2] // max(1, heads), key.shape[3], value.shape[3], capped)
     empty = 0 in key.shape or not value.shape[3]
@@ -191,7 +191,7 @@ def _probe_program(tile: Tile, capped: bool) -> Program:
         query: jax.Array, key: jax.Array, value: jax.Array, first: jax.Array, last: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         keys, values = (contiguous_blocks(Cache(x, x.dtype), tile, REFERENCE.keys) for x in (key, value))
-        what, heads, size = Sight(first, last), key.shape[2], value.shape[3]
+        what, heads, size = MaskBounds(first, last), key.shape[2], value.shape[3]
         fixed: dict[str, Any] = {"contract": attention_contract(), "options": _probe_options(capped)}
         return attend(query, keys, values, what, heads=heads, value_size=size, tile=tile, **fixed)
 

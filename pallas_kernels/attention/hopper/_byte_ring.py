@@ -12,10 +12,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.attention.hopper._keys import KeySource
+from pallas_kernels.attention.hopper._mask_bounds import Blocks
 from pallas_kernels.attention.hopper._ring import Ring
-from pallas_kernels.attention.hopper._sight import Blocks
-from pallas_kernels.attention.hopper.clean import clean_rows
 from pallas_kernels.attention.hopper.widen import read_bytes, write_widened
+from pallas_kernels.attention.hopper.zero_fill import zero_fill_rows
 from pallas_kernels.parts.hopper.stages import await_free, drain
 
 
@@ -105,7 +105,7 @@ class ByteRing:
             @pl.when(blocks.in_part(block))
             def _() -> None:
                 ends = blocks.start - start, blocks.end - start
-                clean_rows(ring.values.at[slot], *ends, ring.found.at[slot], ring.interpret)
+                zero_fill_rows(ring.values.at[slot], *ends, ring.found.at[slot], ring.interpret)
                 plgpu.commit_smem()
 
             plgpu.barrier_arrive(ring.values_full.at[slot])

@@ -11,15 +11,15 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.attention.call import AttentionCall
+from pallas_kernels.attention.hopper._byte_key_loop import LeftRing, LeftStages
 from pallas_kernels.attention.hopper._byte_ring import ByteRing, Bytes
-from pallas_kernels.attention.hopper._byte_walk import LeftRing, LeftStages
 from pallas_kernels.attention.hopper._decode_results import Results
+from pallas_kernels.attention.hopper._key_loop import Spilled
 from pallas_kernels.attention.hopper._keys import KeySource
 from pallas_kernels.attention.hopper._ring import Ring, Stages
 from pallas_kernels.attention.hopper._scratch import Scratch
 from pallas_kernels.attention.hopper._setup import FAST
-from pallas_kernels.attention.hopper._swapped_walk import Shared
-from pallas_kernels.attention.hopper._walk import Parked
+from pallas_kernels.attention.hopper._swapped_key_loop import Shared
 from pallas_kernels.attention.hopper.columns import scratch as column_scratch
 from pallas_kernels.parts.hopper.launch import launch
 from pallas_kernels.parts.hopper.tile import ROWS, tiled
@@ -76,13 +76,13 @@ def run(
         Bytes.types(s.byte_stages, setup.source, width) if bytewise else None
         for width in (setup.size, setup.value_size)
     )
-    parked = Parked(plgpu.SMEM((ROWS * setup.value_size,), jnp.float32), plgpu.SMEM((2, ROWS), jnp.float32))
+    spilled = Spilled(plgpu.SMEM((ROWS * setup.value_size,), jnp.float32), plgpu.SMEM((2, ROWS), jnp.float32))
     memory = _Memory(
         *_rows(body, dtype, 1),
         ring=Stages.types(s.stages, ring_source, setup.size, setup.value_size, dtype, 1),
         keys=keys,
         values=values,
-        parked=parked if body.parks else None,
+        spilled=spilled if body.spills else None,
         shared=Shared(*column_scratch(dtype)) if s.swap else None,
     )
     return _launch(kernel, call, body, outputs, memory, warpgroups=4 if bytewise else 2)
@@ -97,13 +97,13 @@ class _Memory(NamedTuple):
     ring: Stages
     keys: Bytes | None
     values: Bytes | None
-    parked: Parked | None
+    spilled: Spilled | None
     shared: Shared | None
 
     @property
     def scratch(self) -> Scratch:
         """What does not belong to a ring."""
-        return Scratch(self.queries, self.queries_full, self.queries_free, self.parked, self.shared)
+        return Scratch(self.queries, self.queries_full, self.queries_free, self.spilled, self.shared)
 
 
 class _ByteMemory(NamedTuple):
@@ -122,49 +122,49 @@ def run_bytes(
     """Launches the kernel that makes wgmma's rows of the bytes in registers; arguments as for `run`.
 
     Widening, products and exponentials of a block follow each other in one warpgroup, so a block of the grid has
-    several of them, each with items, stages and a copying warpgroup of its own; together they are a walker.
+    several of them, each with items, stages and a copying warpgroup of its own; together they are a worker.
     """
     s, setup, dtype = body.schedule, body.setup, call.query[0].dtype
     interpret = bool(setup.interpret)
     shared = Shared(
-        *(plgpu.SMEM((s.walkers, *x.shape), x.dtype, transforms=x.transforms) for x in column_scratch(dtype))
+        *(plgpu.SMEM((s.workers, *x.shape), x.dtype, transforms=x.transforms) for x in column_scratch(dtype))
     )
 
     def kernel(given: AttentionCall, values: Any, of_rows: Any, memory: _ByteMemory) -> None:
         warpgroup = lax.axis_index("warpgroup")
 
-        def of(walker: Any) -> tuple[Scratch, LeftRing]:
-            own = Shared(*(x.at[walker] for x in memory.shared))
-            ring = LeftRing(walker, s.walkers, s.byte_stages, setup.source, fp8, interpret, *memory.ring)
+        def of(worker: Any) -> tuple[Scratch, LeftRing]:
+            own = Shared(*(x.at[worker] for x in memory.shared))
+            ring = LeftRing(worker, s.workers, s.byte_stages, setup.source, fp8, interpret, *memory.ring)
             return Scratch(memory.queries, memory.queries_full, memory.queries_free, None, own), ring
 
         def fill(ring: LeftRing, item: Any, position: Any) -> None:
             caches = given.key, given.value
             ring.fill(item.blocks, position, caches, given.page_table, item.sequence, item.head)
 
-        @pl.when(warpgroup < s.walkers)
+        @pl.when(warpgroup < s.workers)
         def _() -> None:
-            if s.walkers > 1:  # one has more than enough
+            if s.workers > 1:  # one has more than enough
                 plgpu.set_max_registers(s.registers[0], action="increase")
             body.compute(warpgroup, given, Results(values, of_rows), *of(warpgroup))
 
-        @pl.when(warpgroup >= s.walkers)
+        @pl.when(warpgroup >= s.workers)
         def _() -> None:
-            if s.walkers > 1:
+            if s.workers > 1:
                 plgpu.set_max_registers(s.registers[1], action="decrease")
-            walker = warpgroup - s.walkers
-            scratch, ring = of(walker)
-            body.produce(walker, given, scratch, partial(fill, ring), ring)
+            worker = warpgroup - s.workers
+            scratch, ring = of(worker)
+            body.produce(worker, given, scratch, partial(fill, ring), ring)
 
-    ring = LeftStages.types(s.walkers, s.byte_stages, setup.source, setup.size, setup.value_size)
-    memory = _ByteMemory(*_rows(body, dtype, s.walkers), shared=shared, ring=ring)
-    return _launch(kernel, call, body, outputs, memory, warpgroups=2 * s.walkers)
+    ring = LeftStages.types(s.workers, s.byte_stages, setup.source, setup.size, setup.value_size)
+    memory = _ByteMemory(*_rows(body, dtype, s.workers), shared=shared, ring=ring)
+    return _launch(kernel, call, body, outputs, memory, warpgroups=2 * s.workers)
 
 
-def _rows(body: Any, dtype: Any, walkers: int) -> tuple[Any, Any, Any]:
-    """Returns the types of two tiles of queries for each walker, and of their barriers."""
-    rows = plgpu.SMEM((2 * walkers, body.tile_rows, body.setup.size), dtype, transforms=tiled(dtype, body.setup.size))
-    return rows, plgpu.Barrier(num_barriers=2 * walkers), plgpu.Barrier(num_barriers=2 * walkers)
+def _rows(body: Any, dtype: Any, workers: int) -> tuple[Any, Any, Any]:
+    """Returns the types of two tiles of queries for each worker, and of their barriers."""
+    rows = plgpu.SMEM((2 * workers, body.tile_rows, body.setup.size), dtype, transforms=tiled(dtype, body.setup.size))
+    return rows, plgpu.Barrier(num_barriers=2 * workers), plgpu.Barrier(num_barriers=2 * workers)
 
 
 def _launch(

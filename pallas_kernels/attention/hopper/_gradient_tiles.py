@@ -8,8 +8,8 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.attention.hopper._mask_bounds import MaskBounds
 from pallas_kernels.attention.hopper._setup import Lengths
-from pallas_kernels.attention.hopper._sight import Sight
 from pallas_kernels.parts.hopper.tile import ROW, ROWS
 
 
@@ -40,7 +40,7 @@ class Tiles:
     """The tiles of a call.
 
     Attributes:
-        sight: The mask bounds.
+        mask_bounds: The mask bounds.
         block: Keys of a block.
         rows: Queries of a tile.
         batch: Sequences.
@@ -53,7 +53,7 @@ class Tiles:
         to_and_fro: Whether every second round of items goes over the blocks of the grid backwards.
     """
 
-    sight: Sight
+    mask_bounds: MaskBounds
     block: int
     rows: int
     batch: int
@@ -118,9 +118,9 @@ class Tiles:
         return Item(sequence, lax.rem(head, self.heads), block, first, end - first, whole_first, whole_end)
 
     def _number(self, place: Any, index: Any) -> Any:
-        return index * self.size + self._turned(index, place) - (self.rounds * self.size - self.items)
+        return index * self.size + self._to_and_fro(index, place) - (self.rounds * self.size - self.items)
 
-    def _turned(self, index: Any, place: Any) -> Any:
+    def _to_and_fro(self, index: Any, place: Any) -> Any:
         """Returns the place of a block of the grid in a round of items."""
         return jnp.where((lax.rem(index, 2) == 1) & self.to_and_fro, self.size - 1 - place, place)
 
@@ -129,25 +129,27 @@ class Tiles:
         offset, start = lengths.offsets[sequence], block * self.block
         end = lax.div(lengths.queries[sequence] + (self.rows - 1), self.rows)
         first = jnp.int32(0)
-        if self.sight.after is not None:  # the last query of the tile sees the first key
-            first = lax.div(jnp.maximum(start - self.sight.after - offset, 0), self.rows)
-        if self.sight.before is not None:  # the first query of the tile sees the last key
-            reach = start + (self.block - 1 + self.sight.before) - offset
+        if self.mask_bounds.after is not None:  # the last query of the tile sees the first key
+            first = lax.div(jnp.maximum(start - self.mask_bounds.after - offset, 0), self.rows)
+        if self.mask_bounds.before is not None:  # the first query of the tile sees the last key
+            reach = start + (self.block - 1 + self.mask_bounds.before) - offset
             end = jnp.minimum(end, jnp.where(reach >= 0, lax.div(jnp.maximum(reach, 0), self.rows) + 1, 0))
         return first, jnp.where(start < lengths.keys[sequence], end, first)
 
     def last_block(self, offset: Any, keys: Any, tile: Any) -> Any:
         """Returns the last block of keys that a tile of queries sees any key of."""
         last = lax.div(keys + (self.block - 1), self.block) - 1
-        if self.sight.after is None:
+        if self.mask_bounds.after is None:
             return last
-        return jnp.minimum(last, lax.div(offset + tile * self.rows + (self.rows - 1 + self.sight.after), self.block))
+        return jnp.minimum(
+            last, lax.div(offset + tile * self.rows + (self.rows - 1 + self.mask_bounds.after), self.block)
+        )
 
     def first_block(self, offset: Any, tile: Any) -> Any:
         """Returns the first block of keys that a tile of queries sees any key of."""
-        if self.sight.before is None:
+        if self.mask_bounds.before is None:
             return jnp.int32(0)
-        return lax.div(jnp.maximum(offset + tile * self.rows - self.sight.before, 0), self.block)
+        return lax.div(jnp.maximum(offset + tile * self.rows - self.mask_bounds.before, 0), self.block)
 
     def blocks_of_tiles(self, lengths: Lengths) -> tuple[jax.Array, jax.Array]:
         """Returns the first and the last block of keys of all tiles of queries (B, tiles), for arrays of lengths.
@@ -168,11 +170,11 @@ class Tiles:
         offset, start = lengths.offsets[sequence], block * self.block
         first = jnp.int32(0)
         end = lax.div(lengths.queries[sequence], self.rows)
-        if self.sight.after is not None:  # the first query of the tile sees the last key
-            first = jnp.maximum(start + (self.block - 1 - self.sight.after) - offset, 0)
+        if self.mask_bounds.after is not None:  # the first query of the tile sees the last key
+            first = jnp.maximum(start + (self.block - 1 - self.mask_bounds.after) - offset, 0)
             first = lax.div(first + (self.rows - 1), self.rows)
-        if self.sight.before is not None:  # the last query of the tile sees the first key
-            reach = jnp.maximum(start + (self.sight.before + 1) - offset, 0)
+        if self.mask_bounds.before is not None:  # the last query of the tile sees the first key
+            reach = jnp.maximum(start + (self.mask_bounds.before + 1) - offset, 0)
             end = jnp.minimum(end, lax.div(reach, self.rows))
         return first, jnp.where(start + self.block <= lengths.keys[sequence], end, first)
 
@@ -183,8 +185,8 @@ class Tiles:
         position = lengths.offsets[item.sequence] + query
         first = key - ROWS  # no limit; a plain number has no layout
         last = jnp.zeros_like(key) + (lengths.queries[item.sequence] - query - 1)
-        if self.sight.after is not None:
-            first = key + (start - position - self.sight.after)
-        if self.sight.before is not None:
-            last = jnp.minimum(last, key + (start - position + self.sight.before))
+        if self.mask_bounds.after is not None:
+            first = key + (start - position - self.mask_bounds.after)
+        if self.mask_bounds.before is not None:
+            last = jnp.minimum(last, key + (start - position + self.mask_bounds.before))
         return first, jnp.where(key < lengths.keys[item.sequence] - start, last, -1)

@@ -1,4 +1,4 @@
-"""The rows of an item of decode, inside the kernel: what they read, and their walk over the keys."""
+"""The rows of an item of decode, inside the kernel: what they read, and their loop over the keys."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.attention.call import AttentionCall
-from pallas_kernels.attention.hopper._byte_walk import ByteWalk, LeftRing
+from pallas_kernels.attention.hopper._byte_key_loop import ByteKeyLoop, LeftRing
 from pallas_kernels.attention.hopper._factors import factors_of, scale_rows, scaled_rows
 from pallas_kernels.attention.hopper._items import Item
+from pallas_kernels.attention.hopper._key_loop import KeyLoop
 from pallas_kernels.attention.hopper._online import Stats, of_queries, result
 from pallas_kernels.attention.hopper._ring import Ring
 from pallas_kernels.attention.hopper._score_operands import ScoreOperands, TileRows
 from pallas_kernels.attention.hopper._setup import Lengths, Setup
-from pallas_kernels.attention.hopper._swapped_walk import SwappedWalk
-from pallas_kernels.attention.hopper._walk import Walk
-from pallas_kernels.attention.hopper.bytes_left import turn_queries
+from pallas_kernels.attention.hopper._swapped_key_loop import SwappedKeyLoop
+from pallas_kernels.attention.hopper.bytes_left import scale_queries
 from pallas_kernels.attention.hopper.columns import COLUMN, COLUMNS
 from pallas_kernels.attention.hopper.products import WIDEST
 from pallas_kernels.parts.hopper.tile import ROW, ROWS, Arithmetic
@@ -94,14 +94,14 @@ class ItemRows:
     def walk_as_columns(
         self, queries: Any, ring: Any, shared: Any, after_scores: Callable[[], None]
     ) -> tuple[tuple[jax.Array, ...], Stats]:
-        """Walks the keys with the rows as wgmma's columns."""
-        form: Callable[..., SwappedWalk] = SwappedWalk
+        """Loops over the keys with the rows as wgmma's columns."""
+        form: Callable[..., SwappedKeyLoop] = SwappedKeyLoop
         if isinstance(ring, LeftRing):
-            turn_queries(queries, self.factors(self.refs.key_scale), self.setup.unit, self.interpret)
-            form = ByteWalk
+            scale_queries(queries, self.factors(self.refs.key_scale), self.setup.unit, self.interpret)
+            form = ByteKeyLoop
         return form(
             factor=self.setup.scoring.factor,
-            sight=self.setup.sight,
+            mask_bounds=self.setup.mask_bounds,
             positions=lambda: self.positions(COLUMNS, COLUMN),
             length=self.keys,
             blocks=self.item.blocks,
@@ -113,16 +113,18 @@ class ItemRows:
             interpret=self.interpret,
         ).run()
 
-    def walk(self, queries: Any, ring: Ring, parked: Any, after_scores: Callable[[], None]) -> tuple[jax.Array, Stats]:
-        """Walks the keys with the rows as wgmma's rows."""
+    def key_loop(
+        self, queries: Any, ring: Ring, spilled: Any, after_scores: Callable[[], None]
+    ) -> tuple[jax.Array, Stats]:
+        """Loops over the keys with the rows as wgmma's rows."""
         refs, setup = self.refs, self.setup
         if refs.key_scale is not None:
             scale_rows(queries, self.factors(refs.key_scale), setup.unit, self.interpret)
         rows = TileRows(self.item.sequence, self.heads_of_rows, self.queries_of_rows, self.of_rows, self.interpret)
-        return Walk(
+        return KeyLoop(
             contract=setup.contract,
             scoring=setup.scoring,
-            sight=setup.sight,
+            mask_bounds=setup.mask_bounds,
             positions=lambda: self.positions(ROWS, ROW),
             operands=ScoreOperands.of(refs, rows),
             length=self.keys,
@@ -130,7 +132,7 @@ class ItemRows:
             queries=queries,
             ring=ring,
             position=self.position,
-            parked=parked,
+            spilled=spilled,
             after_scores=after_scores,
             interpret=self.interpret,
             widest=WIDEST if refs.key_scale is None else _WIDEST_OF_FOUR,

@@ -11,9 +11,9 @@ from jax import lax
 
 from pallas_kernels.attention.call import AttentionCall
 from pallas_kernels.attention.hopper._decode_results import Place
-from pallas_kernels.attention.hopper._merge_walk import MERGED_ROWS
+from pallas_kernels.attention.hopper._mask_bounds import Blocks
+from pallas_kernels.attention.hopper._merge_loop import MERGED_ROWS
 from pallas_kernels.attention.hopper._setup import Lengths, Setup
-from pallas_kernels.attention.hopper._sight import Blocks
 from pallas_kernels.attention.hopper.columns import COLUMNS
 from pallas_kernels.attention.schedule.hopper import DecodeSchedule
 from pallas_kernels.parts.hopper.tile import ROWS
@@ -115,7 +115,7 @@ class Items:
         return self.setup.batch * (1 if self.schedule.whole else self.splits) * self.tiles * self.heads
 
     @property
-    def parks(self) -> bool:
+    def spills(self) -> bool:
         """Whether an item has more than one split."""
         return self.schedule.whole and self.splits > 1
 
@@ -125,13 +125,13 @@ class Items:
         return min(self.schedule.blocks, self.items)
 
     @property
-    def walkers(self) -> int:
+    def workers(self) -> int:
         """Walkers of all blocks of the grid."""
-        return self.grid * self.schedule.walkers
+        return self.grid * self.schedule.workers
 
-    def number(self, walker: Any) -> Any:
-        """Returns the number, among all walkers, of one of this block of the grid: a few items go to many blocks."""
-        return lax.axis_index("block") + walker * self.grid
+    def number(self, worker: Any) -> Any:
+        """Returns the number, among all workers, of one of this block of the grid: a few items go to many blocks."""
+        return lax.axis_index("block") + worker * self.grid
 
     @property
     def tile_rows(self) -> int:
@@ -143,13 +143,13 @@ class Items:
         """Rows of a tile that are copied; the others are never read by what is stored."""
         return min(ROWS, -(-self.rows // _ROWS) * _ROWS)
 
-    def count(self, walker: Any) -> Any:
-        """Returns the number of items of a walker."""
-        return lax.div(self.items - 1 - walker + self.walkers, self.walkers)
+    def count(self, worker: Any) -> Any:
+        """Returns the number of items of a worker."""
+        return lax.div(self.items - 1 - worker + self.workers, self.workers)
 
-    def item(self, lengths: Lengths, walker: Any, index: Any) -> Item:
-        """Returns an item of a walker: neighbours share a split, so that a cache is read in the order of its bytes."""
-        number = index * self.walkers + walker
+    def item(self, lengths: Lengths, worker: Any, index: Any) -> Item:
+        """Returns an item of a worker: neighbours share a split, so that a cache is read in the order of its bytes."""
+        number = index * self.workers + worker
         head, number = lax.rem(number, self.heads), lax.div(number, self.heads)
         tile, number = lax.rem(number, self.tiles), lax.div(number, self.tiles)
         splits = 1 if self.schedule.whole else self.splits
@@ -170,7 +170,9 @@ class Items:
 
     def seen(self, offset: Any, keys: Any) -> Blocks:
         """Returns the blocks that the queries of a sequence see, the same for all of its tiles."""
-        return self.setup.sight.blocks(offset, offset + (self.setup.queries - 1), keys, self.setup.contract.key_block)
+        return self.setup.mask_bounds.blocks(
+            offset, offset + (self.setup.queries - 1), keys, self.setup.contract.key_block
+        )
 
     def splits_seen(self, offset: Any, queries: Any, keys: Any) -> tuple[Any, Any]:
         """Returns the first and the end of the splits of a sequence that are computed."""

@@ -108,7 +108,7 @@ def result(values: jax.Array, stats: Stats, sink: jax.Array | None, math_: Arith
     """
     columns = values.shape[1]
     # +0, or nan for a row with anything that is not finite: a sum of negative zeros is made positive.
-    spoiled = math_.fused(math_.scaled(values, 0.0).sum(axis=1), 1.0, 0.0)
+    poisoned = math_.fused(math_.scaled(values, 0.0).sum(axis=1), 1.0, 0.0)
     merged, factor = stats, None
     if sink is not None:
         maximum = jnp.maximum(stats.maximum, sink)
@@ -116,7 +116,7 @@ def result(values: jax.Array, stats: Stats, sink: jax.Array | None, math_: Arith
         merged = Stats(maximum, math_.fused(stats.total, factor, math_.exp2(sink - maximum)))
     inverse = math_.reciprocal(merged.total)
     factor = inverse if factor is None else math_.product(factor, inverse)
-    out = math_.fused(values, across(factor, columns), across(spoiled, columns))
+    out = math_.fused(values, across(factor, columns), across(poisoned, columns))
     out = jnp.where(across(stats.total, columns) != 0, out, 0.0)
-    lse = math_.scaled(merged.maximum + math_.log2(merged.total), _LN2) + spoiled
+    lse = math_.scaled(merged.maximum + math_.log2(merged.total), _LN2) + poisoned
     return out, jnp.where(stats.total != 0, lse, -jnp.inf)

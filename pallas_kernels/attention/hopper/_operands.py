@@ -29,21 +29,21 @@ def readable(call: AttentionCall, block: int, *, packed: bool) -> AttentionCall:
         limits = jnp.asarray(call.limits, jnp.int32)
         inside = pages_inside(call.page_table, limits[:, 2], page, call.key.shape[0])
         limits = jnp.stack([limits[:, 0], jnp.where(inside, limits[:, 1], -1), limits[:, 2]], axis=1)
-        key, value = (_gathered(x, call.page_table) for x in (call.key, call.value))
+        key, value = (_gathered(x, call.page_table) for x in (call.key, call.values))
         call = replace(call, key=key, value=value, limits=limits, page_table=None)
     if copies and call.key_scale is not None:
         query = scaled_queries(call.query, call.key_scale, call.key.dtype)
-        key, value = (numbers(x, query.dtype) for x in (call.key, call.value))
+        key, value = (numbers(x, query.dtype) for x in (call.key, call.values))
         call = replace(call, query=query, key=key, value=value, key_scale=None)
     if call.page_table is None:
-        call = replace(call, key=padded(call.key), value=padded(call.value))
+        call = replace(call, key=padded(call.key), value=padded(call.values))
     return call if packed else replace(call, query=padded(call.query))
 
 
 def with_whole_factors(call: AttentionCall) -> AttentionCall:
     """Returns a call of 8 bits with factors for each column of a head, float32."""
     found: dict[str, Any] = {}
-    for name, cache in (("key_scale", call.key), ("value_scale", call.value)):
+    for name, cache in (("key_scale", call.key), ("value_scale", call.values)):
         factors = getattr(call, name).astype(jnp.float32)
         found[name] = jnp.broadcast_to(factors, (*factors.shape[:2], cache.shape[3]))
     return replace(call, **found)

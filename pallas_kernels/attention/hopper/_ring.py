@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.attention.hopper._keys import KeySource, Pages
-from pallas_kernels.attention.hopper._sight import Blocks
-from pallas_kernels.attention.hopper.clean import WORD, clean_rows
+from pallas_kernels.attention.hopper._mask_bounds import Blocks
+from pallas_kernels.attention.hopper.zero_fill import WORD, zero_fill_rows
 from pallas_kernels.parts.hopper.stages import await_free, drain
 from pallas_kernels.parts.hopper.tile import tiled
 
@@ -25,7 +25,7 @@ class Stages(NamedTuple):
         keys: (stages, block, H).
         values: (stages, block, V).
         found: (stages, block / 32) int32, for partially seen blocks: a bit per row of values that was not finite; see
-            `clean_rows`.
+            `zero_fill_rows`.
         keys_full: A barrier for each stage.
         values_full: The same, plus one for values to be zero-filled.
         keys_free: A barrier for each stage.
@@ -141,7 +141,7 @@ class Ring:
                 start = block * source.block
                 plgpu.barrier_wait(self.values_full.at[self.stages])
                 ends = blocks.start - start, blocks.end - start
-                clean_rows(self.values.at[slot], *ends, self.found.at[slot], self.interpret)
+                zero_fill_rows(self.values.at[slot], *ends, self.found.at[slot], self.interpret)
                 plgpu.commit_smem()
                 for _ in range(source.copies):
                     plgpu.barrier_arrive(self.values_full.at[slot])

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.attention.hopper._keys import KeySource
+from pallas_kernels.attention.hopper._mask_bounds import MaskBounds
 from pallas_kernels.attention.hopper._scores import Scoring
-from pallas_kernels.attention.hopper._sight import Sight
 from pallas_kernels.contract import SplitAttentionContract
 
 FAST: Final = plgpu.CompilerParams(
@@ -28,7 +28,7 @@ class Setup:
     Attributes:
         contract: Order of the sums.
         scoring: From products to scores.
-        sight: The mask bounds.
+        mask_bounds: The mask bounds.
         source: Where keys come from.
         batch: Sequences.
         queries: Queries of each, padded to a multiple of 8.
@@ -43,7 +43,7 @@ class Setup:
 
     contract: SplitAttentionContract
     scoring: Scoring
-    sight: Sight
+    mask_bounds: MaskBounds
     source: KeySource
     batch: int
     queries: int

@@ -13,10 +13,10 @@ from pallas_kernels.attention.hopper._gradient_launch import gradients
 from pallas_kernels.attention.hopper._gradient_scratch import scratch_types, wide_scratch_types
 from pallas_kernels.attention.hopper._gradient_steps import GradientCall, Operands
 from pallas_kernels.attention.hopper._gradient_tiles import Tiles
+from pallas_kernels.attention.hopper._mask_bounds import MaskBounds
 from pallas_kernels.attention.hopper._operands import padded
 from pallas_kernels.attention.hopper._scores import Scoring, in_bits
 from pallas_kernels.attention.hopper._setup import Lengths
-from pallas_kernels.attention.hopper._sight import Sight
 from pallas_kernels.attention.hopper.gradients import Body
 from pallas_kernels.attention.hopper.wide_gradients import WideBody
 from pallas_kernels.attention.schedule.hopper import GradientSchedule, gradient_schedule
@@ -58,7 +58,7 @@ def attention_gradients(
     if not isinstance(contract, AttentionGradientContract):
         raise UnsupportedError(f"attention on a Hopper GPU: expected an AttentionGradientContract, got {contract!r}.")
     scoring, options = Scoring.of(call.options), call.options
-    query, key, value, out, cotangent = call.query, call.key, call.value, results.out, results.cotangent
+    query, key, value, out, cotangent = call.query, call.key, call.values, results.out, results.cotangent
     (batch, length, heads, width), value_width = query.shape, value.shape[3]
     capacity, key_heads = key.shape[1:3]
     if call.is_empty:
@@ -69,7 +69,7 @@ def attention_gradients(
         query, key, value, out, cotangent = (_widened(x, size) for x in (query, key, value, out, cotangent))
     schedule = schedule or gradient_schedule(size, not options.causal and options.window is None, value_size)
     tiles = Tiles(
-        sight=Sight.of(options),
+        mask_bounds=MaskBounds.of(options),
         block=contract.key_block,
         rows=schedule.rows,
         batch=batch,

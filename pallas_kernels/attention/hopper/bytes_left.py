@@ -4,7 +4,7 @@ No 16-bit copies pass through shared memory. `ldmatrix` distributes the bytes to
 
 - Of a key a thread has the four columns 4 t to 4 t + 3 of every 16, t its index modulo 4, while wgmma's rows have the
   columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9. The columns of a step of 16 are thus permuted, which changes no bit: wgmma
-  adds all of them at once. The queries must be permuted as well, see `turn_queries`.
+  adds all of them at once. The queries must be permuted as well, see `scale_queries`.
 - Of transposed values, a thread has neighbouring columns of two keys. Row r of the 16 rows of a warp is column
   2 (r mod 8) + r / 8 of the values.
 """
@@ -40,7 +40,7 @@ _CHUNK: Final = 16  # bytes of a swizzle unit and of an `ldmatrix` row
 _PAIRS: Final = (0, 2, 1, 3)  # bytes of two keys, by column
 
 
-def turn_queries(queries: Any, factors: Any, unit: float, interpret: bool) -> None:
+def scale_queries(queries: Any, factors: Any, unit: float, interpret: bool) -> None:
     """Multiplies queries by the scales of their keys, and permutes their columns for `start_keys`.
 
     In the interpreter the columns are not permuted.
@@ -66,7 +66,7 @@ def turn_queries(queries: Any, factors: Any, unit: float, interpret: bool) -> No
     )
 
     @inline(ref_type(queries), plgpu.RefType())
-    def turn(ref: Any, factors: Any) -> None:
+    def scale(ref: Any, factors: Any) -> None:
         # A thread has 16 columns of a row; the even ones of their 8 words go first.
         _, squares, _, width = ir.MemRefType(ref.type).shape
         word, byte, f32 = ir.IntegerType.get_signless(32), ir.IntegerType.get_signless(8), ir.F32Type.get()
@@ -101,7 +101,7 @@ def turn_queries(queries: Any, factors: Any, unit: float, interpret: bool) -> No
                     found = llvm.insertelement(found, words[2 * i + half], i32(i))
                 llvm.store(found, pointers[half])
 
-    turn(queries, factors)
+    scale(queries, factors)
     plgpu.commit_smem()
 
 
@@ -112,7 +112,7 @@ def start_keys(stored: Any, queries: Any, fp8: bool, interpret: bool) -> Tile:
 
     Args:
         stored: Shared memory (128, H) int8, stored as `tile.tiled` says.
-        queries: Shared memory (8, H), from `turn_queries`.
+        queries: Shared memory (8, H), from `scale_queries`.
         fp8: Whether bytes are float8_e4m3fn; else int8.
         interpret: Whether the kernel runs in Mosaic's interpreter.
 
@@ -137,7 +137,7 @@ def start_keys(stored: Any, queries: Any, fp8: bool, interpret: bool) -> Tile:
         places = [_sum(base, _times(arith.xori(turn, i32(step)), _CHUNK)) for step in range(0, columns // _STEP, 2)]
         found = []
         for tile in range(rows // ROWS):
-            read = [_load(_sum(place, i32(tile * ROWS * columns)), turned=False) for place in places]
+            read = [_load(_sum(place, i32(tile * ROWS * columns)), transposed=False) for place in places]
             words = [[pair[0], pair[1]] for four in read for pair in (four[:2], four[2:])]
             operands = []
             for pair in words:
@@ -189,7 +189,7 @@ def start_values(
         for tile, total in enumerate(totals):
             chunk = arith.xori(turn, i32(tile * ROWS // _CHUNK))
             place = _sum(base, _times(chunk, _CHUNK))
-            read = [_load(_sum(place, i32(key * columns)), turned=True) for key in range(0, rows, 2 * _STEP)]
+            read = [_load(_sum(place, i32(key * columns)), transposed=True) for key in range(0, rows, 2 * _STEP)]
             operands = []
             for four in read:
                 for pair in (four[:2], four[2:]):
@@ -241,13 +241,13 @@ def _widen(text: str, word: Any) -> list[Any]:
     return list(mgpu.utils.inline_ptx(text, word, result_types=[word.type] * 2, has_side_effects=True))
 
 
-def _load(address: Any, turned: bool) -> list[Any]:
+def _load(address: Any, transposed: bool) -> list[Any]:
     """Reads four matrices of 8 by 8 pairs of bytes."""
     word = i32(0).type
     found = llvm.inline_asm(
         llvm.StructType.get_literal([word] * 4),
         [address],
-        f"ldmatrix.sync.aligned.m8n8.x4{'.trans' if turned else ''}.shared.b16 {{$0, $1, $2, $3}}, [$4];",
+        f"ldmatrix.sync.aligned.m8n8.x4{'.trans' if transposed else ''}.shared.b16 {{$0, $1, $2, $3}}, [$4];",
         "=r,=r,=r,=r,r",
         asm_dialect=0,
         has_side_effects=True,

@@ -17,9 +17,9 @@ from jax import lax
 from pallas_kernels.attention.call import AttentionCall
 from pallas_kernels.attention.hopper._decode_results import Place
 from pallas_kernels.attention.hopper._items import Item
-from pallas_kernels.attention.hopper._merge_walk import MERGED_ROWS
+from pallas_kernels.attention.hopper._mask_bounds import Blocks
+from pallas_kernels.attention.hopper._merge_loop import MERGED_ROWS
 from pallas_kernels.attention.hopper._setup import Lengths, Setup
-from pallas_kernels.attention.hopper._sight import Blocks
 from pallas_kernels.attention.hopper.decode import Body
 from pallas_kernels.parts.hopper.tile import ROWS
 
@@ -143,7 +143,7 @@ def shared_splits(common_prefix: jax.Array, lengths: Lengths, setup: Setup, page
         page: Keys of a page (only whole pages are shared); None for a contiguous cache.
     """
     offsets, queries, keys = (lengths.numbers[:, i] for i in range(3))
-    seen = jnp.minimum(keys, offsets + (setup.sight.after + 1))  # seen by all queries of a sequence
+    seen = jnp.minimum(keys, offsets + (setup.mask_bounds.after + 1))  # seen by all queries of a sequence
     common = lax.div(common_prefix, page or 1) * (page or 1)
     # The minimum comes last: on a GPU, scalar code after it would take a separate kernel.
     shared = lax.div(jnp.clip(jnp.minimum(common, seen), 0, setup.capacity), setup.contract.split)

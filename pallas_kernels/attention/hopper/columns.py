@@ -96,7 +96,7 @@ def largest(tile: Tile, numbers: Any, interpret: bool) -> jax.Array:
     return find(*tile, numbers, filled_columns(0))
 
 
-def share_turned(weights: Tile, narrow: Any, wide: Any, interpret: bool) -> None:
+def share_transposed(weights: Tile, narrow: Any, wide: Any, interpret: bool) -> None:
     """Writes a tile to shared memory: transposed and rounded for wgmma, and unchanged for `add_rows_to_lanes`.
 
     Ends with a barrier of the warpgroup.
@@ -160,7 +160,7 @@ def of_lanes(numbers: jax.Array, interpret: bool) -> jax.Array:
 
 
 def add_rows_to_lanes(total: jax.Array, decay: jax.Array, wide: Any, interpret: bool) -> jax.Array:
-    """Returns fma(total, decay, sum over the lane's rows) of a tile that `share_turned` has written.
+    """Returns fma(total, decay, sum over the lane's rows) of a tile that `share_transposed` has written.
 
     The sums equal `tile.add_to_lanes` with four chains, transposed: lane i has the rows 2 i and
     2 i + 1 of every 8. Warp i is lane i. A thread adds one chain of one column, every 16th row in ascending order, and

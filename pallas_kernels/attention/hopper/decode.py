@@ -2,8 +2,8 @@
 
 A row takes the steps of the kernel for many queries. An item is a tile with all of its keys, as there; or with one
 split of them, so that a few sequences keep all blocks busy, and `merge` does with the splits what that kernel does in
-one block. Items are bound by memory: a warpgroup computes, another copies, blocks walk the items. With `schedule.swap`
-a tile has at most 8 rows, which are wgmma's columns. `_decode_launch` has the launches.
+one block. Items are bound by memory: a warpgroup computes, another copies, blocks loop over the items. With
+`schedule.swap` a tile has at most 8 rows, which are wgmma's columns. `_decode_launch` has the launches.
 """
 
 from collections.abc import Callable
@@ -18,12 +18,12 @@ from jax import lax
 
 from pallas_kernels.attention.call import OF_HEADS, AttentionCall
 from pallas_kernels.attention.hopper import _decode_launch
+from pallas_kernels.attention.hopper._byte_key_loop import LeftRing
 from pallas_kernels.attention.hopper._byte_ring import ByteRing
-from pallas_kernels.attention.hopper._byte_walk import LeftRing
 from pallas_kernels.attention.hopper._decode_results import Results, store_columns, store_rows
 from pallas_kernels.attention.hopper._item_rows import ItemRows
 from pallas_kernels.attention.hopper._items import Item, Items
-from pallas_kernels.attention.hopper._merge_walk import padded_splits
+from pallas_kernels.attention.hopper._merge_loop import padded_splits
 from pallas_kernels.attention.hopper._ring import Ring
 from pallas_kernels.attention.hopper._scratch import Scratch
 from pallas_kernels.attention.hopper._setup import Lengths
@@ -38,27 +38,27 @@ class Body(Items):
 
     def produce(
         self,
-        walker: Any,
+        worker: Any,
         refs: AttentionCall,
         scratch: Any,
         fill: Callable[[Item, Any], None],
         ring: Ring | ByteRing | LeftRing,
     ) -> None:
-        """Fetches the rows and the blocks of all items of a walker.
+        """Fetches the rows and the blocks of all items of a worker.
 
         Args:
-            walker: Its number in its block of the grid.
+            worker: Its number in its block of the grid.
             refs: The arrays of the call, with the rows that `packed` returns as queries.
             scratch: Where the rows go.
             fill: Fills a ring with the blocks of an item from a position on.
             ring: The ring.
         """
-        first, walker = 2 * walker, self.number(walker)
+        first, worker = 2 * worker, self.number(worker)
         lengths = Lengths(refs.limits)
 
         def fetch(index: Any, carry: Any) -> Any:
             position, done = carry
-            item = self.item(lengths, walker, index)
+            item = self.item(lengths, worker, index)
             some = item.blocks.last > item.blocks.first
 
             @pl.when(some)
@@ -70,7 +70,7 @@ class Body(Items):
             fill(item, position)
             return position + jnp.maximum(item.blocks.last - item.blocks.first, 0), done + jnp.where(some, 1, 0)
 
-        position, done = lax.fori_loop(0, self.count(walker), fetch, (jnp.int32(0), jnp.int32(0)))
+        position, done = lax.fori_loop(0, self.count(worker), fetch, (jnp.int32(0), jnp.int32(0)))
         ring.drain(position)
         drain((scratch.queries_free,), 2, done, lambda index: first + lax.rem(index, 2))
 
@@ -83,27 +83,27 @@ class Body(Items):
             stored: The bytes.
             ring: Where keys and values go.
         """
-        walker, lengths = self.number(0), Lengths(refs.limits)
+        worker, lengths = self.number(0), Lengths(refs.limits)
         make, free = (stored.widen_values, ring.values_free) if values else (stored.widen_keys, ring.keys_free)
 
         def one(index: Any, position: Any) -> Any:
-            item = self.item(lengths, walker, index)
+            item = self.item(lengths, worker, index)
             make(item.blocks, position, ring)
             return position + jnp.maximum(item.blocks.last - item.blocks.first, 0)
 
-        filled = lax.fori_loop(0, self.count(walker), one, jnp.int32(0))
+        filled = lax.fori_loop(0, self.count(worker), one, jnp.int32(0))
         drain((free,), ring.stages, filled)
 
     def compute(
-        self, walker: Any, refs: AttentionCall, results: Results, scratch: Scratch, ring: Ring | LeftRing
+        self, worker: Any, refs: AttentionCall, results: Results, scratch: Scratch, ring: Ring | LeftRing
     ) -> None:
-        """Computes all items of a walker, given by its number in its block of the grid."""
-        first, walker = 2 * walker, self.number(walker)
+        """Computes all items of a worker, given by its number in its block of the grid."""
+        first, worker = 2 * worker, self.number(worker)
         lengths = Lengths(refs.limits)
 
         def one(index: Any, carry: Any) -> Any:
             position, done = carry
-            item = self.item(lengths, walker, index)
+            item = self.item(lengths, worker, index)
             some = item.blocks.last > item.blocks.first
 
             @pl.when(some)
@@ -114,10 +114,10 @@ class Body(Items):
 
             return position + jnp.maximum(item.blocks.last - item.blocks.first, 0), done + jnp.where(some, 1, 0)
 
-        lax.fori_loop(0, self.count(walker), one, (jnp.int32(0), jnp.int32(0)))
+        lax.fori_loop(0, self.count(worker), one, (jnp.int32(0), jnp.int32(0)))
 
     def one_item(self, rows: ItemRows, results: Results, scratch: Scratch, ring: Any) -> None:
-        """Walks the keys of a tile of rows and stores what they give."""
+        """Loops over the keys of a tile of rows and stores what they give."""
         place = self.place(rows.item)
         target = results.of(place, rows.item.split, self.schedule.whole)
         queries = scratch.queries.at[rows.slot]
@@ -131,7 +131,7 @@ class Body(Items):
             of_bytes = isinstance(ring, LeftRing)
             store_columns(target.values, target.numbers, place, columns, stats, self.rows, rows.interpret, of_bytes)
             return
-        values, stats = rows.walk(queries, ring, scratch.parked, after_scores)
+        values, stats = rows.key_loop(queries, ring, scratch.spilled, after_scores)
         numbers: tuple[jax.Array, ...] = stats
         if self.schedule.whole:
             values, lse = rows.results(values, stats, results.values.dtype)
@@ -157,7 +157,7 @@ def decode(call: AttentionCall, body: Body) -> tuple[jax.Array, jax.Array]:
     check_swap(body, call)
     fp8 = call.key.dtype == jnp.float8_e4m3fn
     if fp8:
-        key, value = (lax.bitcast_convert_type(x, jnp.int8) for x in (call.key, call.value))
+        key, value = (lax.bitcast_convert_type(x, jnp.int8) for x in (call.key, call.values))
         call = replace(call, key=key, value=value)
     sinks = call.sinks
     call = call if s.whole else replace(call, sinks=None)

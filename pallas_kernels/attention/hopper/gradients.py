@@ -49,7 +49,7 @@ class Body:
         """The instructions on tiles of 64 rows."""
         return Arithmetic(interpret=bool(self.call.interpret))
 
-    def walk(self, lengths: Lengths, start: Any, one: Any) -> Any:
+    def over_items(self, lengths: Lengths, start: Any, one: Any) -> Any:
         """Calls `one(item, carry)` for all items of this block of the grid, and returns the last carry."""
         place = lax.axis_index("block")
         return lax.fori_loop(
@@ -82,7 +82,7 @@ class Body:
             self.each_tile(item, fetch)
             return done + 1, position + item.count * self.tiles.group
 
-        position = self.walk(lengths, (jnp.int32(0), jnp.int32(0)), one)[1]
+        position = self.over_items(lengths, (jnp.int32(0), jnp.int32(0)), one)[1]
         plgpu.barrier_wait(scratch.cache_free)
         for free, stages in self.rings(scratch):
             drain((free,), stages, position)
@@ -149,7 +149,7 @@ class Body:
             self.each_tile(item, add)
             return position
 
-        self.walk(lengths, jnp.int32(0), one)
+        self.over_items(lengths, jnp.int32(0), one)
 
     def send(
         self, item: Item, tile: Any, target: Any, reduction: Any, parts: Iterable[Any], index: int, scratch: Scratch
@@ -176,13 +176,13 @@ class Body:
 
         def one(item: Item, position: Any) -> Any:
             plgpu.barrier_wait(scratch.cache_full)
-            unclean = scratch.marks[1, 0] != 0
-            pl.when(unclean)(partial(self.clean_keys, part, scratch))
+            not_zero_filled = scratch.marks[1, 0] != 0
+            pl.when(not_zero_filled)(partial(self.zero_fill_keys, part, scratch))
             steps = item.count * self.tiles.group
 
             end = item.first + item.count
             # Blocks with non-finite keys always need the mask.
-            whole_first, whole_end = (jnp.where(unclean, end, x) for x in (item.whole_first, item.whole_end))
+            whole_first, whole_end = (jnp.where(not_zero_filled, end, x) for x in (item.whole_first, item.whole_end))
 
             def step(index: Any, carry: Any) -> Any:
                 tile, *found = carry
@@ -217,7 +217,7 @@ class Body:
             self.store(item, part, dk, dv, results, scratch)
             return position + steps
 
-        steps = self.walk(lengths, jnp.int32(0), one)
+        steps = self.over_items(lengths, jnp.int32(0), one)
         if not self.call.interpret:
             pl.when(steps > 0)(lambda: plgpu.barrier_wait(scratch.sums_free))
 
@@ -235,7 +235,7 @@ class Body:
         plgpu.barrier_arrive(scratch.together)
         plgpu.barrier_wait(scratch.together)
 
-    def clean_keys(self, part: Any, scratch: Scratch) -> None:
+    def zero_fill_keys(self, part: Any, scratch: Scratch) -> None:
         """Zero-fills keys that are not finite, since zero slopes would not mask them."""
         bad = plgpu.load(scratch.marks.at[0, pl.ds(part * ROWS, ROWS)], layout=TILE.reduce(1), optimized=False)
         for column in range(self.call.columns):
@@ -243,7 +243,7 @@ class Body:
         plgpu.commit_smem()
         self.meet(scratch)
 
-    def clean_queries(self, step: Step, scratch: Scratch) -> None:
+    def zero_fill_queries(self, step: Step, scratch: Scratch) -> None:
         """Zero-fills queries and cotangents of rows with non-finite numbers: one array per warpgroup."""
         for row in range(self.call.rows):
             rows = pl.ds(row * ROWS, ROWS)
@@ -277,8 +277,8 @@ class Body:
         interpret, dtype = bool(self.call.interpret), scratch.queries.dtype
         plgpu.barrier_wait(scratch.queries_full.at[step.slot])
         plgpu.barrier_wait(scratch.cotangents_full.at[step.slot])
-        unclean = step.masked & (scratch.stats[step.slot, 2, 0] != 0)
-        pl.when(unclean)(partial(self.clean_queries, step, scratch))
+        not_zero_filled = step.masked & (scratch.stats[step.slot, 2, 0] != 0)
+        pl.when(not_zero_filled)(partial(self.zero_fill_queries, step, scratch))
         # A zero opaque to ptxas: constant addresses would be spilled to local memory.
         part, half = step.part + (step.position >> NEVER), lax.rem(step.position, 2)
         queries, cotangents = scratch.queries.at[step.slot], scratch.cotangents.at[step.slot]

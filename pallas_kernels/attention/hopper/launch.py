@@ -9,11 +9,11 @@ import jax.numpy as jnp
 
 from pallas_kernels.attention.call import AttentionCall
 from pallas_kernels.attention.hopper._keys import KeySource
+from pallas_kernels.attention.hopper._mask_bounds import MaskBounds
 from pallas_kernels.attention.hopper._operands import one_by_one, readable, with_whole_factors
 from pallas_kernels.attention.hopper._score_operands import prepared
 from pallas_kernels.attention.hopper._scores import Scoring
 from pallas_kernels.attention.hopper._setup import Lengths, Setup
-from pallas_kernels.attention.hopper._sight import Sight
 from pallas_kernels.attention.hopper.cascade import Cascade, shared_splits
 from pallas_kernels.attention.hopper.decode import Body, decode
 from pallas_kernels.attention.hopper.prefill import prefill
@@ -74,7 +74,7 @@ def attention(
     setup = Setup(
         contract=contract,
         scoring=scoring,
-        sight=_sight(call),
+        mask_bounds=_mask_bounds(call),
         source=KeySource(block) if call.page_table is None else KeySource(block, page, call.key.shape[0]),
         batch=problem.batch,
         queries=call.query.shape[1],
@@ -103,28 +103,28 @@ def _of_no_keys(call: AttentionCall) -> tuple[jax.Array, jax.Array]:
     wrong = jnp.asarray(call.limits)[:, 1, None, None] < 0
     lse = jnp.broadcast_to(jnp.where(wrong, jnp.nan, -jnp.inf).astype(jnp.float32), rows)
     out = jnp.where(wrong, jnp.nan, 0.0).astype(call.query.dtype)[..., None]
-    return jnp.broadcast_to(out, (*rows, call.value.shape[3])), lse
+    return jnp.broadcast_to(out, (*rows, call.value_size)), lse
 
 
-def _sight(call: AttentionCall) -> Sight:
-    return Sight.of(call.options, masked=call.mask is not None)
+def _mask_bounds(call: AttentionCall) -> MaskBounds:
+    return MaskBounds.of(call.options, masked=call.mask is not None)
 
 
 def _problem(call: AttentionCall, contract: SplitAttentionContract) -> Problem:
     """Returns what a schedule is chosen by."""
     (batch, length, heads, size), key_heads = call.query.shape, call.key.shape[2]
-    sight, options, capacity = _sight(call), call.options, call.capacity
+    mask_bounds, options, capacity = _mask_bounds(call), call.options, call.capacity
     factors = (x for x in (call.key_scale, call.value_scale) if x is not None)
-    shares = call.common_prefix is not None and batch > 1 and sight.before is None and not call.changes_scores
+    shares = call.common_prefix is not None and batch > 1 and mask_bounds.before is None and not call.changes_scores
     return Problem(
         batch=batch,
         queries=length,
         key_heads=key_heads,
         group=heads // key_heads,
         size=size,
-        value_size=call.value.shape[3],
+        value_size=call.value_size,
         capacity=capacity,
-        reach=sight.reach(length, capacity),
+        reach=mask_bounds.reach(length, capacity),
         split=contract.split,
         sees_all=not options.causal and options.window is None,
         eight_bits=call.key_scale is not None,

@@ -20,7 +20,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
 from pallas_kernels.attention.call import AttentionCall
-from pallas_kernels.attention.hopper._merge_walk import MERGED_ROWS, WARP, Form, MergeWalk
+from pallas_kernels.attention.hopper._merge_loop import MERGED_ROWS, WARP, Form, MergeLoop
 from pallas_kernels.attention.hopper._online import of_queries, result
 from pallas_kernels.attention.hopper._setup import Lengths, Setup
 from pallas_kernels.parts.hopper.inline import fragmented, held, inline
@@ -74,8 +74,10 @@ def merge(
         keys = numbers.keys[sequence]
         span = splits_of(numbers.offsets[sequence], queries, keys)
         place, first = place_of(sequence, part.start)
-        walk = MergeWalk.of(form, values_ref, stats_ref, (place, pl.ds(first, MERGED_ROWS)), span, (copied, arrived))
-        walk.begin_copies()
+        key_loop = MergeLoop.of(
+            form, values_ref, stats_ref, (place, pl.ds(first, MERGED_ROWS)), span, (copied, arrived)
+        )
+        key_loop.begin_copies()
         # The other loads overlap with them.
         wrong = setup.leads_outside(given.page_table, sequence, keys)
         factors = None
@@ -83,7 +85,7 @@ def merge(
             of_sequence = given.value_scale.at[sequence if given.value_scale.shape[0] > 1 else 0]
             like = form.full((MERGED_ROWS, size), 0)
             factors = math.scaled(_of_heads(of_sequence, part.start, rows, like, form), 1 / setup.unit)
-        stats, total = walk.run()
+        stats, total = key_loop.run()
         query = jnp.int32(0)
         if setup.queries > 1:
             row = part.start + plgpu.broadcasted_iota(jnp.int32, (MERGED_ROWS,), 0, layout=form.rows)

@@ -17,14 +17,14 @@ from jax import lax
 
 from pallas_kernels.attention.call import AttentionCall
 from pallas_kernels.attention.hopper._factors import factors_of, scaled_rows
+from pallas_kernels.attention.hopper._key_loop import KeyLoop, Spilled
+from pallas_kernels.attention.hopper._mask_bounds import Blocks
 from pallas_kernels.attention.hopper._online import of_queries, result
 from pallas_kernels.attention.hopper._order import Order, Tile, Unit
 from pallas_kernels.attention.hopper._ring import Ring, Stages
 from pallas_kernels.attention.hopper._score_operands import ScoreOperands, TileRows
 from pallas_kernels.attention.hopper._setup import FAST, Lengths, Setup
-from pallas_kernels.attention.hopper._sight import Blocks
-from pallas_kernels.attention.hopper._walk import Parked, Walk
-from pallas_kernels.attention.schedule.hopper import WIDEST_PARKED, PrefillSchedule
+from pallas_kernels.attention.schedule.hopper import WIDEST_SPILLED, PrefillSchedule
 from pallas_kernels.parts.hopper.launch import launch
 from pallas_kernels.parts.hopper.tile import ROW, ROWS, Arithmetic, tiled
 
@@ -34,13 +34,13 @@ class Scratch(NamedTuple):
 
     Attributes:
         queries: Shared memory.
-        parked: Spilled values per warpgroup, in shared memory or the block's part of GPU memory; None for one split.
+        spilled: Spilled values per warpgroup, in shared memory or the block's part of GPU memory; None for one split.
         results: Shared memory, aliasing the spilled values if they are there, the queries for wide heads.
         queries_full: A barrier for each warpgroup.
     """
 
     queries: Any
-    parked: Parked | None
+    spilled: Spilled | None
     results: Any
     queries_full: Any
 
@@ -62,7 +62,7 @@ class Body:
     @property
     def wide(self) -> bool:
         """Whether wide heads require storing through the queries' memory and spilling to GPU memory."""
-        return self.setup.value_size > WIDEST_PARKED
+        return self.setup.value_size > WIDEST_SPILLED
 
     @property
     def math(self) -> Arithmetic:
@@ -78,7 +78,7 @@ class Body:
         """Returns the blocks of a tile, the same for all warpgroups."""
         offset, keys = lengths.offsets[tile.sequence], lengths.keys[tile.sequence]
         first, last = self.order.queries(tile)
-        blocks = self.setup.sight.blocks(offset + first, offset + last, keys, self.setup.contract.key_block)
+        blocks = self.setup.mask_bounds.blocks(offset + first, offset + last, keys, self.setup.contract.key_block)
         # After the sequence's last query nothing is seen; one fully masked block is processed.
         some = first < lengths.queries[tile.sequence]
         return blocks._replace(last=jnp.where(some, blocks.last, blocks.first + 1))
@@ -113,7 +113,7 @@ class Body:
                 plgpu.commit_smem()  # every warp has read the queries
                 fetch(index + 1)
 
-        def fetch_behind_results(index: Any) -> None:
+        def fetch_after_results(index: Any) -> None:
             @pl.when(index + 1 < count)
             def _() -> None:
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)
@@ -131,10 +131,10 @@ class Body:
                 return _of_head(numbers, unit)
 
             rows = TileRows(tile.sequence, lambda: unit.head, queries_of_rows, of_head, bool(self.setup.interpret))
-            walk = Walk(
+            key_loop = KeyLoop(
                 contract=self.setup.contract,
                 scoring=self.setup.scoring,
-                sight=self.setup.sight,
+                mask_bounds=self.setup.mask_bounds,
                 positions=lambda: offset + queries_of_rows(),
                 operands=ScoreOperands.of(refs, rows),
                 length=keys,
@@ -142,19 +142,19 @@ class Body:
                 queries=queries,
                 ring=ring,
                 position=position,
-                parked=None if scratch.parked is None else Parked(*(x.at[warpgroup] for x in scratch.parked)),
+                spilled=None if scratch.spilled is None else Spilled(*(x.at[warpgroup] for x in scratch.spilled)),
                 after_scores=(lambda: None) if self.wide else partial(fetch_next, index),
                 interpret=bool(self.setup.interpret),
             )
             plgpu.barrier_wait(ready)
-            values, stats = walk.run()
+            values, stats = key_loop.run()
             wrong = self.setup.leads_outside(refs.page_table, unit.sequence, keys)
             stats = of_queries(stats, queries_of_rows(), lengths.queries[unit.sequence], wrong)
             values, log_sum = result(values, stats, of_head(refs.sinks), self.math)
             lse.at[unit.sequence, unit.head, pl.ds(unit.first, ROWS)][...] = log_sum
             self.store(unit, refs.value_scale, out, scratch.results.at[warpgroup], values)
             if self.wide:
-                fetch_behind_results(index)
+                fetch_after_results(index)
             return position + (blocks.last - blocks.first)
 
         fetch(jnp.int32(0))
@@ -207,8 +207,8 @@ def prefill(call: AttentionCall, *, setup: Setup, schedule: PrefillSchedule) -> 
         outputs.append(jax.ShapeDtypeStruct((body.order.blocks, s.warpgroups, ROWS * width), jnp.float32))
 
     def kernel(given: AttentionCall, out: Any, lse: Any, *refs: Any) -> None:
-        *parked, memory = refs
-        scratch = memory.scratch(body, parked)
+        *spilled, memory = refs
+        scratch = memory.scratch(body, spilled)
         ring = Ring.of(s.stages, setup.source, setup.interpret, memory.ring)
         warpgroup = lax.axis_index("warpgroup")
 
@@ -242,16 +242,16 @@ class _Memory(NamedTuple):
         queries: Of each warpgroup.
         queries_full: A barrier for each.
         ring: Stages of keys and values.
-        parked: Values of each warpgroup that are parked, under the interpreter.
+        spilled: Values of each warpgroup that are spilled, under the interpreter.
         results: Results of each warpgroup, None where they lie over the queries; elsewhere than under the interpreter
-            a pair, of what is parked and of what lies over it.
-        rows: Numbers of each warpgroup that are parked.
+            a pair, of what is spilled and of what lies over it.
+        rows: Numbers of each warpgroup that are spilled.
     """
 
     queries: Any
     queries_full: Any
     ring: Stages
-    parked: Any
+    spilled: Any
     results: Any
     rows: Any
 
@@ -260,29 +260,29 @@ class _Memory(NamedTuple):
         """Returns the types."""
         setup, s = body.setup, body.schedule
         warpgroups, width, interpret = s.warpgroups, setup.value_size, bool(setup.interpret)
-        parks = body.splits and not body.wide
-        # The parked values take twice the bytes of the results that lie over them.
-        halves = 2 if parks and not interpret else 1
-        parked = plgpu.SMEM((warpgroups, ROWS * width), jnp.float32)
+        spills = body.splits and not body.wide
+        # The spilled values take twice the bytes of the results that lie over them.
+        halves = 2 if spills and not interpret else 1
+        spilled = plgpu.SMEM((warpgroups, ROWS * width), jnp.float32)
         results = plgpu.SMEM((warpgroups, halves, ROWS, width), dtype, transforms=tiled(dtype, width))
-        if parks and not interpret:
-            results = plgpu.RefUnion(parked, results)
+        if spills and not interpret:
+            results = plgpu.RefUnion(spilled, results)
         return cls(
             queries=plgpu.SMEM((warpgroups, ROWS, setup.size), dtype, transforms=tiled(dtype, setup.size)),
             queries_full=plgpu.Barrier(num_barriers=warpgroups),
             ring=Stages.types(s.stages, setup.source, setup.size, width, dtype, warpgroups),
-            parked=parked if parks and interpret else None,
+            spilled=spilled if spills and interpret else None,
             results=None if body.wide else results,
             rows=plgpu.SMEM((warpgroups, 2, ROWS), jnp.float32) if body.splits else None,
         )
 
-    def scratch(self, body: Body, parked_values: Sequence[Any]) -> Scratch:
-        """Returns the memory of all warpgroups; `parked_values` are those in GPU memory, if they lie there."""
-        values, results, parked = self.parked, self.results, None
+    def scratch(self, body: Body, spilled_values: Sequence[Any]) -> Scratch:
+        """Returns the memory of all warpgroups; `spilled_values` are those in GPU memory, if they lie there."""
+        values, results, spilled = self.spilled, self.results, None
         if body.splits:
             if body.wide:
-                values = parked_values[0].at[lax.axis_index("block")]
+                values = spilled_values[0].at[lax.axis_index("block")]
             elif values is None:
                 values, results = results
-            parked = Parked(values, self.rows)
-        return Scratch(self.queries, parked, self.queries if body.wide else results.at[:, 0], self.queries_full)
+            spilled = Spilled(values, self.rows)
+        return Scratch(self.queries, spilled, self.queries if body.wide else results.at[:, 0], self.queries_full)

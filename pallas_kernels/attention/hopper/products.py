@@ -71,14 +71,14 @@ def start(
         nvvm.wgmma_fence_aligned()
         sums = [] if total is None else accumulated(held[0])
         rows = _words(held[-1]) if in_registers else steps(places[: -len(right)], left_along)
-        turned = f"{'' if in_registers else f'{int(not left_along)}, '}{int(not right_along)}"
+        transposed = f"{'' if in_registers else f'{int(not left_along)}, '}{int(not right_along)}"
         kind = ir.MemRefType(places[-1].type).element_type
         parts = [(at, min(widest, columns - at)) for at in range(0, columns, widest)]
         found = [sums[at // 2 : (at + count) // 2] for at, count in parts]
         for row, step in zip(rows, steps(places[-len(right) :], right_along), strict=True):
             for i, (at, count) in enumerate(parts):
                 place = _moved(step[0], _offset(places[-1], at, right_along)) if at else step[0]
-                found[i] = one_step(found[i], count // 2, row, place, kind, turned)
+                found[i] = one_step(found[i], count // 2, row, place, kind, transposed)
         nvvm.wgmma_commit_group_sync_aligned()
         return accumulator([number for part in found for number in part], columns)
 
@@ -152,7 +152,7 @@ def await_sums(sums: jax.Array, interpret: bool) -> None:
     hold(sums)
 
 
-def behind_wait(numbers: jax.Array, interpret: bool) -> jax.Array:
+def after_wait(numbers: jax.Array, interpret: bool) -> jax.Array:
     """Keeps ptxas from moving the consumers of numbers for rows (64,) before a barrier wait.
 
     It moves plain instructions, but not a shuffle, here of each thread with itself.
@@ -236,7 +236,7 @@ def _moved(descriptor: Any, offset: int) -> Any:
     return llvm.add(descriptor, _long(offset >> 4), overflow_flags=_NO_FLAGS)
 
 
-def one_step(sums: list[Any], count: int, left: list[Any], right: Any, kind: Any, turned: str) -> list[Any]:
+def one_step(sums: list[Any], count: int, left: list[Any], right: Any, kind: Any, transposed: str) -> list[Any]:
     """Issues one instruction; without sums it starts from zeros.
 
     Args:
@@ -245,7 +245,7 @@ def one_step(sums: list[Any], count: int, left: list[Any], right: Any, kind: Any
         left: The rows: registers, or a descriptor.
         right: The descriptor of the columns.
         kind: Type of the elements.
-        turned: Whether operands in shared memory do not lie along K.
+        transposed: Whether operands in shared memory do not lie along K.
     """
     in_registers = len(left) > 1
     first = count + len(sums)
@@ -254,7 +254,7 @@ def one_step(sums: list[Any], count: int, left: list[Any], right: Any, kind: Any
     text = (
         f"{{ .reg .pred p; setp.ne.b32 p, {int(bool(sums))}, 0;"
         f" wgmma.mma_async.sync.aligned.m64n{2 * count}k{_K}.f32.{kind}.{kind} {{{outputs}}},"
-        f" {'{' + ', '.join(rows) + '}' if in_registers else rows[0]}, ${first + len(left)}, p, 1, 1, {turned}; }}"
+        f" {'{' + ', '.join(rows) + '}' if in_registers else rows[0]}, ${first + len(left)}, p, 1, 1, {transposed}; }}"
     )
     constraints = ["=f"] * count + [str(i) for i in range(len(sums))] + ["r" if in_registers else "l"] * len(left)
     f32 = ir.F32Type.get()

@@ -71,7 +71,7 @@ class WideBody(Body):
         source, full = given.cotangent.at[item.sequence, rows, head], scratch.cotangents_full.at[slot]
         _copy_halves(source, scratch.cotangents.at[slot], full)
 
-    def clean_keys(self, part: Any, scratch: Any) -> None:
+    def zero_fill_keys(self, part: Any, scratch: Any) -> None:
         """Zero-fills keys that are not finite, since zero slopes would not mask them."""
         bad = plgpu.load(scratch.marks.at[0], layout=TILE.reduce(1), optimized=False)
         for index in range(self.rounds):
@@ -79,7 +79,7 @@ class WideBody(Body):
         plgpu.commit_smem()
         self.meet(scratch)
 
-    def clean_queries(self, step: Step, scratch: Any) -> None:
+    def zero_fill_queries(self, step: Step, scratch: Any) -> None:
         """Zero-fills queries and cotangents of rows with non-finite numbers: half of the columns each."""
         numbers = (
             plgpu.load(scratch.stats.at[step.slot, number], layout=TILE.reduce(1), optimized=False)
@@ -106,8 +106,8 @@ class WideBody(Body):
         interpret, dtype, other = bool(self.call.interpret), scratch.queries.dtype, self.cotangent_slot(step)
         plgpu.barrier_wait(scratch.queries_full.at[step.slot])
         plgpu.barrier_wait(scratch.cotangents_full.at[other])
-        unclean = step.masked & (scratch.stats[step.slot, 2, 0] != 0)
-        pl.when(unclean)(lambda: self.clean_queries(step, scratch))
+        not_zero_filled = step.masked & (scratch.stats[step.slot, 2, 0] != 0)
+        pl.when(not_zero_filled)(lambda: self.zero_fill_queries(step, scratch))
         # A zero opaque to ptxas: constant addresses would be spilled to local memory.
         zero = step.position >> NEVER
         part = step.part + zero

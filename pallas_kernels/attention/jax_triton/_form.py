@@ -6,11 +6,13 @@ from typing import Final
 import numpy as np
 
 from pallas_kernels.attention.call import AttentionCall
-from pallas_kernels.attention.sight import POSITION_LIMIT
+from pallas_kernels.attention.mask_bounds import POSITION_LIMIT
 from pallas_kernels.contract import eight_bit_contract
 
 LOG2E: Final = float(np.float32(np.log2(np.e)))
 LN2: Final = float(np.float32(np.log(2)))
+
+_WIDTH: Final = 16  # the narrowest piece of a head
 
 Axes = tuple[bool, bool, bool, bool]
 
@@ -23,6 +25,8 @@ class Form:
         dtype: Name of the dtype of the queries and of the products.
         size: Width H of a head, a multiple of 16.
         value_size: Width V of a head of the values, a multiple of 16.
+        value_stride: Elements from the values of a head to those of the next one: V, or H if they are columns of the
+            keys.
         heads: Key heads K.
         group: Query heads per key head.
         key_block: Keys of a block of the contract.
@@ -45,6 +49,7 @@ class Form:
     dtype: str
     size: int
     value_size: int
+    value_stride: int
     heads: int
     group: int
     key_block: int
@@ -80,7 +85,7 @@ class Form:
 
     @property
     def hides(self) -> bool:
-        """Whether some keys within the sight of a query may be hidden from it."""
+        """Whether some keys within the mask bounds of a query may be hidden from it."""
         return self.mask is not None
 
 
@@ -94,11 +99,12 @@ def form_of(call: AttentionCall, key_block: int, row_block: int) -> Form:
     """
     options, heads = call.options, call.key.shape[2]
     window = (None, None) if options.window is None else tuple(min(w, POSITION_LIMIT) for w in options.window)
-    cap = options.soft_cap
+    cap, value_size = options.soft_cap, whole_pieces(call.value_size)
     return Form(
         dtype=call.query.dtype.name,
         size=call.query.shape[3],
-        value_size=call.value.shape[3],
+        value_size=value_size,
+        value_stride=call.query.shape[3] if call.value is None else value_size,
         heads=heads,
         group=call.query.shape[2] // heads,
         key_block=key_block,
@@ -117,6 +123,11 @@ def form_of(call: AttentionCall, key_block: int, row_block: int) -> Form:
         sinks=_of_sequences(call.sinks),
         value_scale=_of_sequences(call.value_scale),
     )
+
+
+def whole_pieces(size: int) -> int:
+    """Returns the width of a head of whole pieces."""
+    return -(-size // _WIDTH) * _WIDTH
 
 
 def _rounded(x: float) -> float:

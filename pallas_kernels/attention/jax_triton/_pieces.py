@@ -133,6 +133,12 @@ def starts_of_keys(array, keys: Keys, head, size: tl.constexpr, form: tl.constex
 
 
 @triton.jit
+def starts_of_values(array, keys: Keys, head, form: tl.constexpr):
+    """Returns pointers (n,) to the starts of the heads of values, which may be those of the keys."""
+    return array + (keys.entry * form.heads + head) * form.value_stride
+
+
+@triton.jit
 def limbs_of_all(starts, size: tl.constexpr, form: tl.constexpr):
     """Reads the limbs of all pieces of queries or cotangents from pointers to their starts."""
     COUNT: tl.constexpr = piece_count(size, form.widest_piece)

@@ -23,6 +23,7 @@ from pallas_kernels.attention.jax_triton._pieces import (
     piece_count,
     starts_of_keys,
     starts_of_rows,
+    starts_of_values,
     write,
     zeros,
 )
@@ -112,7 +113,7 @@ def add_keys(
     COUNT: tl.constexpr = piece_count(form.size, form.widest_piece)
     keys = keys_at(arrays, rows.sequence, block * KEYS, KEYS, form)
     starts = starts_of_keys(arrays.key, keys, rows.head, form.size, form)
-    values = starts_of_keys(arrays.value, keys, rows.head, form.value_size, form)
+    values = starts_of_values(arrays.value, keys, rows.head, form)
     total = dot_of_heads(row.query, keys_of_all(starts, form.size, form), ROWS, KEYS, False, form)
     inner = dot_of_heads(row.cotangent, keys_of_all(values, form.value_size, form), ROWS, KEYS, False, form)
     _, _, slopes, _ = weights_and_slopes(arrays, rows, row, keys, total, inner, False, form)
@@ -301,7 +302,7 @@ def key_kernel(
     tile = rest // sequences
     keys = keys_at(arrays, sequence, tile * KEYS, KEYS, form)
     key_limbs = keys_of_all(starts_of_keys(key, keys, head, form.size, form), form.size, form)
-    value_limbs = keys_of_all(starts_of_keys(value, keys, head, form.value_size, form), form.value_size, form)
+    value_limbs = keys_of_all(starts_of_values(value, keys, head, form), form.value_size, form)
     ROWS: tl.constexpr = form.row_block
     place = sequence * tiles + tile
     begin = tl.load(first_query + place) * form.group // ROWS
@@ -379,7 +380,7 @@ def score_kernel(
     for block in tl.range(0, (capacity + (KEYS - 1)) // KEYS, num_stages=STAGES):
         keys = keys_at(arrays, sequence, block * KEYS, KEYS, form)
         of_keys = starts_of_keys(key, keys, rows.head, form.size, form)
-        of_values = starts_of_keys(value, keys, rows.head, form.value_size, form)
+        of_values = starts_of_values(value, keys, rows.head, form)
         total = dot_of_heads(row.query, keys_of_all(of_keys, form.size, form), ROWS, KEYS, False, form)
         inner = dot_of_heads(row.cotangent, keys_of_all(of_values, form.value_size, form), ROWS, KEYS, False, form)
         _, slopes, _, _ = weights_and_slopes(arrays, rows, row, keys, total, inner, False, form)

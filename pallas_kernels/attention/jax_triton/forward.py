@@ -24,6 +24,7 @@ from pallas_kernels.attention.jax_triton._pieces import (
     rounded,
     starts_of_keys,
     starts_of_rows,
+    starts_of_values,
     three_limbs,
     write,
     zeros,
@@ -93,7 +94,7 @@ def add_block(
     highest = tl.maximum(state.maximum, tl.max(found, 1))
     weights = power_of_two(found - highest[:, None])
     decay = power_of_two(state.maximum - highest)[:, None]
-    value = starts_of_keys(arrays.value, keys, rows.head, form.value_size, form)
+    value = starts_of_values(arrays.value, keys, rows.head, form)
     bad = tl.zeros((KEYS,), tl.int1)
     if not WHOLE:
         bad = not_finite(value, KEYS, form.value_size, form)

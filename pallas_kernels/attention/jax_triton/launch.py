@@ -9,7 +9,7 @@ from jax import lax
 
 from pallas_kernels.attention.call import AttentionCall
 from pallas_kernels.attention.eight_bits import scaled_queries
-from pallas_kernels.attention.jax_triton._form import form_of
+from pallas_kernels.attention.jax_triton._form import form_of, whole_pieces
 from pallas_kernels.attention.limits import marked, within
 from pallas_kernels.attention.schedule.jax_triton import Tile, attention_tile
 from pallas_kernels.contract import MmaAttentionContract, eight_bit_contract
@@ -19,8 +19,7 @@ from pallas_kernels.parts.jax_triton.launch import launch
 from pallas_kernels.target import Target
 
 _VERSION: Final = 2  # of the contract
-_WIDTH: Final = 16  # the narrowest piece of a head
-_WIDEST: Final = 512  # for more, the shared memory and the registers of a program do not suffice
+_WIDEST: Final = 576  # for more, the shared memory and the registers of a program do not suffice
 
 
 @in_32_bits
@@ -40,12 +39,12 @@ def attention(
         that sees no key gives zeros and -inf.
 
     Raises:
-        UnsupportedError: If the contract is of another kind or version, or the head is wider than 512.
+        UnsupportedError: If the contract is of another kind or version, or the head is wider than 576.
 
     Guarantee: row-invariant; a row is a query with the keys that it sees.
     """
     check(call, contract)
-    rows, value_size = call.query.shape[:3], call.value.shape[3]
+    rows, value_size = call.query.shape[:3], call.value_size
     if call.is_empty:
         return jnp.zeros((*rows, value_size), call.query.dtype), jnp.full(rows, -jnp.inf, jnp.float32)
     from pallas_kernels.attention.jax_triton.forward import forward_kernel
@@ -90,7 +89,7 @@ def check(call: AttentionCall, contract: MmaAttentionContract) -> None:
 
 def widest(call: AttentionCall) -> int:
     """Returns the width of a head, or that of the values if it is larger."""
-    return max(call.query.shape[3], call.value.shape[3])
+    return max(call.query.shape[3], call.value_size)
 
 
 def prepared(call: AttentionCall) -> AttentionCall:
@@ -110,20 +109,21 @@ def prepared(call: AttentionCall) -> AttentionCall:
         found["query"] = scaled_queries(call.query, call.key_scale, call.key.dtype)
     if call.alibi_slopes is not None:
         found["alibi_slopes"] = call.alibi_slopes.astype(jnp.float32)
-    value = padded(call.value)
     if call.value_scale is not None:
-        scale = call.value_scale.astype(jnp.float32) * jnp.float32(1 / eight_bit_contract(call.value.dtype.name).unit)
+        scale = call.value_scale.astype(jnp.float32) * jnp.float32(1 / eight_bit_contract(call.key.dtype.name).unit)
         scale = padded(scale) if scale.shape[2] > 1 else scale
-        found["value_scale"] = jnp.broadcast_to(scale, (*scale.shape[:2], value.shape[3]))
+        found["value_scale"] = jnp.broadcast_to(scale, (*scale.shape[:2], whole_pieces(call.value_size)))
     found["query"] = padded(found["query"])
-    return replace(call, key=padded(call.key), value=value, **found)
+    if call.value is not None:
+        found["value"] = padded(call.value)
+    return replace(call, key=padded(call.key), **found)
 
 
 def operands(call: AttentionCall) -> tuple[jax.Array | int, ...]:
-    """Returns the arrays and sizes of a launch in the order of `Arrays`."""
-    absent = call.limits
+    """Returns the arrays and sizes of a launch in the order of `Arrays`; the keys again if they hold the values."""
+    absent, value = call.limits, call.key if call.value is None else call.value
     optional = (call.page_table, call.alibi_slopes, call.sinks, call.value_scale, call.bias, call.mask)
-    arrays = (call.query, *(as_stored(x) for x in (call.key, call.value)), call.limits, *optional)
+    arrays = (call.query, *(as_stored(x) for x in (call.key, value)), call.limits, *optional)
     entries = 1 if call.page_table is None else call.page_table.shape[1]
     sizes = (call.query.shape[0], call.query.shape[1], call.capacity, entries)
     return (*(jnp.asarray(absent if x is None else x) for x in arrays), *sizes)
@@ -136,5 +136,5 @@ def as_stored(x: jax.Array) -> jax.Array:
 
 def padded(x: jax.Array) -> jax.Array:
     """Returns heads (..., H) zero-padded, as wide as whole pieces."""
-    missing = -x.shape[-1] % _WIDTH
+    missing = whole_pieces(x.shape[-1]) - x.shape[-1]
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x

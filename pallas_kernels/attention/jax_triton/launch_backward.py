@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from pallas_kernels.attention.call import AttentionCall, AttentionResults
 from pallas_kernels.attention.jax_triton._form import form_of
 from pallas_kernels.attention.jax_triton.launch import check, operands, padded, prepared, widest
+from pallas_kernels.attention.mask_bounds import MaskBounds, mask_bounds
 from pallas_kernels.attention.programs import row_products
 from pallas_kernels.attention.schedule.jax_triton import BackwardTiles, Tile, backward_tiles
-from pallas_kernels.attention.sight import Sight, sight
 from pallas_kernels.contract import MmaAttentionContract
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.parts.jax_triton.launch import launch
@@ -39,17 +39,17 @@ def gradients(
         The gradients of queries, keys and values, with their shapes and dtypes.
 
     Raises:
-        UnsupportedError: If the contract is of another kind or version, or the head is wider than 512.
+        UnsupportedError: If the contract is of another kind or version, or the head is wider than 576.
 
     Guarantee: row-invariant; a row is a query for the gradient of the queries, a sequence for the others.
     """
     check(call, contract)
-    query, key, value = call.query, call.key, call.value
+    query, key, value_size = call.query, call.key, call.value_size
     if call.is_empty:
-        return jnp.zeros_like(query), jnp.zeros_like(key), jnp.zeros_like(value)
+        return jnp.zeros_like(query), jnp.zeros_like(key), jnp.zeros_like(call.values)
     from pallas_kernels.attention.jax_triton.backward import key_kernel, query_kernel
 
-    (batch, length, _, size), (capacity, heads, value_size) = query.shape, value.shape[1:]
+    (batch, length, _, size), (capacity, heads) = query.shape, key.shape[1:3]
     if tiles is None:
         tiles = backward_tiles(widest(call), query.dtype.itemsize, target.features)
     call = prepared(call)
@@ -95,7 +95,7 @@ def score_gradients(
         (B, N, T, S) float32, zeros where a query does not see a key.
 
     Raises:
-        UnsupportedError: If the contract is of another kind or version, or the head is wider than 512.
+        UnsupportedError: If the contract is of another kind or version, or the head is wider than 576.
 
     Guarantee: row-invariant; a row is a query.
     """
@@ -132,15 +132,15 @@ def _of_results(results: AttentionResults) -> tuple[jax.Array, ...]:
     return padded(results.cotangent), results.lse, delta
 
 
-def _what_is_seen(call: AttentionCall) -> Sight:
+def _what_is_seen(call: AttentionCall) -> MaskBounds:
     """Returns what each query sees, before any mask."""
     (offsets, queries, keys), length = (jnp.maximum(x, 0) for x in call.numbers()), call.query.shape[1]
     indices = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (offsets.shape[0], length))
     within = jnp.minimum(queries, length), jnp.minimum(keys, call.capacity)
-    return sight(offsets, *within, indices, causal=call.options.causal, window=call.options.window)
+    return mask_bounds(offsets, *within, indices, causal=call.options.causal, window=call.options.window)
 
 
-def _queries_that_see(seen: Sight, tiles: int, keys: int) -> tuple[jax.Array, jax.Array]:
+def _queries_that_see(seen: MaskBounds, tiles: int, keys: int) -> tuple[jax.Array, jax.Array]:
     """Returns the range of queries that see any key of each tile, (B, tiles) int32 each."""
     start = jnp.arange(tiles, dtype=jnp.int32) * keys
     some = (seen.first[..., None] < start + keys) & (seen.last[..., None] > start)

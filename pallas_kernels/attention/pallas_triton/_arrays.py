@@ -7,14 +7,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.attention.call import AttentionCall, Limits
+from pallas_kernels.attention.mask_bounds import MaskBounds, mask_bounds
 from pallas_kernels.attention.pallas_triton._scores import score_arrays
 from pallas_kernels.attention.pallas_triton._tile import Launch, Refs
-from pallas_kernels.attention.sight import Sight, sight
 from pallas_kernels.contract import MmaAttentionContract, eight_bit_contract
 from pallas_kernels.errors import UnsupportedError
 
 _WIDTH: Final = 16  # the narrowest piece of a head
-_WIDEST: Final = 512  # for more, neither the shared memory nor the registers of a block suffice
+_WIDEST: Final = 576  # for more, neither the shared memory nor the registers of a block suffice
 
 
 def check(call: AttentionCall, contract: MmaAttentionContract) -> None:
@@ -31,38 +31,44 @@ def check(call: AttentionCall, contract: MmaAttentionContract) -> None:
 
 def widest(call: AttentionCall) -> int:
     """Returns the width of a head, or that of the values if it is larger."""
-    return max(call.query.shape[3], call.value.shape[3])
+    return max(call.query.shape[3], call.value_size)
 
 
-def what_is_seen(call: AttentionCall, limits: Limits) -> Sight:
+def what_is_seen(call: AttentionCall, limits: Limits) -> MaskBounds:
     """Returns what each query sees, before any mask."""
     (offsets, queries, keys), length = limits, call.query.shape[1]
     indices = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (offsets.shape[0], length))
     within = jnp.minimum(queries, length), jnp.minimum(keys, call.capacity)
-    return sight(offsets, *within, indices, causal=call.options.causal, window=call.options.window)
+    return mask_bounds(offsets, *within, indices, causal=call.options.causal, window=call.options.window)
 
 
-def arrays_of(call: AttentionCall, seen: Sight, offsets: jax.Array) -> dict[str, jax.Array]:
+def arrays_of(call: AttentionCall, seen: MaskBounds, offsets: jax.Array) -> dict[str, jax.Array]:
     """Returns the arrays of a launch by their names in `Refs`, without those that the forward pass alone takes."""
-    query, key, value = (padded(x) for x in (call.query, call.key, call.value))
-    given = {"query": query, "key": key, "value": value, "first": seen.first, "last": seen.last}
+    given = {"query": padded(call.query), "key": padded(call.key), "first": seen.first, "last": seen.last}
+    if call.value is not None:
+        given["value"] = padded(call.value)
     return given | score_arrays(call, offsets)
 
 
-def quantised(given: dict[str, jax.Array], value_scale: jax.Array | None) -> dict[str, jax.Array]:
+def quantised(given: dict[str, jax.Array], value_scale: jax.Array | None, value_size: int) -> dict[str, jax.Array]:
     """Returns 8-bit keys and values, and the factors of results, as kernels read them."""
     if value_scale is None:
         return {}
-    factors = value_scale.astype(jnp.float32) * jnp.float32(1 / eight_bit_contract(given["value"].dtype.name).unit)
+    factors = value_scale.astype(jnp.float32) * jnp.float32(1 / eight_bit_contract(given["key"].dtype.name).unit)
     whole = padded(factors) if value_scale.shape[2] > 1 else factors
-    found = {"value_scale": jnp.broadcast_to(whole, (*whole.shape[:2], given["value"].shape[3]))}
-    return found | {name: lax.bitcast_convert_type(given[name], jnp.int8) for name in ("key", "value")}
+    found = {"value_scale": jnp.broadcast_to(whole, (*whole.shape[:2], whole_pieces(value_size)))}
+    return found | {n: lax.bitcast_convert_type(given[n], jnp.int8) for n in ("key", "value") if n in given}
 
 
 def padded(x: jax.Array) -> jax.Array:
     """Returns heads (..., H) zero-padded, as wide as whole pieces."""
-    missing = -x.shape[-1] % _WIDTH
+    missing = whole_pieces(x.shape[-1]) - x.shape[-1]
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
+
+
+def whole_pieces(size: int) -> int:
+    """Returns the width of a head of whole pieces."""
+    return -(-size // _WIDTH) * _WIDTH
 
 
 def launch_of(
@@ -80,14 +86,15 @@ def launch_of(
         heads=heads,
         group=query.shape[2] // heads,
         size=query.shape[3],
-        value_size=given["value"].shape[3],
+        value_size=whole_pieces(call.value_size),
         capacity=call.capacity,
         page=None if call.page_table is None else key.shape[1],
-        stored=None if call.value_scale is None else call.value.dtype.name,
+        stored=None if call.value_scale is None else call.key.dtype.name,
         interpret=interpret,
     )
 
 
 def refs_of(launch: Launch, given: dict[str, jax.Array], refs: list[Any]) -> Refs:
     """Returns the references that a kernel is given, by the names of their arrays."""
-    return Refs(limits=None, options=launch.options, **dict(zip(given, refs, strict=True)))  # type: ignore[arg-type]
+    named: dict[str, Any] = {"value": None, **dict(zip(given, refs, strict=True))}
+    return Refs(limits=None, options=launch.options, **named)  # type: ignore[arg-type]

@@ -177,7 +177,12 @@ def keys_at(refs: Refs, launch: Launch, sequence: Any, start: Any, count: int) -
     return Keys(sequence, position, (table[sequence, held // launch.page], held % launch.page))
 
 
-def read_keys(ref: Any, keys: Keys, head: Any, launch: Launch) -> list[jax.Array]:
+def read_values(refs: Refs, keys: Keys, head: Any, launch: Launch) -> list[jax.Array]:
+    """Reads the pieces of values as `read_keys` does: from their own array, or the first columns of the keys."""
+    return read_keys(refs.key if refs.value is None else refs.value, keys, head, launch, launch.value_size)
+
+
+def read_keys(ref: Any, keys: Keys, head: Any, launch: Launch, size: int | None = None) -> list[jax.Array]:
     """Reads the pieces of keys or values: (n, width) float32 each.
 
     Args:
@@ -185,9 +190,10 @@ def read_keys(ref: Any, keys: Keys, head: Any, launch: Launch) -> list[jax.Array
         keys: The keys to read.
         head: Their head.
         launch: The static parameters.
+        size: How many columns to read, a multiple of 16; all by default.
     """
     found = []
-    for start, width in launch.pieces(ref.shape[3]):
+    for start, width in launch.pieces(ref.shape[3] if size is None else size):
         stored = ref[*keys.entry, head, start : start + width]
         number = float_of_e4m3(stored) if launch.stored == "float8_e4m3fn" else stored.astype(jnp.float32)
         found.append(number if launch.stored is None else number * eight_bit_contract(launch.stored).unit)

@@ -22,6 +22,7 @@ from pallas_kernels.attention.pallas_triton._tile import (
     keys_at,
     read_keys,
     read_rows,
+    read_values,
     rows_at,
     split,
     split_all,
@@ -48,7 +49,7 @@ def query_kernel(refs: Refs, query_ref: Any, *, launch: Launch, count: int, tile
     def block(i: Any, sums: list[jax.Array]) -> list[jax.Array]:
         keys = keys_at(refs, launch, sequence, i * launch.key_block, launch.key_block)
         pieces = read_keys(refs.key, keys, head, launch)
-        values = split_all(read_keys(refs.value, keys, head, launch), launch)
+        values = split_all(read_values(refs, keys, head, launch), launch)
         found = scores(refs, launch, rows, keys, query, split_all(pieces, launch))
         weights = _weights(found, lse, launch)
         slopes = split(_bent(_slopes(weights, found, cotangent, values, delta, launch), found, launch), launch)
@@ -72,7 +73,8 @@ def key_kernel(refs: Refs, key_ref: Any, value_ref: Any, *, launch: Launch, coun
     """
     tile, sequence, head = _place(launch, refs.first.shape[0])
     keys = keys_at(refs, launch, sequence, tile * count, count)
-    key, value = (split_all(read_keys(ref, keys, head, launch), launch) for ref in (refs.key, refs.value))
+    key = split_all(read_keys(refs.key, keys, head, launch), launch)
+    value = split_all(read_values(refs, keys, head, launch), launch)
 
     def block(i: Any, sums: Any) -> Any:
         rows = rows_at(refs, launch, sequence, head, i * launch.row_block, launch.row_block, repeat_last=False)
@@ -136,7 +138,7 @@ def score_kernel(refs: Refs, out_ref: Any, *, launch: Launch, count: int, tiles:
     def block(i: Any, _: Any) -> Any:
         keys = keys_at(refs, launch, sequence, i * launch.key_block, launch.key_block)
         found = scores(refs, launch, rows, keys, queries, split_all(read_keys(refs.key, keys, head, launch), launch))
-        values = split_all(read_keys(refs.value, keys, head, launch), launch)
+        values = split_all(read_values(refs, keys, head, launch), launch)
         slopes = _slopes(_weights(found, lse, launch), found, cotangent, values, delta, launch)
         at = (sequence, query_head, pl.ds(tile * count, count), pl.ds(i * launch.key_block, launch.key_block))
         out_ref[at] = jnp.where(slopes == 0, 0.0, slopes)

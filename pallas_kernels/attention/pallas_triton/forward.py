@@ -20,6 +20,7 @@ from pallas_kernels.attention.pallas_triton._tile import (
     of_heads,
     read_keys,
     read_rows,
+    read_values,
     rows_at,
     split,
     split_all,
@@ -56,7 +57,7 @@ def forward_kernel(refs: Refs, out_ref: Any, lse_ref: Any, *, launch: Launch, co
         highest = jnp.maximum(maximum, jnp.max(found.masked, axis=1))
         weights = power_of_two(found.masked - highest[:, None], launch.interpret)
         decay = power_of_two(maximum - highest, launch.interpret)[:, None]
-        pieces = read_keys(refs.value, keys, head, launch)
+        pieces = read_values(refs, keys, head, launch)
         # A non-finite value makes only the rows that see it nan.
         bad = jnp.zeros((launch.key_block,), jnp.int32)
         for piece in pieces:

@@ -42,7 +42,7 @@ def attention(
         that sees no key gives zeros and -inf.
 
     Raises:
-        UnsupportedError: If the contract is of another kind, or the head is wider than 512.
+        UnsupportedError: If the contract is of another kind, or the head is wider than 576.
 
     Guarantee: row-invariant; a row is a query with the keys that it sees.
 
@@ -56,7 +56,7 @@ def attention(
     """
     check(call, contract)
     call, valid = within(call)
-    limits, query, value_size = call.numbers(), call.query, call.value.shape[3]
+    limits, query, value_size = call.numbers(), call.query, call.value_size
     if call.is_empty:
         rows = query.shape[:3]
         return poison(valid, jnp.zeros((*rows, value_size), query.dtype), jnp.full(rows, -jnp.inf, jnp.float32))
@@ -64,7 +64,7 @@ def attention(
     if call.key_scale is not None:
         call = replace(call, query=scaled_queries(query, call.key_scale, call.key.dtype))
     given = arrays_of(call, seen, limits[0])
-    given |= quantised(given, call.value_scale)
+    given |= quantised(given, call.value_scale, value_size)
     if call.sinks is not None:
         given["sinks"] = call.sinks
     if call.page_table is not None:

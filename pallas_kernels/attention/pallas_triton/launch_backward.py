@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.attention.call import AttentionCall, AttentionResults
+from pallas_kernels.attention.mask_bounds import MaskBounds
 from pallas_kernels.attention.pallas_triton._arrays import (
     arrays_of,
     check,
@@ -18,7 +19,6 @@ from pallas_kernels.attention.pallas_triton._arrays import (
 from pallas_kernels.attention.pallas_triton.backward import key_kernel, query_kernel, score_kernel
 from pallas_kernels.attention.programs import row_products
 from pallas_kernels.attention.schedule.pallas_triton import AttentionTile, attention_tile
-from pallas_kernels.attention.sight import Sight
 from pallas_kernels.contract import MmaAttentionContract
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.parts.pallas_triton.launch import launch
@@ -46,16 +46,16 @@ def gradients(
         The gradients of queries, keys and values, with their shapes and dtypes.
 
     Raises:
-        UnsupportedError: If the contract is of another kind, or the head is wider than 512.
+        UnsupportedError: If the contract is of another kind, or the head is wider than 576.
 
     Guarantee: row-invariant; a row is a query for the gradient of the queries, a sequence for the others.
     """
     check(call, contract)
-    query, key, value = call.query, call.key, call.value
-    (batch, _, _, size), (capacity, _, value_size) = query.shape, value.shape[1:]
+    query, key, value_size = call.query, call.key, call.value_size
+    (batch, _, _, size), capacity = query.shape, key.shape[1]
     limits = call.numbers()
     if call.is_empty:
-        return jnp.zeros_like(query), jnp.zeros_like(key), jnp.zeros_like(value)
+        return jnp.zeros_like(query), jnp.zeros_like(key), jnp.zeros_like(call.values)
     seen = what_is_seen(call, limits)
     given = arrays_of(call, seen, limits[0]) | _of_results(results)
     own = launch_of(call, given, contract.row_block, contract.row_block, interpret=interpret)
@@ -100,7 +100,7 @@ def score_gradients(
         (B, N, T, S) float32, zeros where a query does not see a key.
 
     Raises:
-        UnsupportedError: If the contract is of another kind, or the head is wider than 512.
+        UnsupportedError: If the contract is of another kind, or the head is wider than 576.
 
     Guarantee: row-invariant; a row is a query.
     """
@@ -136,7 +136,7 @@ def _of_results(results: AttentionResults) -> dict[str, jax.Array]:
     return {"cotangent": padded(results.cotangent), "lse": results.lse, "delta": delta}
 
 
-def _queries_that_see(seen: Sight, tiles: int, keys: int) -> dict[str, jax.Array]:
+def _queries_that_see(seen: MaskBounds, tiles: int, keys: int) -> dict[str, jax.Array]:
     """Returns the range of queries that see any key of each tile, (B, tiles) int32."""
     start = jnp.arange(tiles, dtype=jnp.int32) * keys
     some = (seen.first[..., None] < start + keys) & (seen.last[..., None] > start)

@@ -8,7 +8,7 @@ from pallas_kernels.schedule.hopper.tiles import SMS
 SWAPPED_ROWS: Final = 8
 """Most rows of a tile for which keys are wgmma's rows."""
 
-WIDEST_PARKED: Final = 128
+WIDEST_SPILLED: Final = 128
 """Widest heads for whose values shared memory has room beside the stages while other splits are computed."""
 
 _SCALES: Final = (2.0**-100, 2.0**100)
@@ -26,7 +26,7 @@ _BYTE_STAGES: Final = {
     (192, 192): (2, 3),
     (256, 256): (1, 3),
 }
-_LEFT_STAGES: Final = {(64, 64): (4, 3), (128, 128): (2, 2)}  # for one walker, and per walker for two
+_LEFT_STAGES: Final = {(64, 64): (4, 3), (128, 128): (2, 2)}  # for one worker, and per worker for two
 _LEFT_REGISTERS: Final = (216, 40, 0)
 _SWAPPED_STAGES: Final = {(64, 64): (3, 6), (128, 128): (2, 2)}  # of contiguous keys, and of pages
 _FULL_GROUP: Final = 16
@@ -85,9 +85,9 @@ class DecodeSchedule:
         whole: Whether an item has all keys of a tile, so that there are no splits to merge.
         byte_stages: Stages of the bytes of an 8-bit cache.
         registers: Registers of a thread that computes, of one that copies and of one that widens bytes to 16 bits; used
-            only with an 8-bit cache, and with `swap` only for several walkers.
+            only with an 8-bit cache, and with `swap` only for several workers.
         swap: Whether keys are wgmma's rows and the rows of a tile, at most 8, its columns. Items then have one split.
-        walkers: Pairs of warpgroups in a block that copy and compute items of their own: with `swap` and an 8-bit
+        workers: Pairs of warpgroups in a block that copy and compute items of their own: with `swap` and an 8-bit
             cache, which then has no 16-bit stages. Each pair has `byte_stages`.
     """
 
@@ -97,7 +97,7 @@ class DecodeSchedule:
     byte_stages: int = 2
     registers: tuple[int, int, int] = (232, 40, 120)
     swap: bool = False
-    walkers: int = 1
+    workers: int = 1
 
 
 @dataclass(frozen=True)
@@ -258,9 +258,9 @@ def decode_schedule(
     widths = head_size, value_size or head_size
     swap = splits > 1 and rows <= SWAPPED_ROWS and widths in _SWAPPED_STAGES and not shares
     if eight_bits and swap:
-        walkers = 2 if tiles * splits > SMS else 1
-        stages = _LEFT_STAGES[widths][walkers - 1]
-        return DecodeSchedule(byte_stages=stages, registers=_LEFT_REGISTERS, swap=True, walkers=walkers)
+        workers = 2 if tiles * splits > SMS else 1
+        stages = _LEFT_STAGES[widths][workers - 1]
+        return DecodeSchedule(byte_stages=stages, registers=_LEFT_REGISTERS, swap=True, workers=workers)
     if eight_bits:
         stages, byte_stages = _BYTE_STAGES[widths]
         return DecodeSchedule(stages, byte_stages=byte_stages, whole=splits == 1)

@@ -5,76 +5,76 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-_SHARD_STEP: Final = 64
-_SHARD: Final = 512  # elements of the shortest K split chosen
-_SHARD_COLUMNS: Final = 64
-_SHARD_BLOCKS: Final = 80  # blocks that saturate the memory of a Hopper GPU
-_MOST_WGMMA_SHARDS: Final = 4  # sums that one warpgroup holds while it adds the tree
+_SPLIT_STEP: Final = 64
+_SPLIT: Final = 512  # elements of the shortest K split chosen
+_SPLIT_COLUMNS: Final = 64
+_SPLIT_BLOCKS_IN_FLIGHT: Final = 80  # blocks that saturate the memory of a Hopper GPU
+_MOST_WGMMA_SPLITS: Final = 4  # sums that one warpgroup holds while it adds the tree
 _SPLIT_BLOCK: Final = 64
-_SHORTEST_SHARD: Final = 256
-_MOST_SHARDS: Final = 16
+_SHORTEST_SPLIT: Final = 256
+_MOST_SPLITS: Final = 16
 
 
 @dataclass(frozen=True)
-class ShardContract:
+class SplitTreeContract:
     """How one element of `x @ w` is summed with split K; each K split has its own contract.
 
-    K is split at multiples of K / `shards` rounded up to a multiple of 64 (`shard_length`). The partial sums are added
+    K is split at multiples of K / `splits` rounded up to a multiple of 64 (`split_length`). The partial sums are added
     in float32 as a fixed binary tree: (0 + 1) + (2 + 3).
 
     Attributes:
-        shards: Number of K splits, at least 2.
+        splits: Number of K splits, at least 2.
         version: Incremented when the bits of an existing contract change on purpose.
 
     Example:
-        >>> ShardContract(4).id
+        >>> SplitTreeContract(4).id
         'matmul/v1/f32-split4-tree'
     """
 
-    shards: int
+    splits: int
     version: int = 1
 
     def __post_init__(self) -> None:
-        if self.shards < 2:
-            raise ValueError(f"shards must be at least 2, got {self.shards}.")
+        if self.splits < 2:
+            raise ValueError(f"splits must be at least 2, got {self.splits}.")
 
     @property
     def id(self) -> str:
         """Contract identifier, stable across runs and machines."""
-        return f"matmul/v{self.version}/f32-split{self.shards}-tree"
+        return f"matmul/v{self.version}/f32-split{self.splits}-tree"
 
 
 @dataclass(frozen=True)
 class SplitWgmmaContract:
     """How wgmma sums one element of `x @ w` with split K.
 
-    K is split at multiples of `shard_length(K)`, K / `shards` rounded up to a multiple of 64 (if K does not divide, the
+    K is split at multiples of `split_length(K)`, K / `splits` rounded up to a multiple of 64 (if K does not divide, the
     last split is shorter; a short K has fewer splits). Each split is a separate `WgmmaContract` chain. The partial sums
     are added in float32 as a fixed binary tree: (0 + 1) + (2 + 3).
 
     Attributes:
-        shards: Number of K splits; a power of two, at least 2.
+        splits: Number of K splits; a power of two, at least 2.
         version: Incremented when the bits of an existing contract change on purpose.
 
     Example:
-        >>> SplitWgmmaContract(4).id, SplitWgmmaContract(4).shard_length(8192)
+        >>> SplitWgmmaContract(4).id, SplitWgmmaContract(4).split_length(8192)
         ('matmul/v1/f32-wgmma16-split4-tree', 2048)
     """
 
-    shards: int
+    splits: int
     version: int = 1
 
     def __post_init__(self) -> None:
-        _check_shards(self.shards)
+        _check_splits(self.splits)
 
     @property
     def id(self) -> str:
         """Contract identifier, stable across runs and machines."""
-        return f"matmul/v{self.version}/f32-wgmma16-split{self.shards}-tree"
+        return f"matmul/v{self.version}/f32-wgmma16-split{self.splits}-tree"
 
-    def shard_length(self, k: int) -> int:
+    def split_length(self, k: int) -> int:
         """Returns the elements of a K split; the last one may be shorter."""
-        return shard_length(k, self.shards)
+        return split_length(k, self.splits)
 
 
 @dataclass(frozen=True)
@@ -89,29 +89,29 @@ class SplitContract:
     the splits likewise. K is zero-padded.
 
     Attributes:
-        shard: Elements per K split, a multiple of 64.
+        k_split: Elements per K split, a multiple of 64.
         version: Incremented when the bits of an existing contract change on purpose.
 
     Example:
-        >>> SplitContract(512).id, SplitContract(512).shards(1100)
+        >>> SplitContract(512).id, SplitContract(512).splits(1100)
         ('matmul/v1/f32-bf16x6-block64-shard512', 3)
     """
 
-    shard: int
+    k_split: int
     version: int = 1
 
     def __post_init__(self) -> None:
-        if self.shard < 64 or self.shard % 64:
-            raise ValueError(f"shard must be a positive multiple of 64, got {self.shard}.")
+        if self.k_split < 64 or self.k_split % 64:
+            raise ValueError(f"k_split must be a positive multiple of 64, got {self.k_split}.")
 
-    def shards(self, k: int) -> int:
+    def splits(self, k: int) -> int:
         """Returns the number of K splits for `k` elements, at least 1."""
-        return max(1, -(-k // self.shard))
+        return max(1, -(-k // self.k_split))
 
     @property
     def id(self) -> str:
         """Contract identifier, stable across runs and machines."""
-        return f"matmul/v{self.version}/f32-bf16x6-block64-shard{self.shard}"
+        return f"matmul/v{self.version}/f32-bf16x6-block64-shard{self.k_split}"
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class SplitChunkContract:
         return f"chunks/v{self.version}/f32-bf16x6-block64-rows{self.rows}"
 
 
-def split_shards(k: int, n: int) -> int:
+def split_count(k: int, n: int) -> int:
     """Returns the default number of K splits; 1 if one chain is fast enough.
 
     With one chain over K, a GPU runs one block per 64 columns of the weights. A long K with few columns leaves most of
@@ -156,23 +156,23 @@ def split_shards(k: int, n: int) -> int:
         n: Columns of the weights.
 
     Example:
-        >>> split_shards(8192, 1280), split_shards(4096, 4096)
+        >>> split_count(8192, 1280), split_count(4096, 4096)
         (4, 1)
     """
-    shards, blocks = 1, -(-n // _SHARD_COLUMNS)
-    while shards < _MOST_WGMMA_SHARDS and 2 * shards * blocks <= _SHARD_BLOCKS and k >= 2 * shards * _SHARD:
-        shards *= 2
-    return shards
+    splits, blocks = 1, -(-n // _SPLIT_COLUMNS)
+    while splits < _MOST_WGMMA_SPLITS and 2 * splits * blocks <= _SPLIT_BLOCKS_IN_FLIGHT and k >= 2 * splits * _SPLIT:
+        splits *= 2
+    return splits
 
 
-def shard_length(k: int, shards: int) -> int:
-    """Returns the elements of one of `shards` K splits: K / shards rounded up to a multiple of 64.
+def split_length(k: int, splits: int) -> int:
+    """Returns the elements of one of `splits` K splits: K / splits rounded up to a multiple of 64.
 
     Example:
-        >>> shard_length(8192, 4), shard_length(1000, 4)
+        >>> split_length(8192, 4), split_length(1000, 4)
         (2048, 256)
     """
-    return max(1, -(-k // (shards * _SHARD_STEP))) * _SHARD_STEP
+    return max(1, -(-k // (splits * _SPLIT_STEP))) * _SPLIT_STEP
 
 
 def add_as_tree(
@@ -200,9 +200,9 @@ def add_as_tree(
     return add(total, add_as_tree(term, count - left, add, first + left))
 
 
-def _check_shards(shards: int) -> None:
-    if shards < 2 or shards & (shards - 1):
-        raise ValueError(f"shards must be a power of two and at least 2, got {shards}.")
+def _check_splits(splits: int) -> None:
+    if splits < 2 or splits & (splits - 1):
+        raise ValueError(f"splits must be a power of two and at least 2, got {splits}.")
 
 
 def split_contract(k: int) -> SplitContract:
@@ -217,11 +217,11 @@ def split_contract(k: int) -> SplitContract:
         ValueError: If `k` is negative.
 
     Example:
-        >>> split_contract(4096).shard, split_contract(576).shard, split_contract(14336).shard
+        >>> split_contract(4096).k_split, split_contract(576).k_split, split_contract(14336).k_split
         (256, 320, 896)
     """
     if k < 0:
         raise ValueError(f"K must not be negative, got {k}.")
     blocks = max(1, -(-k // _SPLIT_BLOCK))
-    shards = min(_MOST_SHARDS, max(1, k // _SHORTEST_SHARD))
-    return SplitContract(-(-blocks // shards) * _SPLIT_BLOCK)
+    splits = min(_MOST_SPLITS, max(1, k // _SHORTEST_SPLIT))
+    return SplitContract(-(-blocks // splits) * _SPLIT_BLOCK)

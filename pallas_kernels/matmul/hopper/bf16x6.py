@@ -96,7 +96,7 @@ def matmul(
     x = _parts(pad(x, -2, _ROWS) if m > _ROWS else x)
     x, w = one_axis(x), one_axis(w)
     if schedule is None:
-        schedule = split_schedule(m, k, n, contract.shards(k), stack=math.prod(lead))
+        schedule = split_schedule(m, k, n, contract.splits(k), stack=math.prod(lead))
     check_shared_memory(_OP, schedule, schedule.shared_bytes)
     sums = split_ring_matmul(x, w, contract=contract, schedule=schedule, transpose_w=transpose_w, interpret=interpret)
     total = sums[0]

@@ -22,7 +22,7 @@ from jax import lax
 from pallas_kernels.contract import SplitContract
 from pallas_kernels.matmul.hopper.epilogue import Epilogue, make_store
 from pallas_kernels.matmul.hopper.operand import SWIZZLE_BYTES, Operand, in_stack, loaded_rows, tile_transforms
-from pallas_kernels.matmul.hopper.pipeline import Place, Ring, Roles, Walk, here
+from pallas_kernels.matmul.hopper.pipeline import Place, Ring, Roles, TileScheduler, here
 from pallas_kernels.matmul.hopper.product import Product, Scratch
 from pallas_kernels.matmul.schedule.hopper.bf16x6 import SplitSchedule
 from pallas_kernels.parts.in_32_bits import in_32_bits
@@ -81,7 +81,7 @@ def split_ring_matmul(
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
 
     Returns:
-        (1, M, N), (1, B, M, N) float32, or the sums of the K splits (shards, M, N), (shards, B, M, N) for a parted
+        (1, M, N), (1, B, M, N) float32, or the sums of the K splits (splits, M, N), (splits, B, M, N) for a parted
         schedule.
     """
     stack, m, n, s = w.shape[:-2], x.shape[-2], w.shape[-2 if transpose_w else -1], schedule.tiles
@@ -89,17 +89,17 @@ def split_ring_matmul(
     swizzle = _SWIZZLE if transpose_w else math.gcd(_SWIZZLE, n)
     weights = Operand(n, k, transpose_w, s.block_n, s.block_n, swizzle, BLOCK)
     columns = Operand(m, x.shape[-1], True, s.block_m, loaded_rows(m, s.block_m), BLOCK, _PARTS * BLOCK)
-    steps, shards = contract.shard // BLOCK, contract.shards(k)
-    parts, in_block = (shards, 1) if schedule.parted else (1, shards)
-    walk = Walk(stack, weights.tiles, columns.tiles, s.block_n, s.block_m, s.group, s.blocks, parts)
+    steps, splits = contract.k_split // BLOCK, contract.splits(k)
+    parts, in_block = (splits, 1) if schedule.parted else (1, splits)
+    scheduler = TileScheduler(stack, weights.tiles, columns.tiles, s.block_n, s.block_m, s.group, s.blocks, parts)
     shape = (64, s.tile_columns)
     plan = Product(
         name="matmul_bf16x6",
         schedule=s,
         rows=weights,
         columns=columns,
-        walk=walk,
-        ring=Ring.of(walk, steps * in_block, s.stages),
+        scheduler=scheduler,
+        ring=Ring.of(scheduler, steps * in_block, s.stages),
         roles=Roles(s.warpgroups),
         shape=shape,
         store=make_store(s, shape, m, n, jnp.dtype(jnp.float32), Epilogue()),
@@ -119,10 +119,10 @@ def split_ring_matmul(
     return plan.launch(kernel, (parts, *stack, m, n), jnp.float32, scratch)(x, w)
 
 
-def _kernel(plan: Product, steps: int, shards: int, x: Any, w: Any, out: Any, scratch: Scratch) -> None:
+def _kernel(plan: Product, steps: int, splits: int, x: Any, w: Any, out: Any, scratch: Scratch) -> None:
     """The body of a block, which adds the K splits and their blocks."""
     s, ring, (warpgroup, block) = plan.schedule, plan.ring, here()
-    count = plan.walk.count(block)
+    count = plan.scheduler.count(block)
 
     @pl.when(warpgroup == s.warpgroups)
     def copy_tiles() -> None:
@@ -134,14 +134,14 @@ def _kernel(plan: Product, steps: int, shards: int, x: Any, w: Any, out: Any, sc
             plan.rows.copy([weights], scratch.rows, place.row, at * BLOCK, slot, full)
             plan.columns.copy([rows], scratch.columns, place.column, at * (_PARTS * BLOCK), slot, full)
 
-        ring.produce(count, scratch.empty, lambda tile: plan.walk.place(block, tile), copy)
+        ring.produce(count, scratch.empty, lambda tile: plan.scheduler.place(block, tile), copy)
 
     @pl.when(warpgroup < s.warpgroups)
     def multiply_tiles() -> None:
         plan.roles.limit_registers("multiply")
         zeros = functools.partial(jnp.zeros, plan.shape, jnp.float32)
 
-        def add_shard(start: Any) -> Any:
+        def add_split(start: Any) -> Any:
             """Sums the blocks of a K split, the first of which has position `start` in the pipeline."""
             return lax.fori_loop(
                 0,
@@ -152,14 +152,14 @@ def _kernel(plan: Product, steps: int, shards: int, x: Any, w: Any, out: Any, sc
 
         @pl.loop(0, count)
         def _(tile: Any) -> None:
-            place, start = plan.walk.place(block, tile), tile * ring.steps
-            if shards == 1:
-                total = add_shard(start)
+            place, start = plan.scheduler.place(block, tile), tile * ring.steps
+            if splits == 1:
+                total = add_split(start)
             else:
                 total = lax.fori_loop(
                     0,
-                    shards,
-                    lambda shard, total: total + add_shard(start + shard * steps),
+                    splits,
+                    lambda k_split, total: total + add_split(start + k_split * steps),
                     plgpu.layout_cast(zeros(), plgpu.Layout.WGMMA),
                 )
             ending = plan.ending(Epilogue(), out.at[place.part], scratch, warpgroup)

@@ -34,7 +34,7 @@ def finish(partials: jax.Array, epilogue: Epilogue, *, out_dtype: Any, interpret
     Returns:
         (M, N) of `out_dtype`.
     """
-    shards, m, n = partials.shape
+    splits, m, n = partials.shape
     if n % _PARTS[-1]:
         wide = n + -n % _PARTS[-1]
         epilogue = epilogue.map(lambda a: _pad(a, wide))
@@ -51,7 +51,7 @@ def finish(partials: jax.Array, epilogue: Epilogue, *, out_dtype: Any, interpret
         def load(ref: Any) -> Any:
             return plgpu.load(ref, layout=layout, optimized=False).astype(jnp.float32)
 
-        total = add_as_tree(lambda shard: load(partials_ref.at[shard, row, part]), shards)
+        total = add_as_tree(lambda k_split: load(partials_ref.at[k_split, row, part]), splits)
         bias = None if end.bias is None else load(end.bias.at[part])
         total = end.before_residual((total,), bias, layout, interpret)
         if end.residual is not None:

@@ -160,7 +160,7 @@ def _exclusive_sums(numbers: list[Any], add: Callable[[Any, Any], Any], lane: An
 
 
 @dataclass(frozen=True)
-class GroupWalk:
+class GroupTileScheduler:
     """The tile scheduler over all groups: block i processes tiles i, i + blocks, i + 2 blocks, ...
 
     A tile has rows of one group only. The tiles of the rows without a group come last.
@@ -187,31 +187,31 @@ class GroupWalk:
         return -(-self.columns // self.tile_columns)
 
     @property
-    def most_turns(self) -> int:
+    def most_rounds(self) -> int:
         """Most tiles of groups of a block."""
         return -(-self.table.most_tiles * self.column_tiles // self.blocks)
 
-    def of(self, table: Any) -> "TableWalk":
+    def of(self, table: Any) -> "TableTileScheduler":
         """Returns the scheduler for a table in shared memory."""
-        return TableWalk(self, table)
+        return TableTileScheduler(self, table)
 
 
 @dataclass(frozen=True)
-class TableWalk:
+class TableTileScheduler:
     """A tile scheduler over the groups of a table in shared memory.
 
     Attributes:
-        walk: The static parameters.
+        scheduler: The static parameters.
         table: The table.
     """
 
-    walk: GroupWalk
+    scheduler: GroupTileScheduler
     table: Any
 
     @property
     def fit(self) -> Any:
         """Whether the sizes of the groups are valid."""
-        return self.walk.table.fit(self.table)
+        return self.scheduler.table.fit(self.table)
 
     def count(self, block: Any) -> Any:
         """Returns the number of group tiles of a block."""
@@ -219,43 +219,43 @@ class TableWalk:
 
     def turns(self, block: Any) -> Any:
         """Returns the number of tiles of a block, including tiles of rows without a group."""
-        tile = self.walk.table.tile
-        left = self.walk.table.rows - self.walk.table.rows_in_groups(self.table)
-        return self._turns(self._group_tiles + lax.div(left + tile - 1, tile) * self.walk.column_tiles, block)
+        tile = self.scheduler.table.tile
+        left = self.scheduler.table.rows - self.scheduler.table.rows_in_groups(self.table)
+        return self._turns(self._group_tiles + lax.div(left + tile - 1, tile) * self.scheduler.column_tiles, block)
 
     def place(self, block: Any, tile: Any) -> Place:
         """Returns the position of a block's tile by its index; its `valid` rows belong to the group."""
-        table, walk, columns = self.table, self.walk, self.walk.column_tiles
-        index = block + tile * walk.blocks
-        group = walk.table.find(table, lax.div(index, columns))
-        (start, size), (before, row_tiles) = (walk.table.span(table, row, group) for row in range(2))
+        table, scheduler, columns = self.table, self.scheduler, self.scheduler.column_tiles
+        index = block + tile * scheduler.blocks
+        group = scheduler.table.find(table, lax.div(index, columns))
+        (start, size), (before, row_tiles) = (scheduler.table.span(table, row, group) for row in range(2))
         inside = index - before * columns
         # Bands of rows, so that concurrent blocks share weights and rows in the L2 cache.
-        band = lax.div(inside, walk.band * columns)
-        inside = inside - band * (walk.band * columns)
-        height = jnp.minimum(row_tiles - band * walk.band, walk.band)
+        band = lax.div(inside, scheduler.band * columns)
+        inside = inside - band * (scheduler.band * columns)
+        height = jnp.minimum(row_tiles - band * scheduler.band, scheduler.band)
         column = lax.div(inside, height)
-        row = (band * walk.band + (inside - column * height)) * walk.table.tile
+        row = (band * scheduler.band + (inside - column * height)) * scheduler.table.tile
         return Place(None, group, *self._corner(start + row, column), size - row)
 
     def rest(self, block: Any, turn: Any) -> tuple[Any, Any]:
         """Returns wgmma's first row and column of a block's tile of rows without a group, which come last."""
-        walk = self.walk
-        index = block + turn * walk.blocks - self._group_tiles
-        row_tile = lax.div(index, walk.column_tiles)
-        row = walk.table.rows_in_groups(self.table) + row_tile * walk.table.tile
-        return self._corner(row, index - row_tile * walk.column_tiles)
+        scheduler = self.scheduler
+        index = block + turn * scheduler.blocks - self._group_tiles
+        row_tile = lax.div(index, scheduler.column_tiles)
+        row = scheduler.table.rows_in_groups(self.table) + row_tile * scheduler.table.tile
+        return self._corner(row, index - row_tile * scheduler.column_tiles)
 
     @property
     def _group_tiles(self) -> Any:
-        return self.table[1, self.walk.table.groups - 1] * self.walk.column_tiles
+        return self.table[1, self.scheduler.table.groups - 1] * self.scheduler.column_tiles
 
     def _turns(self, tiles: Any, block: Any) -> Any:
-        return lax.div(tiles - block + self.walk.blocks - 1, self.walk.blocks)
+        return lax.div(tiles - block + self.scheduler.blocks - 1, self.scheduler.blocks)
 
     def _corner(self, row: Any, column_tile: Any) -> tuple[Any, Any]:
-        column = column_tile * self.walk.tile_columns
-        return (column, row) if self.walk.swap else (row, column)
+        column = column_tile * self.scheduler.tile_columns
+        return (column, row) if self.scheduler.swap else (row, column)
 
 
 def send_rows(pieces: list[tuple[Any, int, int]], out: Any, row: Any, column: Any, valid: Any) -> None:

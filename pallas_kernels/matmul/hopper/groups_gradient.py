@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from pallas_kernels.matmul.hopper.epilogue import Epilogue, make_store
 from pallas_kernels.matmul.hopper.group_tiles import Table
 from pallas_kernels.matmul.hopper.operand import Operand, whole_swizzle
-from pallas_kernels.matmul.hopper.pipeline import Ring, Roles, Walk, here
+from pallas_kernels.matmul.hopper.pipeline import Ring, Roles, TileScheduler, here
 from pallas_kernels.matmul.hopper.product import Product, Scratch, fill_table
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.schedule.hopper.tiles import SMS, MatmulSchedule
@@ -59,7 +59,9 @@ def sum_groups(
         schedule=s,
         rows=rows_side,
         columns=columns_side,
-        walk=Walk((groups,), rows_side.tiles, columns_side.tiles, s.block_m, s.block_n, s.group, s.blocks or SMS),
+        scheduler=TileScheduler(
+            (groups,), rows_side.tiles, columns_side.tiles, s.block_m, s.block_n, s.group, s.blocks or SMS
+        ),
         ring=Ring(s.stages),
         roles=Roles(s.warpgroups),
         shape=shape,
@@ -89,9 +91,9 @@ def _kernel(plan: Product, table: Table, x: Any, g: Any, sizes: Any, out: Any, s
     def copy_tiles() -> None:
         plan.roles.limit_registers("copy")
 
-        @pl.loop(0, plan.walk.count(block), init_carry=jnp.int32(0))
+        @pl.loop(0, plan.scheduler.count(block), init_carry=jnp.int32(0))
         def total(tile: Any, position: Any) -> Any:
-            place = plan.walk.place(block, tile)
+            place = plan.scheduler.place(block, tile)
             first, steps = table.span(scratch.table, 1, place.entry)
 
             @pl.loop(0, steps)
@@ -113,9 +115,9 @@ def _kernel(plan: Product, table: Table, x: Any, g: Any, sizes: Any, out: Any, s
         offset = plan.offset(warpgroup)
         part, ending = plan.part(offset), plan.ending(Epilogue(), out, scratch, warpgroup)
 
-        @pl.loop(0, plan.walk.count(block), init_carry=jnp.int32(0))
+        @pl.loop(0, plan.scheduler.count(block), init_carry=jnp.int32(0))
         def _(tile: Any, position: Any) -> Any:
-            _, group, row, column, _ = plan.walk.place(block, tile)
+            _, group, row, column, _ = plan.scheduler.place(block, tile)
             _, steps = table.span(scratch.table, 1, group)
             sums = pl.run_scoped(
                 lambda accumulator: _sum(plan, scratch, accumulator, position, steps, part),

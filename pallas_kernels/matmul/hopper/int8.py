@@ -25,7 +25,7 @@ from pallas_kernels.matmul.schedule.hopper.int8 import (
     folds_blocks,
     int8_schedule,
     takes_integers,
-    turns_weights,
+    transposes_weights,
 )
 from pallas_kernels.parts.served import served_if
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
@@ -33,7 +33,7 @@ from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 _OP: Final = "pallas_kernels.matmul.hopper.int8.quant_matmul"
 _ALIGN: Final = 16  # elements in the 16 bytes to which TMA aligns rows of K
 _COLUMNS: Final = 8  # the same for rows of the result
-_TURNED_COLUMNS: Final = 32  # columns of the narrowest swizzled tile
+_TRANSPOSED_COLUMNS: Final = 32  # columns of the narrowest swizzled tile
 _CONTRACTS: Final[dict[Any, Any]] = {
     jnp.dtype(jnp.int8): QuantContract(),
     jnp.dtype(jnp.float8_e4m3fn): Float8Contract("wgmma32"),
@@ -110,12 +110,14 @@ def quant_matmul(
     if not interpret:
         check_device(_OP)
     (m, k), n = x.shape, w.shape[-2 if transpose_w else -1]
-    x, w = pad(x, -1, _ALIGN), pad_weights(w, transpose_w, _ALIGN, _COLUMNS if transpose_w else _TURNED_COLUMNS)
+    x, w = pad(x, -1, _ALIGN), pad_weights(w, transpose_w, _ALIGN, _COLUMNS if transpose_w else _TRANSPOSED_COLUMNS)
     if schedule is None:
         groups = None if sizes is None else sizes.shape[0]
         options = {"groups": groups, "out_itemsize": out_dtype.itemsize}
         schedule = (
-            float8_schedule(m, k, n, **options) if folded else int8_schedule(m, k, n, turned=not transpose_w, **options)
+            float8_schedule(m, k, n, **options)
+            if folded
+            else int8_schedule(m, k, n, transposed_w=not transpose_w, **options)
         )
     if folded and not folds_blocks(schedule):
         raise UnsupportedError(f"{_OP}: expected a schedule for float8 with steps of one block of K, got {schedule}.")
@@ -165,7 +167,7 @@ def _check_schedule(schedule: MatmulSchedule, transpose_w: bool, groups: int | N
             f"{_OP}: expected a schedule with a k_step that is a multiple of {SWIZZLE_BYTES} and a number of columns"
             f" that wgmma takes for integers, 8, 24 or a multiple of 16, got {schedule}."
         )
-    if not transpose_w and not turns_weights(schedule):
+    if not transpose_w and not transposes_weights(schedule):
         raise UnsupportedError(
             f"{_OP}: expected a schedule whose warpgroups, at most two, share tiles of at most 32 KiB of weights, a"
             f" multiple of 32 columns, got {schedule}; pass weights stored as (N, K) for others."

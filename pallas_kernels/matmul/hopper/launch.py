@@ -35,13 +35,13 @@ from pallas_kernels.matmul.hopper.operands import (
     pad_weights,
     unpad,
 )
-from pallas_kernels.matmul.hopper.ring import Shards, ring_matmul
+from pallas_kernels.matmul.hopper.ring import KSplits, ring_matmul
 from pallas_kernels.matmul.schedule.hopper.fused_matmul import (
-    ShardSchedule,
+    SplitKSchedule,
     for_residual,
     gated_schedule,
     residual_schedule,
-    shard_schedules,
+    split_k_schedules,
 )
 from pallas_kernels.matmul.schedule.hopper.matmul import candidates, matmul_schedule
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
@@ -65,7 +65,7 @@ def matmul(
     functions: ElementwiseContract = PTX_FUNCTIONS,
     residual: jax.Array | None = None,
     out_dtype: Any = None,
-    schedule: MatmulSchedule | ShardSchedule | None = None,
+    schedule: MatmulSchedule | SplitKSchedule | None = None,
     interpret: Any = False,
 ) -> jax.Array:
     """Multiplies rows by weights, or every matrix of a stack by its own weights in one launch.
@@ -87,7 +87,7 @@ def matmul(
         functions: How the activation is computed.
         residual: (M, N) or (..., M, N) of `out_dtype`, added after the activation.
         out_dtype: bfloat16, float16 or float32; that of `x` by default. The float32 value is rounded once.
-        schedule: Tiles; chosen from the shape by default. The bits do not depend on it. A `ShardSchedule` for split-K
+        schedule: Tiles; chosen from the shape by default. The bits do not depend on it. A `SplitKSchedule` for split-K
             contracts.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU.
 
@@ -128,10 +128,10 @@ def matmul(
     if residual is not None:
         residual = one_axis(pad(residual, -1, w.shape[-2 if transpose_w else -1]))
     epilogue = Epilogue(bias, activation, residual)
-    if isinstance(contract, SplitWgmmaContract) and contract.shard_length(k) < k:
+    if isinstance(contract, SplitWgmmaContract) and contract.split_length(k) < k:
         out = _split(x, w, epilogue, contract, schedule, transpose_w, out_dtype, interpret)
     else:
-        if isinstance(schedule, ShardSchedule):
+        if isinstance(schedule, SplitKSchedule):
             raise UnsupportedError(f"{_OP}: expected a MatmulSchedule where K is not cut, got {schedule}.")
         sizes = {"itemsize": x.dtype.itemsize, "out_itemsize": out_dtype.itemsize}
         if schedule is None:
@@ -238,28 +238,28 @@ def _split(
     w: jax.Array,
     epilogue: Epilogue,
     contract: SplitWgmmaContract,
-    schedule: MatmulSchedule | ShardSchedule | None,
+    schedule: MatmulSchedule | SplitKSchedule | None,
     transpose_w: bool,
     out_dtype: Any,
     interpret: Any,
 ) -> jax.Array:
     """Multiplies under a split-K contract, in one or two kernels as the schedule says."""
     (m, k), n = x.shape, w.shape[-2 if transpose_w else -1]
-    length = contract.shard_length(k)
+    length = contract.split_length(k)
     count = -(-k // length)  # a short K has fewer splits than the contract names
     sizes = {"itemsize": x.dtype.itemsize, "out_itemsize": out_dtype.itemsize}
     if schedule is None:
-        found = shard_schedules(m, k, n, shards=count, length=length, transpose_w=transpose_w, **sizes)
+        found = split_k_schedules(m, k, n, splits=count, length=length, transpose_w=transpose_w, **sizes)
         schedule = found[0]
-    if not isinstance(schedule, ShardSchedule) or length % schedule.tiles.k_step:
+    if not isinstance(schedule, SplitKSchedule) or length % schedule.tiles.k_step:
         raise UnsupportedError(
-            f"{_OP}: expected a ShardSchedule whose k_step divides the {length} elements of a shard, got {schedule}."
+            f"{_OP}: expected a SplitKSchedule whose k_step divides the {length} elements of a split, got {schedule}."
         )
     across, tiles = schedule
     if epilogue.residual is not None and not across:
         tiles = for_residual(tiles)
-    shards = Shards(count, length, across)
-    common: dict[str, Any] = {"schedule": tiles, "transpose_w": transpose_w, "interpret": interpret, "shards": shards}
+    splits = KSplits(count, length, across)
+    common: dict[str, Any] = {"schedule": tiles, "transpose_w": transpose_w, "interpret": interpret, "splits": splits}
     if not across:
         _check_schedule(tiles, **sizes)
         return ring_matmul(x, w, epilogue.padded(tiles.block_n), out_dtype=out_dtype, **common)
@@ -362,7 +362,7 @@ def _check(
             f" {contract!r}; ask the backend of that contract instead."
         )
     if isinstance(contract, SplitWgmmaContract) and w.ndim > 2:
-        raise UnsupportedError(f"{_OP}: expected a single product for a contract with shards, {came}; map over them.")
+        raise UnsupportedError(f"{_OP}: expected a single product for a contract with split K, {came}; map over them.")
     check_operands(_OP, x, w, bias, transpose_w, out_dtype, _OPERANDS)
     n = w.shape[-2 if transpose_w else -1]
     if residual is not None and (residual.shape != (*w.shape[:-2], x.shape[-2], n) or residual.dtype != out_dtype):

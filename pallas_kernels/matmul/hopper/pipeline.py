@@ -67,7 +67,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Walk:
+class TileScheduler:
     """The tile scheduler of a launch: block i processes tiles i, i + blocks, i + 2 blocks, ...
 
     Attributes:
@@ -101,7 +101,7 @@ class Walk:
         return min(self.tiles, self.most_blocks) if self.most_blocks else self.tiles
 
     @property
-    def most_turns(self) -> int:
+    def most_rounds(self) -> int:
         """Most tiles of any block."""
         return -(-self.tiles // self.blocks)
 
@@ -126,11 +126,11 @@ class Walk:
         return Place(part, entry, row * self.tile_rows, column * self.tile_columns)
 
 
-class Turns(Protocol):
+class Schedulable(Protocol):
     """The properties that the number of stages depends on."""
 
     @property
-    def most_turns(self) -> int:
+    def most_rounds(self) -> int:
         """Most tiles of any block."""
 
 
@@ -147,9 +147,9 @@ class Ring:
     steps: int = 0
 
     @classmethod
-    def of(cls, walk: "Turns", steps: int, most_stages: int, multiple: int = 1) -> "Ring":
+    def of(cls, scheduler: "Schedulable", steps: int, most_stages: int, multiple: int = 1) -> "Ring":
         """Returns the circular buffer for tiles of `steps` steps, without stages that no block would use."""
-        used = -(-steps * walk.most_turns // multiple) * multiple
+        used = -(-steps * scheduler.most_rounds // multiple) * multiple
         return cls(min(most_stages, used), steps)
 
     def slot(self, tile: Any, step: Any) -> Any:

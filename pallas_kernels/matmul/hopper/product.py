@@ -57,7 +57,7 @@ class Product:
         schedule: Tiles and stages.
         rows: wgmma's rows.
         columns: wgmma's columns.
-        walk: The tile scheduler.
+        scheduler: The tile scheduler.
         ring: The stages.
         roles: Roles of the warpgroups.
         shape: Rows and columns of an accumulator.
@@ -69,7 +69,7 @@ class Product:
     schedule: MatmulSchedule
     rows: Operand
     columns: Operand
-    walk: Any
+    scheduler: Any
     ring: Ring
     roles: Roles
     shape: tuple[int, int]
@@ -98,7 +98,7 @@ class Product:
             self.name,
             kernel,
             jax.ShapeDtypeStruct(shape, dtype),
-            {"block": self.walk.blocks},
+            {"block": self.scheduler.blocks},
             [scratch],
             warpgroups={"warpgroup": self.roles.warpgroups},
             interpret=self.interpret,

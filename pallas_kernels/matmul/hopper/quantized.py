@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.contract import Float8Contract, QuantContract
 from pallas_kernels.matmul.hopper.int8 import quant_matmul
-from pallas_kernels.matmul.schedule.hopper.int8 import turns_in_kernel
+from pallas_kernels.matmul.schedule.hopper.int8 import transposes_in_kernel
 from pallas_kernels.parts.served import served_if
 
 _NEEDS = "operands that quant_matmul takes"
@@ -59,4 +59,4 @@ def quantized_groups(
 
 def _along_k(x: jax.Array, are_along_k: bool, *groups: int) -> bool:
     """Returns whether to pass (N, K) weights to the kernel."""
-    return are_along_k or x.dtype == jnp.float8_e4m3fn or not turns_in_kernel(x.shape[0], *groups)
+    return are_along_k or x.dtype == jnp.float8_e4m3fn or not transposes_in_kernel(x.shape[0], *groups)

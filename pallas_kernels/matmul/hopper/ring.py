@@ -23,17 +23,17 @@ from jax import lax
 
 from pallas_kernels.contract import add_as_tree
 from pallas_kernels.matmul.hopper.epilogue import Ending, Epilogue, add_tiles, make_store
-from pallas_kernels.matmul.hopper.group_tiles import GroupWalk, Table, TableWalk
+from pallas_kernels.matmul.hopper.group_tiles import GroupTileScheduler, Table, TableTileScheduler
 from pallas_kernels.matmul.hopper.operand import SWIZZLE_BYTES, Operand, in_stack, loaded_rows, tile_transforms
-from pallas_kernels.matmul.hopper.pipeline import Place, Ring, Roles, Walk, here, sum_steps
+from pallas_kernels.matmul.hopper.pipeline import Place, Ring, Roles, TileScheduler, here, sum_steps
 from pallas_kernels.matmul.hopper.product import Product, Scratch, fill_table
-from pallas_kernels.matmul.hopper.turn_bytes import turn_bytes
+from pallas_kernels.matmul.hopper.transpose_bytes import transpose_bytes
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.schedule.hopper.tiles import SMS, MatmulSchedule
 
 
 @dataclass(frozen=True)
-class Shards:
+class KSplits:
     """K split into separate chains (`pallas_kernels.contract.SplitWgmmaContract`).
 
     Attributes:
@@ -60,7 +60,7 @@ def ring_matmul(
     transpose_x: bool = False,
     out_dtype: Any,
     interpret: Any,
-    shards: Shards | None = None,
+    splits: KSplits | None = None,
     folded: bool = False,
 ) -> jax.Array:
     """Runs the kernel on operands that TMA can address.
@@ -82,7 +82,7 @@ def ring_matmul(
         transpose_x: Whether `x` is stored as (K, M).
         out_dtype: Dtype of the result; rounded once from the float32 accumulator.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
-        shards: The K splits, for matrices; one chain by default.
+        splits: The K splits, for matrices; one chain by default.
         folded: Whether every step is a separate chain, and their sums are added in ascending order in float32.
 
     Returns:
@@ -93,24 +93,24 @@ def ring_matmul(
         stack = ()
     m, k = x.shape[:-3:-1] if transpose_x else x.shape[-2:]
     across, length, chains = False, k, 1
-    if shards is not None:
-        across, length = shards.across, shards.length
-        stack, chains = ((shards.count,), 1) if across else ((), shards.count)
+    if splits is not None:
+        across, length = splits.across, splits.length
+        stack, chains = ((splits.count,), 1) if across else ((), splits.count)
     if folded:
         length, chains = s.k_step, -(-k // s.k_step)
     x_side, w_side = _operands(m, k, n, x.dtype, epilogue, s, transpose_x, transpose_w)
-    turned = None
+    transposed_w = None
     if x.dtype == jnp.int8 and not transpose_w:
-        turned = w_side
+        transposed_w = w_side
         x_side = replace(x_side, swizzle=SWIZZLE_BYTES)
         w_side = Operand(w_side.tile * w_side.tiles, s.k_step, True, w_side.tile, w_side.tile, SWIZZLE_BYTES, s.k_step)
-    walk: Walk | GroupWalk
+    scheduler: TileScheduler | GroupTileScheduler
     if sizes is not None:
         x_side = replace(x_side, anywhere=True)
-        walk = group_walk(sizes.shape[0], m, n, s)
+        scheduler = group_scheduler(sizes.shape[0], m, n, s)
     rows, columns = (w_side, x_side) if s.swap else (x_side, w_side)
     if sizes is None:
-        walk = Walk(stack, rows.tiles, columns.tiles, rows.tile, columns.tile, s.group, s.blocks)
+        scheduler = TileScheduler(stack, rows.tiles, columns.tiles, rows.tile, columns.tile, s.group, s.blocks)
     chain_steps = -(-length // s.k_step)
     shape = (s.tile_rows // rows.sources, s.tile_columns // columns.sources)
     kind = "quant_matmul" if x.dtype == jnp.int8 else "gated_matmul" if epilogue.gated else "matmul"
@@ -119,16 +119,16 @@ def ring_matmul(
         schedule=s,
         rows=rows,
         columns=columns,
-        walk=walk,
-        ring=Ring.of(walk, chains * chain_steps, s.stages),
-        roles=Roles(s.warpgroups, 0 if turned is None else 1),
+        scheduler=scheduler,
+        ring=Ring.of(scheduler, chains * chain_steps, s.stages),
+        roles=Roles(s.warpgroups, 0 if transposed_w is None else 1),
         shape=shape,
         store=make_store(s, shape, m, n, jnp.dtype(out_dtype), epilogue, sizes is not None),
         interpret=interpret,
-        turned=turned,
+        transposed_w=transposed_w,
         chains=chains,
         chain_steps=chain_steps,
-        shard=length if across else None,
+        k_split=length if across else None,
         sums=jnp.int32 if x.dtype == jnp.int8 else jnp.float32,
         folded=folded,
     )
@@ -137,11 +137,11 @@ def ring_matmul(
     return run(x, w, total, sizes, epilogue)
 
 
-def group_walk(groups: int, m: int, n: int, s: MatmulSchedule) -> GroupWalk:
+def group_scheduler(groups: int, m: int, n: int, s: MatmulSchedule) -> GroupTileScheduler:
     """Returns the tile scheduler of an (M, N) result with rows in groups."""
     table = Table(groups, m, s.block_m)
     blocks = max(1, min(s.blocks or SMS, -(-n // s.block_n) * (table.most_tiles + 1)))
-    return GroupWalk(table, n, s.block_n, s.swap, s.group, blocks)
+    return GroupTileScheduler(table, n, s.block_n, s.swap, s.group, blocks)
 
 
 def _operands(
@@ -166,30 +166,30 @@ class _Plan(Product):
     """The static parameters of a launch.
 
     Attributes:
-        turned: The weights as they are copied if a warpgroup transposes them before they are read; else None.
+        transposed_w: The weights as they are copied if a warpgroup transposes them before they are read; else None.
         chains: Chains over K in a tile, added as a tree or in ascending order.
         chain_steps: Steps of one chain.
-        shard: Elements of the K split that a stack entry represents; None for a stack of results.
+        k_split: Elements of the K split that a stack entry represents; None for a stack of results.
         sums: Dtype of the sums.
         folded: Whether the chains are added in ascending order.
     """
 
-    turned: Operand | None
+    transposed_w: Operand | None
     chains: int
     chain_steps: int
-    shard: int | None
+    k_split: int | None
     sums: Any
     folded: bool
 
     @property
     def copied(self) -> tuple[Operand, Operand]:
         """Rows and columns as they are copied."""
-        if self.turned is None:
+        if self.transposed_w is None:
             return self.rows, self.columns
-        return (self.turned, self.columns) if self.schedule.swap else (self.rows, self.turned)
+        return (self.transposed_w, self.columns) if self.schedule.swap else (self.rows, self.transposed_w)
 
     @property
-    def takers(self) -> int:
+    def consumers(self) -> int:
         """Number of consumers that take tiles in turn."""
         return self.schedule.warpgroups if self.schedule.split == "tiles" else 1
 
@@ -200,39 +200,42 @@ class _Plan(Product):
             rows=self.stages(self.rows, dtype),
             columns=self.stages(self.columns, dtype),
             store=self.blocks(out_dtype),
-            full=plgpu.Barrier(num_arrivals=copies, num_barriers=stages * self.takers),
-            empty=plgpu.Barrier(num_arrivals=self.schedule.warpgroups // self.takers, num_barriers=stages),
+            full=plgpu.Barrier(num_arrivals=copies, num_barriers=stages * self.consumers),
+            empty=plgpu.Barrier(num_arrivals=self.schedule.warpgroups // self.consumers, num_barriers=stages),
         )
         if epilogue.residual is not None:
             barrier = self.store.barrier(self.schedule.warpgroups, self.plain(self.store))
             scratch = scratch._replace(fetched=barrier)
-        if self.turned is not None:
-            tiles, weights = self.turned.scratch(stages, dtype, False), "rows" if self.schedule.swap else "columns"
+        if self.transposed_w is not None:
+            tiles, weights = (
+                self.transposed_w.scratch(stages, dtype, False),
+                "rows" if self.schedule.swap else "columns",
+            )
             shared = {"apart": tiles} if self.interpret else {weights: plgpu.RefUnion(getattr(scratch, weights), tiles)}
             scratch = scratch._replace(transposed=plgpu.Barrier(num_barriers=stages), **shared)
-        if isinstance(self.walk, GroupWalk):
-            scratch = scratch._replace(table=self.walk.table.scratch(), ready=plgpu.Barrier())
+        if isinstance(self.scheduler, GroupTileScheduler):
+            scratch = scratch._replace(table=self.scheduler.table.scratch(), ready=plgpu.Barrier())
         return scratch
 
     def full(self, scratch: Scratch, tile: Any, slot: Any) -> Any:
         """The barrier of a full stage: one per consumer, since every consumer must wait on every phase."""
-        takers = self.takers
-        return scratch.full.at[slot if takers == 1 else lax.rem(tile, takers) * self.ring.stages + slot]
+        consumers = self.consumers
+        return scratch.full.at[slot if consumers == 1 else lax.rem(tile, consumers) * self.ring.stages + slot]
 
 
 def _kernel(
     plan: _Plan, x: Any, w: Any, total: Any, sizes: Any, epilogue: Epilogue, out: Any, scratch: Scratch
 ) -> None:
     """The body of a block."""
-    s, ring, walk, (warpgroup, block) = plan.schedule, plan.ring, plan.walk, here()
+    s, ring, scheduler, (warpgroup, block) = plan.schedule, plan.ring, plan.scheduler, here()
     if sizes is not None:
-        fill_table(walk.table, sizes, scratch, warpgroup, plan.interpret)
-        walk = walk.of(scratch.table)
-    count = walk.count(block)
+        fill_table(scheduler.table, sizes, scratch, warpgroup, plan.interpret)
+        scheduler = scheduler.of(scratch.table)
+    count = scheduler.count(block)
     weights = [w] if epilogue.up is None else [w, epilogue.up]
     sources = (weights, [x]) if s.swap else ([x], weights)
     rows, columns = plan.views(plan.rows, scratch.rows), plan.views(plan.columns, scratch.columns)
-    if plan.turned is not None:
+    if plan.transposed_w is not None:
         ref = scratch.rows if s.swap else scratch.columns
         weights_stages = (ref, scratch.apart) if plan.interpret else tuple(ref)
         rows, columns = (weights_stages, columns) if s.swap else (rows, weights_stages)
@@ -242,8 +245,8 @@ def _kernel(
         plan.roles.limit_registers("copy")
 
         def begin(tile: Any) -> tuple[Place, Any]:
-            place = walk.place(block, tile)
-            return place, 0 if plan.shard is None else place.entry * plan.shard
+            place = scheduler.place(block, tile)
+            return place, 0 if plan.k_split is None else place.entry * plan.k_split
 
         def copy(begun: tuple[Place, Any], tile: Any, step: Any, slot: Any) -> None:
             place, start = begun
@@ -254,10 +257,10 @@ def _kernel(
 
         ring.produce(count, scratch.empty, begin, copy)
 
-    if plan.turned is not None:
+    if plan.transposed_w is not None:
 
         @pl.when(warpgroup == s.warpgroups)
-        def turn_weights() -> None:
+        def transpose_weights() -> None:
             plan.roles.limit_registers("transpose")
             read, copied = rows if s.swap else columns
 
@@ -272,14 +275,14 @@ def _kernel(
     @pl.when(warpgroup < s.warpgroups)
     def multiply_tiles() -> None:
         plan.roles.limit_registers("multiply")
-        offset, takers = plan.offset(warpgroup), plan.takers
+        offset, consumers = plan.offset(warpgroup), plan.consumers
         ending, part = plan.ending(epilogue, out, scratch, warpgroup), plan.part(offset)
         stages = scratch._replace(rows=rows[0], columns=columns[0])
 
-        @pl.loop(0, count if takers == 1 else lax.div(count - warpgroup + takers - 1, takers))
+        @pl.loop(0, count if consumers == 1 else lax.div(count - warpgroup + consumers - 1, consumers))
         def _(turn: Any) -> None:
-            tile = turn if takers == 1 else turn * takers + warpgroup
-            _, entry, row, column, valid = walk.place(block, tile)
+            tile = turn if consumers == 1 else turn * consumers + warpgroup
+            _, entry, row, column, valid = scheduler.place(block, tile)
             row = row + offset
             ending.begin(entry, row, column, plan.shape)
 
@@ -299,18 +302,18 @@ def _kernel(
             ending.finish(sums, entry, row, column, valid if valid is None or s.swap else valid - offset)
 
         if sizes is not None:
-            _fill_rest(plan, walk, ending, warpgroup, block, count)
+            _fill_rest(plan, scheduler, ending, warpgroup, block, count)
         plgpu.wait_smem_to_gmem(0)
 
 
 def _turn(plan: _Plan, source: Any, target: Any) -> None:
     """Transposes the weights of a stage."""
-    s, copied, read = plan.schedule, plan.turned, plan.rows if plan.schedule.swap else plan.columns
+    s, copied, read = plan.schedule, plan.transposed_w, plan.rows if plan.schedule.swap else plan.columns
     if plan.interpret or copied is None:
         target[...] = source[...].T
     else:
         transforms = tile_transforms(copied.swizzle, jnp.int8), tile_transforms(read.swizzle, jnp.int8)
-        turn_bytes(source, target, s.k_step, copied.tile, copied.swizzle, transforms)
+        transpose_bytes(source, target, s.k_step, copied.tile, copied.swizzle, transforms)
 
 
 def _sum_chain(
@@ -348,15 +351,17 @@ def _sum_chain(
     return pl.run_scoped(accumulate, *[plgpu.WGMMAAccumulatorRef(plan.shape, plan.sums)] * sources)
 
 
-def _fill_rest(plan: _Plan, walk: TableWalk, ending: Ending, warpgroup: Any, block: Any, count: Any) -> None:
+def _fill_rest(
+    plan: _Plan, scheduler: TableTileScheduler, ending: Ending, warpgroup: Any, block: Any, count: Any
+) -> None:
     """Stores zeros for rows without a group, or nan if the group sizes are invalid."""
-    takers, offset = plan.takers, plan.offset(warpgroup)
+    consumers, offset = plan.consumers, plan.offset(warpgroup)
 
-    @pl.loop(count, walk.turns(block))
+    @pl.loop(count, scheduler.turns(block))
     def _(turn: Any) -> None:
-        @pl.when(lax.rem(turn, takers) == (warpgroup if takers > 1 else 0))
+        @pl.when(lax.rem(turn, consumers) == (warpgroup if consumers > 1 else 0))
         def _() -> None:
-            row, column = walk.rest(block, turn)
-            number = jnp.where(walk.fit, jnp.float32(0), jnp.float32(jnp.nan))
+            row, column = scheduler.rest(block, turn)
+            number = jnp.where(scheduler.fit, jnp.float32(0), jnp.float32(jnp.nan))
             tile = plgpu.layout_cast(jnp.broadcast_to(number, plan.shape), plgpu.Layout.WGMMA)
             ending.fill(tile, row + offset, column)

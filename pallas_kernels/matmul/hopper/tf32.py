@@ -24,14 +24,14 @@ from pallas_kernels.matmul.hopper.operands import (
     unpad,
 )
 from pallas_kernels.matmul.hopper.ring import ring_matmul
-from pallas_kernels.matmul.hopper.tf32_ring import turning_ring_matmul
+from pallas_kernels.matmul.hopper.tf32_ring import transposing_ring_matmul
 from pallas_kernels.matmul.schedule.hopper.tf32 import Tf32Schedule, tf32_schedule
 
 _OP: Final = "pallas_kernels.matmul.hopper.tf32.matmul"
 _ALIGN: Final = 4  # elements in the 16 bytes to which TMA aligns rows
 _COLUMNS: Final = 8  # the same for rows of the result, also of 2-byte elements
-_TURNED_COLUMNS: Final = 32  # elements of a swizzled row
-_TURNED_K: Final = 8
+_TRANSPOSED_COLUMNS: Final = 32  # elements of a swizzled row
+_TRANSPOSED_K: Final = 8
 
 
 def matmul(
@@ -98,9 +98,9 @@ def matmul(
     if bias is not None:
         bias = pad(bias, 0, schedule.tiles.block_n)
     arguments: dict[str, Any] = {"out_dtype": out_dtype, "interpret": interpret}
-    if (schedule.turners or schedule.from_registers) and not transpose_w:
-        w = pad(pad(w, -1, _TURNED_COLUMNS), -2, _TURNED_K)
-        out = turning_ring_matmul(pad(x, -1, _TURNED_K), w, bias, schedule=schedule, **arguments)
+    if (schedule.transposers or schedule.from_registers) and not transpose_w:
+        w = pad(pad(w, -1, _TRANSPOSED_COLUMNS), -2, _TRANSPOSED_K)
+        out = transposing_ring_matmul(pad(x, -1, _TRANSPOSED_K), w, bias, schedule=schedule, **arguments)
     else:
         w = pad_weights(w if transpose_w else w.swapaxes(-1, -2), True, _ALIGN, _COLUMNS)
         out = ring_matmul(pad(x, -1, _ALIGN), w, Epilogue(bias), schedule=schedule.tiles, transpose_w=True, **arguments)

@@ -17,9 +17,9 @@ from jax import lax
 
 from pallas_kernels.matmul.hopper.epilogue import Epilogue, make_store
 from pallas_kernels.matmul.hopper.operand import SWIZZLE_BYTES, Operand, in_stack, loaded_rows, tile_transforms
-from pallas_kernels.matmul.hopper.pipeline import Place, Ring, Roles, Walk, here, sum_steps
+from pallas_kernels.matmul.hopper.pipeline import Place, Ring, Roles, TileScheduler, here, sum_steps
 from pallas_kernels.matmul.hopper.product import Product
-from pallas_kernels.matmul.hopper.turn import turn
+from pallas_kernels.matmul.hopper.transpose_tile import transpose_tile
 from pallas_kernels.matmul.hopper.wgmma_tf32 import load_rows
 from pallas_kernels.matmul.hopper.wgmma_tf32 import multiply as multiply_rows
 from pallas_kernels.matmul.schedule.hopper.tf32 import Tf32Schedule
@@ -30,7 +30,7 @@ _TRANSFORMS: Final = tile_transforms(_SWIZZLE, jnp.float32)
 
 
 @in_32_bits
-def turning_ring_matmul(
+def transposing_ring_matmul(
     x: jax.Array,
     w: jax.Array,
     bias: jax.Array | None = None,
@@ -53,37 +53,37 @@ def turning_ring_matmul(
     Returns:
         (M, N) or (B, M, N) of `out_dtype`.
     """
-    stack, (m, k), n, s, turners = w.shape[:-2], x.shape[-2:], w.shape[-1], schedule.tiles, schedule.turners
+    stack, (m, k), n, s, transposers = w.shape[:-2], x.shape[-2:], w.shape[-1], schedule.tiles, schedule.transposers
     x_side = Operand(m, k, True, s.block_m, loaded_rows(m, s.block_m), _SWIZZLE, s.k_step)
     w_side = Operand(n, k, False, s.block_n, s.block_n, _SWIZZLE, s.k_step)
     rows, columns = (w_side, x_side) if s.swap else (x_side, w_side)
-    walk = Walk(stack, rows.tiles, columns.tiles, s.block_rows, s.block_columns, s.group, s.blocks)
+    scheduler = TileScheduler(stack, rows.tiles, columns.tiles, s.block_rows, s.block_columns, s.group, s.blocks)
     epilogue, shape = Epilogue(bias), (s.tile_rows, s.tile_columns)
     plan = Product(
         name="matmul_tf32",
         schedule=s,
         rows=rows,
         columns=columns,
-        walk=walk,
+        scheduler=scheduler,
         # The stages are a multiple of the transposing warpgroups, so each waits on every phase of its stages.
-        ring=Ring.of(walk, -(-k // s.k_step), s.stages, multiple=max(1, turners)),
-        roles=Roles(s.warpgroups, turners),
+        ring=Ring.of(scheduler, -(-k // s.k_step), s.stages, multiple=max(1, transposers)),
+        roles=Roles(s.warpgroups, transposers),
         shape=shape,
         store=make_store(s, shape, m, n, jnp.dtype(out_dtype), epilogue),
         interpret=interpret,
     )
     stages = plan.ring.stages
     copied = plan.stages(w_side, jnp.float32)
-    turned = plgpu.SMEM((stages, s.block_n, s.k_step), jnp.float32, transforms=_TRANSFORMS)
+    transposed_w = plgpu.SMEM((stages, s.block_n, s.k_step), jnp.float32, transforms=_TRANSFORMS)
     scratch = _Scratch(
         # The interpreter supports neither aliased views nor rows in registers.
-        w=plgpu.RefUnion(turned, copied) if turners and not interpret else copied,
+        w=plgpu.RefUnion(transposed_w, copied) if transposers and not interpret else copied,
         x=plan.stages(x_side, jnp.float32),
         store=plan.blocks(out_dtype),
         full=plgpu.Barrier(num_arrivals=1 + x_side.pieces, num_barriers=stages),
         transposed=plgpu.Barrier(num_arrivals=1, num_barriers=stages),
         empty=plgpu.Barrier(num_arrivals=s.warpgroups, num_barriers=stages),
-        apart=turned if interpret else None,
+        apart=transposed_w if interpret else None,
     )
     return plan.launch(functools.partial(_kernel, plan), (*stack, m, n), out_dtype, scratch)(x, w, epilogue)
 
@@ -103,14 +103,14 @@ class _Scratch(NamedTuple):
 def _kernel(plan: Product, x: Any, w: Any, epilogue: Epilogue, out: Any, scratch: _Scratch) -> None:
     """The body of a block."""
     s, ring, (warpgroup, block) = plan.schedule, plan.ring, here()
-    count, turners = plan.walk.count(block), plan.roles.transpose
+    count, transposers = plan.scheduler.count(block), plan.roles.transpose
     x_side, w_side = (plan.columns, plan.rows) if s.swap else (plan.rows, plan.columns)
     # As they are read and as they are copied.
     w_stages, x_stages = (scratch.apart, scratch.w), plan.views(x_side, scratch.x)
-    if turners and not plan.interpret:
+    if transposers and not plan.interpret:
         w_stages = tuple(scratch.w)
 
-    @pl.when(warpgroup == s.warpgroups + turners)
+    @pl.when(warpgroup == s.warpgroups + transposers)
     def copy_tiles() -> None:
         plan.roles.limit_registers("copy")
 
@@ -120,23 +120,23 @@ def _kernel(plan: Product, x: Any, w: Any, epilogue: Epilogue, out: Any, scratch
             w_side.copy([in_stack(w, place.entry)], w_stages[1], w_start, k, slot, full)
             x_side.copy([in_stack(x, place.entry)], x_stages[1], x_start, k, slot, full)
 
-        ring.produce(count, scratch.empty, lambda tile: plan.walk.place(block, tile), copy)
+        ring.produce(count, scratch.empty, lambda tile: plan.scheduler.place(block, tile), copy)
 
-    if turners:
+    if transposers:
 
-        @pl.when((warpgroup >= s.warpgroups) & (warpgroup < s.warpgroups + turners))
-        def turn_tiles() -> None:
+        @pl.when((warpgroup >= s.warpgroups) & (warpgroup < s.warpgroups + transposers))
+        def transpose_tiles() -> None:
             plan.roles.limit_registers("transpose")
-            turner = warpgroup - s.warpgroups
+            transposer = warpgroup - s.warpgroups
 
-            @pl.loop(0, lax.div(count * ring.steps - turner + turners - 1, turners))
+            @pl.loop(0, lax.div(count * ring.steps - transposer + transposers - 1, transposers))
             def _(i: Any) -> None:
-                slot = ring.at(turner + i * turners)
+                slot = ring.at(transposer + i * transposers)
                 plgpu.barrier_wait(scratch.full.at[slot])
                 if plan.interpret:
                     w_stages[0].at[slot][...] = w_stages[1].at[slot, 0].transpose((1, 0))[...]
                 else:
-                    turn(w_stages[1].at[slot, 0], s.k_step, s.block_n, _TRANSFORMS)
+                    transpose_tile(w_stages[1].at[slot, 0], s.k_step, s.block_n, _TRANSFORMS)
                 plgpu.commit_smem()
                 plgpu.barrier_arrive(scratch.transposed.at[slot])
 
@@ -148,12 +148,12 @@ def _kernel(plan: Product, x: Any, w: Any, epilogue: Epilogue, out: Any, scratch
 
         @pl.loop(0, count)
         def _(tile: Any) -> None:
-            place = plan.walk.place(block, tile)
+            place = plan.scheduler.place(block, tile)
 
             def finish(sums: Any) -> None:
                 ending.finish((sums,), place.entry, place.row + offset, place.column)
 
-            if not turners:
+            if not transposers:
                 finish(_sum_from_registers(plan, scratch, w_stages, x_stages[0], tile, part))
                 return
 
@@ -175,13 +175,13 @@ def _kernel(plan: Product, x: Any, w: Any, epilogue: Epilogue, out: Any, scratch
         plgpu.wait_smem_to_gmem(0)
 
 
-def _multiply(plan: Product, accumulator: Any, turned: Any, x: Any, slot: Any, part: Any) -> None:
+def _multiply(plan: Product, accumulator: Any, transposed_w: Any, x: Any, slot: Any, part: Any) -> None:
     """Issues the products of a stage with transposed weights; `part` is this warpgroup's rows."""
     s, side = plan.schedule, plan.columns if plan.schedule.swap else plan.rows
     pieces, width = side.pieces, s.k_step // side.pieces
     for piece in range(pieces):
         window = pl.ds(piece * width, width) if pieces > 1 else slice(None)
-        weights = turned.at[slot, part if s.swap else slice(None), window]
+        weights = transposed_w.at[slot, part if s.swap else slice(None), window]
         rows = side.read(x, slot, 0, piece, pieces, slice(None) if s.swap else part)
         left, right = (weights, rows) if s.swap else (rows, weights)
         plgpu.wgmma(accumulator, left, right.transpose((1, 0)))
@@ -219,12 +219,12 @@ def _sum_from_registers(plan: Product, scratch: _Scratch, w: tuple[Any, Any], x:
 
 def _interpreted_product(plan: Product, w: tuple[Any, Any], x: Any, slot: Any, part: Any) -> Any:
     """Returns the product of a stage for the interpreter, which does not support rows in registers."""
-    turned, copied = w
-    turned.at[slot, part][...] = copied.at[slot, 0, :, part].transpose((1, 0))[...]
+    transposed_w, copied = w
+    transposed_w.at[slot, part][...] = copied.at[slot, 0, :, part].transpose((1, 0))[...]
     plgpu.commit_smem()
 
     def multiply(accumulator: Any) -> Any:
-        _multiply(plan, accumulator, turned, x, slot, part)
+        _multiply(plan, accumulator, transposed_w, x, slot, part)
         return accumulator[...]
 
     return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((64, plan.schedule.tile_columns), jnp.float32))

@@ -119,7 +119,7 @@ class Row:
                 totals = tuple(found)
             return totals
 
-        totals = self._walk(take, None)
+        totals = self._over_pieces(take, None)
         by_kind = [[strip[i] for strip in totals] for i in range(len(kinds))]
         places = [self._place(i) for i in range(len(kinds))]
         self._exchanges += len(kinds)
@@ -153,7 +153,7 @@ class Row:
                             row, value = parted.row(self._index, part), next(values).astype(result.dtype)
                             shifted.store(result, row, value, launch.team.interpret)
 
-        self._walk(write, None)
+        self._over_pieces(write, None)
         self._leave(met=False)
 
     def _join(self, kind: Fold, total: jax.Array, value: jax.Array) -> jax.Array:
@@ -215,7 +215,7 @@ class Row:
             return None if shared else self._index
         return self._places[place]
 
-    def _walk(self, visit: Callable[[Any, Sequence[Place]], Any], carry: Any) -> Any:
+    def _over_pieces(self, visit: Callable[[Any, Sequence[Place]], Any], carry: Any) -> Any:
         """Visits the blocks of the row in ascending order."""
         launch, pieces = self._launch, self._launch.pieces
         self._passes += 1
@@ -227,17 +227,17 @@ class Row:
                     for i, strip in enumerate(launch.strips(place)):
                         self._read(place, i, strip)
             for piece in range(pieces.count):
-                carry = self._walk_piece(visit, carry, piece, pieces.last if piece == pieces.count - 1 else pieces.size)
+                carry = self._over_piece(visit, carry, piece, pieces.last if piece == pieces.count - 1 else pieces.size)
             return carry
         if pieces.count > 1:
-            carry = self._walk_piece(visit, carry, 0, pieces.size)
+            carry = self._over_piece(visit, carry, 0, pieces.size)
             if pieces.count > 2:
                 carry = lax.fori_loop(
-                    1, pieces.count - 1, lambda i, carry: self._walk_piece(visit, carry, i, pieces.size), carry
+                    1, pieces.count - 1, lambda i, carry: self._over_piece(visit, carry, i, pieces.size), carry
                 )
-        return self._walk_piece(visit, carry, pieces.count - 1, pieces.last)
+        return self._over_piece(visit, carry, pieces.count - 1, pieces.last)
 
-    def _walk_piece(self, visit: Callable[[Any, Sequence[Place]], Any], carry: Any, piece: Any, columns: int) -> Any:
+    def _over_piece(self, visit: Callable[[Any, Sequence[Place]], Any], carry: Any, piece: Any, columns: int) -> Any:
         launch, lanes = self._launch, self._launch.lanes
         place = functools.partial(Place, piece, slot=self._open(piece), columns=columns)
         whole, unroll = columns // lanes, launch.schedule.unroll

@@ -51,31 +51,31 @@ class SplitSchedule:
         return t.stages * _stage_bytes(t) + t.block_rows * t.tile_columns * 4 + _BARRIER_BYTES
 
 
-def split_schedule(m: int, k: int, n: int, shards: int, *, stack: int = 1) -> SplitSchedule:
+def split_schedule(m: int, k: int, n: int, splits: int, *, stack: int = 1) -> SplitSchedule:
     """Returns the schedule of a shape: the candidate with the lowest estimated time.
 
     Args:
         m: Rows of the activations, at least 1.
         k: Length of the contracted dimension, at least 1.
         n: Columns of the weights, at least 1.
-        shards: Number of K splits.
+        splits: Number of K splits.
         stack: Products of this shape in one launch.
 
     Example:
         >>> split_schedule(8, 4096, 1024, 16).parted, split_schedule(4096, 4096, 4096, 16).parted
         (True, False)
     """
-    return min(split_candidates(m, k, n, shards, stack=stack), key=lambda s: _estimate_ns(s, m, k, n, shards, stack))
+    return min(split_candidates(m, k, n, splits, stack=stack), key=lambda s: _estimate_ns(s, m, k, n, splits, stack))
 
 
-def split_candidates(m: int, k: int, n: int, shards: int, *, stack: int = 1) -> Iterator[SplitSchedule]:
+def split_candidates(m: int, k: int, n: int, splits: int, *, stack: int = 1) -> Iterator[SplitSchedule]:
     """Yields the schedules worth trying for a shape.
 
     Args:
         m: Rows of the activations.
         k: Length of the contracted dimension.
         n: Columns of the weights.
-        shards: Number of K splits.
+        splits: Number of K splits.
         stack: Products of this shape in one launch.
     """
     smallest = max(8, 1 << (m - 1).bit_length())
@@ -83,9 +83,9 @@ def split_candidates(m: int, k: int, n: int, shards: int, *, stack: int = 1) -> 
         if columns > smallest or columns < min(smallest, 64):
             continue
         for warpgroups in (1, 2, 3):
-            for parted in (False, True) if shards > 1 else (False,):
+            for parted in (False, True) if splits > 1 else (False,):
                 # An accumulator, the sum of a K split and the total, in `columns / 2` registers each.
-                sums = 2 if parted or shards == 1 else 3
+                sums = 2 if parted or splits == 1 else 3
                 if sums * columns // 2 > _SUM_REGISTERS[warpgroups]:
                     continue
                 base = MatmulSchedule(True, 64, columns, _BLOCK, 2, warpgroups)
@@ -93,7 +93,7 @@ def split_candidates(m: int, k: int, n: int, shards: int, *, stack: int = 1) -> 
                 if spare < 0:
                     continue
                 stages = min(_MOST_STAGES, 2 + spare // _stage_bytes(base))
-                blocks = SMS if _tiles(base, parted, m, n, shards, stack) > SMS else 0
+                blocks = SMS if _tiles(base, parted, m, n, splits, stack) > SMS else 0
                 yield SplitSchedule(replace(base, stages=stages, blocks=blocks), parted)
 
 
@@ -101,22 +101,22 @@ def _stage_bytes(t: MatmulSchedule) -> int:
     return _BLOCK * (t.block_rows * 4 + t.tile_columns * 6)
 
 
-def _tiles(t: MatmulSchedule, parted: bool, m: int, n: int, shards: int, stack: int) -> int:
-    return stack * (shards if parted else 1) * t.tiles(m, n)
+def _tiles(t: MatmulSchedule, parted: bool, m: int, n: int, splits: int, stack: int) -> int:
+    return stack * (splits if parted else 1) * t.tiles(m, n)
 
 
-def _estimate_ns(s: SplitSchedule, m: int, k: int, n: int, shards: int, stack: int) -> float:
+def _estimate_ns(s: SplitSchedule, m: int, k: int, n: int, splits: int, stack: int) -> float:
     """Returns a rough time: the slowest pipeline part of every block, over all waves."""
     t = s.tiles
-    blocks = -(-k // (_BLOCK * (shards if s.parted else 1)))
+    blocks = -(-k // (_BLOCK * (splits if s.parted else 1)))
     multiply = 64 * t.tile_columns * 6 * _BLOCK / _MULTIPLY_PER_CYCLE
     block = max(
         multiply * t.warpgroups,
         _SPLIT_CYCLES + max(multiply, _PRODUCT_STEPS * _CHAIN_CYCLES),
         _stage_bytes(t) / _INGEST_BYTES_PER_CYCLE,
     )
-    waves = -(-_tiles(t, s.parted, m, n, shards, stack) // SMS)
+    waves = -(-_tiles(t, s.parted, m, n, splits, stack) // SMS)
     computing = (_START_CYCLES + waves * (blocks * block + _TILE_CYCLES)) / _CYCLES_PER_NS
-    sums = stack * shards * m * n * 4 * 2 / _BYTES_PER_NS + _SUM_NS if s.parted else 0.0
+    sums = stack * splits * m * n * 4 * 2 / _BYTES_PER_NS + _SUM_NS if s.parted else 0.0
     memory = stack * (k * n * 4 + m * k * 6 + m * n * 4) / _BYTES_PER_NS + _START_CYCLES / _CYCLES_PER_NS
     return max(computing, memory) + 0.02 * computing + sums

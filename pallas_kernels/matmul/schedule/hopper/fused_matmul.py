@@ -16,7 +16,7 @@ _REGISTERS: Final = 128  # of a thread, for the sums of a tree; with 192 they sp
 _PARTIAL_BYTES: Final = 256 * 2**20
 
 
-class ShardSchedule(NamedTuple):
+class SplitKSchedule(NamedTuple):
     """Schedule of a split-K matmul.
 
     Attributes:
@@ -63,42 +63,42 @@ def gated_schedule(
     return next(iter(ranked.values()))
 
 
-def shard_schedules(
+def split_k_schedules(
     m: int,
     k: int,
     n: int,
     *,
-    shards: int,
+    splits: int,
     length: int,
     transpose_w: bool = False,
     itemsize: int = 2,
     out_itemsize: int = 2,
-) -> tuple[ShardSchedule, ...]:
+) -> tuple[SplitKSchedule, ...]:
     """Returns the schedules of a split-K matmul, the preferred one first.
 
     K splits in separate blocks fill multiprocessors that few tiles would leave idle, and were faster wherever both were
     measured, up to 4096 rows (benchmarks/NOTES.md), but their partial sums take memory. A block that sums all splits
-    takes none, but holds log2(shards) + 1 tiles of sums, so its tiles are smaller.
+    takes none, but holds log2(splits) + 1 tiles of sums, so its tiles are smaller.
 
     Args:
         m: Rows of the activations, at least 1.
         k: Length of the contracted dimension, at least 1.
         n: Columns of the weights, at least 1.
-        shards: Number of K splits, at least 2.
+        splits: Number of K splits, at least 2.
         length: Elements per K split, a multiple of 64.
         transpose_w: Whether the weights are stored as (N, K).
         itemsize: Bytes of an operand's element.
         out_itemsize: Bytes of a result's element.
     """
     common: dict[str, Any] = {"transpose_w": transpose_w, "itemsize": itemsize}
-    parts = candidates(m, length, n, stack=shards, out_itemsize=4, **common).values()
+    parts = candidates(m, length, n, stack=splits, out_itemsize=4, **common).values()
     whole = candidates(m, k, n, out_itemsize=out_itemsize, **common).values()
-    alive = (shards - 1).bit_length() + 1
-    across = [ShardSchedule(True, s) for s in parts if length % s.k_step == 0]
+    alive = (splits - 1).bit_length() + 1
+    across = [SplitKSchedule(True, s) for s in parts if length % s.k_step == 0]
     inside = [
-        ShardSchedule(False, s)
+        SplitKSchedule(False, s)
         for s in whole
         if length % s.k_step == 0 and alive * s.tile_rows * s.tile_columns <= _REGISTERS * _THREADS
     ]
-    fits = not inside or shards * m * n * 4 <= _PARTIAL_BYTES
+    fits = not inside or splits * m * n * 4 <= _PARTIAL_BYTES
     return (*across, *inside) if fits else (*inside, *across)

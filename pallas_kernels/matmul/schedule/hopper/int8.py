@@ -10,19 +10,19 @@ from pallas_kernels.matmul.schedule.hopper.group_matmul import group_candidates,
 from pallas_kernels.matmul.schedule.hopper.matmul import candidates
 from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, MatmulSchedule
 
-_TURNED_BYTES: Final = 32 * 1024  # 64 registers of each thread
-_TURNED_COLUMNS: Final = 128
-_TURNED_SUMS: Final = 128 * 128
+_TRANSPOSED_BYTES: Final = 32 * 1024  # 64 registers of each thread
+_TRANSPOSED_COLUMNS: Final = 128
+_TRANSPOSED_SUMS: Final = 128 * 128
 _BLOCK: Final = 128  # of K, whose float8 products are summed separately
 _FOLDED_SUMS: Final = 64 * 192
 _FOLDED_COLUMNS: Final = 128
 _MOST_STAGES: Final = 16
-_TURNED_ROWS: Final = 4096
+_TRANSPOSED_ROWS: Final = 4096
 _NARROW: Final = 32  # up to here int8 wgmma takes multiples of 8 columns, beyond it multiples of 16
 
 
 def int8_schedule(
-    m: int, k: int, n: int, *, groups: int | None = None, turned: bool = False, out_itemsize: int = 2
+    m: int, k: int, n: int, *, groups: int | None = None, transposed_w: bool = False, out_itemsize: int = 2
 ) -> MatmulSchedule:
     """Returns the schedule of a shape: the candidate that is estimated fastest.
 
@@ -31,18 +31,20 @@ def int8_schedule(
         k: Length of the contracted dimension, at least 1.
         n: Columns of the weights, at least 1.
         groups: Number of groups of rows, each with its weights; None for one weight matrix.
-        turned: Whether a warpgroup transposes (K, N) weights.
+        transposed_w: Whether a warpgroup transposes (K, N) weights.
         out_itemsize: Bytes of a result's element.
 
     Example:
         >>> int8_schedule(8, 4096, 4096).swap, int8_schedule(8192, 4096, 4096).swap
         (True, False)
     """
-    return next(iter(int8_candidates(m, k, n, groups=groups, turned=turned, out_itemsize=out_itemsize).values()))
+    return next(
+        iter(int8_candidates(m, k, n, groups=groups, transposed_w=transposed_w, out_itemsize=out_itemsize).values())
+    )
 
 
 def int8_candidates(
-    m: int, k: int, n: int, *, groups: int | None = None, turned: bool = False, out_itemsize: int = 2
+    m: int, k: int, n: int, *, groups: int | None = None, transposed_w: bool = False, out_itemsize: int = 2
 ) -> dict[str, MatmulSchedule]:
     """Returns the schedules worth trying for a shape by name, the one with the lowest estimated time first."""
     pairs = -(-k // 2)
@@ -54,7 +56,7 @@ def int8_candidates(
     return {
         name: schedule
         for name, schedule in wide.items()
-        if takes_integers(schedule) and (not turned or turns_weights(schedule))
+        if takes_integers(schedule) and (not transposed_w or transposes_weights(schedule))
     }
 
 
@@ -93,16 +95,16 @@ def folds_blocks(schedule: MatmulSchedule) -> bool:
     return schedule.k_step == _BLOCK and schedule.tile_rows * schedule.tile_columns <= _FOLDED_SUMS
 
 
-def turns_in_kernel(rows: int, groups: int | None = None) -> bool:
+def transposes_in_kernel(rows: int, groups: int | None = None) -> bool:
     """Whether the kernel should transpose (K, N) weights tile by tile, instead of a copy before it.
 
     Transposing costs a seventh of the time for many rows (H200); a copy costs the same for any number of rows.
 
     Example:
-        >>> turns_in_kernel(4096), turns_in_kernel(8192), turns_in_kernel(65536, 64)
+        >>> transposes_in_kernel(4096), transposes_in_kernel(8192), transposes_in_kernel(65536, 64)
         (True, False, True)
     """
-    return rows // max(1, groups or 1) <= _TURNED_ROWS
+    return rows // max(1, groups or 1) <= _TRANSPOSED_ROWS
 
 
 def takes_integers(schedule: MatmulSchedule) -> bool:
@@ -110,10 +112,10 @@ def takes_integers(schedule: MatmulSchedule) -> bool:
     return schedule.tile_columns % (8 if schedule.tile_columns <= _NARROW else 16) == 0
 
 
-def turns_weights(schedule: MatmulSchedule) -> bool:
+def transposes_weights(schedule: MatmulSchedule) -> bool:
     """Whether a warpgroup can transpose the weight tiles: their bytes and the sums must fit into registers."""
     in_step = schedule.split == "rows" and schedule.warpgroups <= 2
     if schedule.warpgroups == 2:  # 512 threads start with 128 registers each
         sums = schedule.tile_rows * schedule.tile_columns
-        in_step = in_step and schedule.tile_columns <= _TURNED_COLUMNS and sums <= _TURNED_SUMS
-    return in_step and schedule.block_n % 32 == 0 and schedule.block_n * schedule.k_step <= _TURNED_BYTES
+        in_step = in_step and schedule.tile_columns <= _TRANSPOSED_COLUMNS and sums <= _TRANSPOSED_SUMS
+    return in_step and schedule.block_n % 32 == 0 and schedule.block_n * schedule.k_step <= _TRANSPOSED_BYTES

@@ -15,7 +15,7 @@ from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, SMS, MatmulSchedu
 
 _SQUARE: Final = 32
 _THREADS: Final = 128
-_MOST_TURNED: Final = 64  # elements that a thread holds while it transposes
+_MOST_TRANSPOSED: Final = 64  # elements that a thread holds while it transposes
 _MOST_STAGES: Final = 12
 _FEWEST_STAGES: Final = 3
 
@@ -24,7 +24,7 @@ _CYCLES_PER_NS: Final = 1.75
 _BYTES_PER_NS: Final = 4200
 _COPY_BYTES_PER_NS: Final = 3800  # a transposing copy, bytes read and written
 _SHARED_BYTES_PER_CYCLE: Final = 120
-_TURN_CYCLES: Final = 450  # of a transposing warpgroup's stage, besides its reads and writes
+_TRANSPOSE_CYCLES: Final = 450  # of a transposing warpgroup's stage, besides its reads and writes
 _CHAIN_CYCLES: Final = 75  # 8 elements of K with rows from registers, ...
 _CHAIN_CYCLES_PER_COLUMN: Final = 0.3  # ... more for each column, ...
 _PRODUCT_CYCLES_PER_COLUMN: Final = 0.38  # ... and for each column of every warpgroup
@@ -39,37 +39,37 @@ class Tf32Schedule:
 
     Attributes:
         tiles: Tiles and stages.
-        turners: Warpgroups of a block, 1 or 2, that transpose (K, N) weights inside the kernel; 0 for a copy before it.
-            Ignored for (N, K) weights.
+        transposers: Warpgroups of a block, 1 or 2, that transpose (K, N) weights inside the kernel; 0 for a copy before
+            it. Ignored for (N, K) weights.
         from_registers: Whether (K, N) weights are read into registers as wgmma's rows instead of being transposed.
     """
 
     tiles: MatmulSchedule
-    turners: int = 0
+    transposers: int = 0
     from_registers: bool = False
 
     def __post_init__(self) -> None:
         t = self.tiles
-        if not (self.turners or self.from_registers):
+        if not (self.transposers or self.from_registers):
             return
         if t.split != "rows":
             raise ValueError(f"(K, N) weights must be read with split='rows', got {t}.")
         if self.from_registers:
-            if self.turners or not t.swap or t.tile_rows != 64:
-                raise ValueError(f"rows from registers must have swap, tile_rows=64 and no turners, got {self}.")
+            if self.transposers or not t.swap or t.tile_rows != 64:
+                raise ValueError(f"rows from registers must have swap, tile_rows=64 and no transposers, got {self}.")
             return
-        if not (1 <= self.turners <= 2 and self.turners + t.warpgroups <= 3):
-            raise ValueError(f"1 or 2 turners must be with no more than 2 or 1 computing warpgroups, got {self}.")
-        if self.turners + t.warpgroups == 3 and t.tile_rows * t.tile_columns > 64 * 128:
+        if not (1 <= self.transposers <= 2 and self.transposers + t.warpgroups <= 3):
+            raise ValueError(f"1 or 2 transposers must be with no more than 2 or 1 computing warpgroups, got {self}.")
+        if self.transposers + t.warpgroups == 3 and t.tile_rows * t.tile_columns > 64 * 128:
             # With the copying warpgroup, a thread starts with 128 registers.
-            raise ValueError(f"three turning and computing warpgroups must have tiles of at most 64 by 128, got {t}.")
-        if t.stages % self.turners:
-            raise ValueError(f"stages must be a multiple of the turning warpgroups, got {self}.")
-        turned = t.block_n * t.k_step
-        if t.block_n % _SQUARE or turned % (2 * _SQUARE**2) or turned > _MOST_TURNED * _THREADS:
+            raise ValueError(f"three transposing and computing warpgroups take tiles of at most 64 by 128, got {t}.")
+        if t.stages % self.transposers:
+            raise ValueError(f"stages must be a multiple of the transposing warpgroups, got {self}.")
+        transposed_w = t.block_n * t.k_step
+        if t.block_n % _SQUARE or transposed_w % (2 * _SQUARE**2) or transposed_w > _MOST_TRANSPOSED * _THREADS:
             raise ValueError(
-                f"a stage of turned weights must be whole squares of {_SQUARE}, an even number of them, at most"
-                f" {_MOST_TURNED * _THREADS} elements, got k_step {t.k_step} and {t.block_n} columns."
+                f"a stage of transposed weights must be whole squares of {_SQUARE}, an even number of them, at most"
+                f" {_MOST_TRANSPOSED * _THREADS} elements, got k_step {t.k_step} and {t.block_n} columns."
             )
 
     def shared_bytes(self, out_itemsize: int) -> int:
@@ -85,7 +85,7 @@ def tf32_schedule(
     Arguments as for `matmul_schedule`.
 
     Example:
-        >>> tf32_schedule(8, 4096, 4096).turners, tf32_schedule(8, 4096, 4096, transpose_w=True).turners
+        >>> tf32_schedule(8, 4096, 4096).transposers, tf32_schedule(8, 4096, 4096, transpose_w=True).transposers
         (1, 0)
     """
     return next(tf32_candidates(m, k, n, stack=stack, transpose_w=transpose_w, out_itemsize=out_itemsize))
@@ -125,15 +125,15 @@ def _shapes(m: int) -> Iterator[tuple[bool, int, int, int, int]]:
 
 def _on_the_way(m: int, n: int, stack: int, out_itemsize: int) -> Iterator[Tf32Schedule]:
     """Yields schedules that transpose (K, N) weights inside the kernel."""
-    for swap, columns, k_step, warpgroups, turners in _shapes(m):
+    for swap, columns, k_step, warpgroups, transposers in _shapes(m):
         tiles = MatmulSchedule(swap, 64, columns, k_step, 2, warpgroups, out_buffers=1)
         spare = SHARED_BYTES - tiles.shared_bytes(4, out_itemsize)
-        several = max(1, turners)
+        several = max(1, transposers)
         stages = min(_MOST_STAGES, 2 + spare // _stage_bytes(tiles)) // several * several
         if stages < _FEWEST_STAGES:
             continue
         blocks = SMS if stack * tiles.tiles(m, n) > SMS else 0
-        yield Tf32Schedule(replace(tiles, stages=stages, blocks=blocks), turners, not turners)
+        yield Tf32Schedule(replace(tiles, stages=stages, blocks=blocks), transposers, not transposers)
 
 
 def _stage_bytes(t: MatmulSchedule) -> int:
@@ -153,7 +153,7 @@ def _estimate_ns(s: Tf32Schedule, m: int, k: int, n: int, stack: int) -> float:
         multiplied = t.warpgroups * (t.tile_rows + t.tile_rows // 64 * t.tile_columns) * t.k_step * 4
         step = max(
             (loaded + multiplied + moved) / _SHARED_BYTES_PER_CYCLE,
-            (_TURN_CYCLES + moved / _SHARED_BYTES_PER_CYCLE) / s.turners,
+            (_TRANSPOSE_CYCLES + moved / _SHARED_BYTES_PER_CYCLE) / s.transposers,
             _ISSUE_CYCLES,
         )
     waves = -(-stack * t.tiles(m, n) // SMS)

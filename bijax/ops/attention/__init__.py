@@ -1,0 +1,1 @@
+"""Attention: dense, paged, with splits of the keys; its options, checks and derivative."""

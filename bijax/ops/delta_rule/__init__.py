@@ -1,0 +1,1 @@
+"""The gated delta rule and the causal convolution of linear attention."""

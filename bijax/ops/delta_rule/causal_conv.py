@@ -1,0 +1,189 @@
+"""Causal depthwise convolution over tokens, as linear attention applies it to queries, keys and values."""
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from bijax.core.checks import describe, float_array, integer_array
+from bijax.core.forward_only import forward_only
+from bijax.ops._engine_arguments import check_known, check_shape, narrowed
+from bijax.ops.elementwise.call import elementwise
+
+Activation = Literal["silu"] | None
+
+
+def causal_conv1d(
+    x: Any, weight: Any, bias: Any = None, *, activation: Activation = None, before: Any = None
+) -> jax.Array:
+    """Sums each channel over a window of tokens that ends at the token: y_t = activation(sum_j w_j x_(t - W + 1 + j)).
+
+    Computed in float32, with the products added from the oldest token on, and rounded once.
+
+    Args:
+        x: (B, T, C) float32, bfloat16 or float16.
+        weight: (C, W) of any of these dtypes; the last column belongs to the token itself.
+        bias: (C,) of any of these dtypes, or None.
+        activation: "silu", or None.
+        before: (B, W - 1, C) of the dtype of `x`, the tokens before the first one; zeros by default.
+
+    Returns:
+        An array of the shape and dtype of `x`.
+
+    Raises:
+        TypeError: If a dtype is unsupported, or `before` has another one than `x`.
+        ValueError: If shapes do not fit, or the activation is unknown.
+
+    Guarantee: row-invariant: a token depends on the W tokens up to it alone. The gradients of `x` and `before` too;
+    those of `weight` and `bias` are split-invariant for cuts of the sequences and tokens, taken as rows, at multiples
+    of 128.
+
+    Source: Gu and Dao, "Mamba", https://arxiv.org/abs/2312.00752, and its package causal-conv1d
+    (https://github.com/Dao-AILab/causal-conv1d).
+
+    Example:
+        >>> x = jnp.array([1.0, 2.0, 4.0]).reshape(1, 3, 1)
+        >>> causal_conv1d(x, jnp.array([[10.0, 1.0]])).ravel().tolist()
+        [1.0, 12.0, 24.0]
+    """
+    op = "bijax.causal_conv1d"
+    x, weight, bias, sizes = _checked(op, x, weight, bias, activation)
+    if before is None:
+        before = jnp.zeros((sizes["B"], sizes["W"] - 1, sizes["C"]), x.dtype)
+    else:
+        before = float_array(op, "before", before)
+        check_shape(op, "before", before, ("B", sizes["W"] - 1, "C"), sizes)
+        if before.dtype != x.dtype:
+            raise TypeError(f"{op}: before must have the dtype of x, {x.dtype}, got {describe(before)}.")
+    return _convolve(jnp.concatenate([before, x], 1), weight, bias, activation, sizes["T"])
+
+
+def causal_conv1d_extend(
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    *,
+    state: Any,
+    start: Any,
+    lengths: Any = None,
+    activation: Activation = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Continues `causal_conv1d` at any position, and keeps the last tokens of each sequence.
+
+    The state holds the token of position p at p mod S. So the last tokens can be written again (drafts that were
+    wrong), as long as the W - 1 tokens before them are still there: S must be at least W - 1 plus the tokens that may
+    be replaced.
+
+    Args:
+        x: (B, T, C) float32, bfloat16 or float16, the tokens from `start` on.
+        weight: (C, W), as in `causal_conv1d`.
+        bias: (C,), or None.
+        state: (B, S, C) of the dtype of `x`, the last tokens of each sequence, S at least W - 1. What it holds of
+            positions before 0 is not read.
+        start: (B,) ints, the position of each sequence's first token, at least 0.
+        lengths: (B,) ints, how many of the T tokens each sequence has; T by default.
+        activation: "silu", or None.
+
+    Returns:
+        The outputs, of the shape and dtype of `x`, zeros after the length; and the new state. For a sequence with a
+        traced number out of range the outputs are nan and the state is unchanged.
+
+    Raises:
+        TypeError: If a dtype is unsupported, or that of `state` is not that of `x`.
+        ValueError: If shapes do not fit, the activation is unknown, or known numbers are out of range.
+        UnsupportedError: In differentiation; `causal_conv1d` has gradients.
+
+    Guarantee: row-invariant: a token has the bits that it has in `causal_conv1d` of its whole sequence.
+
+    Example:
+        >>> x, weight = jnp.array([1.0, 2.0, 4.0]).reshape(1, 3, 1), jnp.array([[10.0, 1.0]])
+        >>> y, state = causal_conv1d_extend(x[:, :2], weight, state=jnp.zeros((1, 2, 1)), start=[0])
+        >>> y.ravel().tolist(), causal_conv1d_extend(x[:, 2:], weight, state=state, start=[2])[0].ravel().tolist()
+        ([1.0, 12.0], [24.0])
+    """
+    op = "bijax.causal_conv1d_extend"
+    x, weight, bias, sizes = _checked(op, x, weight, bias, activation)
+    state = float_array(op, "state", state)
+    check_shape(op, "state", state, ("B", "S", "C"), sizes)
+    if state.dtype != x.dtype:
+        raise TypeError(f"{op}: state must have the dtype of x, {x.dtype}, got {describe(state)}.")
+    before, total, kept = sizes["W"] - 1, sizes["T"], sizes["S"]
+    if kept < max(before, 1):
+        raise ValueError(
+            f"{op}: state must hold at least {max(before, 1)} tokens of a sequence, got {describe(state)}."
+        )
+    start, lengths = _numbers(op, "start", start, sizes), _numbers(op, "lengths", lengths, sizes)
+    check_known(op, "start", start, 0, 2**31 - 1 - total, "positions")
+    check_known(op, "lengths", lengths, 0, total, "the tokens of a sequence")
+    first, count = narrowed(start, 0, 2**31 - 1 - total), narrowed(lengths, 0, total)
+    valid = (first >= 0) & (count >= 0)
+    first, count = jnp.maximum(first, 0), jnp.where(valid, count, 0)
+
+    def compute(x: jax.Array, state: jax.Array) -> tuple[jax.Array, jax.Array]:
+        earlier = first[:, None] - before + jnp.arange(before, dtype=jnp.int32)[None]
+        old = jnp.take_along_axis(state, jnp.maximum(earlier, 0)[..., None] % kept, 1)
+        y = _convolve(
+            jnp.concatenate([jnp.where((earlier >= 0)[..., None], old, 0), x], 1), weight, bias, activation, total
+        )
+        index = jnp.arange(total, dtype=jnp.int32)[None]
+        place = (first[:, None] + index) % kept
+        stored = (index < count[:, None]) & (index >= count[:, None] - kept)
+        new = jax.vmap(lambda s, p, x: s.at[p].set(x, mode="drop"))(state, jnp.where(stored, place, kept), x)
+        y = jnp.where((index < count[:, None])[..., None], y, 0)
+        return jnp.where(valid[:, None, None], y, jnp.nan), new
+
+    y, new = forward_only(op, compute, x, state)
+    return y, new
+
+
+def _checked(
+    op: str, x: Any, weight: Any, bias: Any, activation: Activation
+) -> tuple[jax.Array, jax.Array, jax.Array | None, dict[str, int]]:
+    sizes: dict[str, int] = {}
+    x, weight = float_array(op, "x", x), float_array(op, "weight", weight)
+    check_shape(op, "x", x, ("B", "T", "C"), sizes)
+    check_shape(op, "weight", weight, ("C", "W"), sizes)
+    if not sizes["W"]:
+        raise ValueError(f"{op}: weight must have at least 1 column, got {describe(weight)}.")
+    if bias is not None:
+        bias = float_array(op, "bias", bias)
+        check_shape(op, "bias", bias, ("C",), sizes)
+    if activation not in (None, "silu"):
+        raise ValueError(f"{op}: activation must be 'silu' or None, got {activation!r}.")
+    return x, weight, bias, sizes
+
+
+def _numbers(op: str, name: str, numbers: Any, sizes: dict[str, int]) -> Any:
+    if numbers is None and name == "lengths":
+        return jnp.full(sizes["B"], sizes["T"], jnp.int32)
+    found = integer_array(op, name, numbers)
+    check_shape(op, name, found, ("B",), sizes)
+    return found
+
+
+def _convolve(x: jax.Array, weight: jax.Array, bias: jax.Array | None, activation: Activation, total: int) -> jax.Array:
+    """(B, W - 1 + T, C) to (B, T, C)."""
+    size = weight.shape[1]
+    shifted = [jax.lax.slice_in_dim(x, j, j + total, axis=1) for j in range(size)]
+    columns = [weight[:, j] for j in range(size)]
+    program = _PROGRAMS[activation, bias is not None]
+    y: jax.Array = program(*shifted, *columns, *(() if bias is None else (bias,)))
+    return y.astype(x.dtype)
+
+
+def _program(activation: Activation, biased: bool) -> Any:
+    def convolve(*arrays: jax.Array) -> jax.Array:
+        size = len(arrays) // 2
+        wide = [a.astype(jnp.float32) for a in arrays]
+        total = wide[0] * wide[size]
+        for x, w in zip(wide[1:size], wide[size + 1 : 2 * size], strict=True):
+            total = total + x * w
+        if biased:
+            total = total + wide[-1]
+        return jax.nn.silu(total) if activation == "silu" else total
+
+    return elementwise(convolve)
+
+
+_ACTIVATIONS: tuple[Activation, ...] = (None, "silu")
+_PROGRAMS = {(a, biased): _program(a, biased) for a in _ACTIVATIONS for biased in (False, True)}

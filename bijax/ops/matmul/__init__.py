@@ -1,0 +1,1 @@
+"""Products: plain, fused and gated, with their derivatives."""

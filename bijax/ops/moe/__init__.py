@@ -1,0 +1,1 @@
+"""Mixtures of experts: routing, scatter, products of groups of rows, gather."""

@@ -1,0 +1,228 @@
+"""Norms over the last axis."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.typing import ArrayLike
+
+from bijax.core.checks import describe, float_array, row_vector, same_dtype
+from bijax.core.derivative import custom_vjp
+from bijax.core.primitive import define_kernel
+from bijax.dispatch.rows import as_rows, define_row_kernel, row_backend
+from bijax.ops.norm._arguments import add_offset, check_eps
+from bijax.ops.rows.sum_rows import sum_rows
+
+
+def rms_norm(
+    x: ArrayLike,
+    weight: ArrayLike | None = None,
+    *,
+    eps: float = 1e-6,
+    residual: ArrayLike | None = None,
+    weight_offset: float = 0.0,
+) -> Any:
+    """Divides rows by their root mean square: h / sqrt(mean(h * h) + eps) * weight, with h = x + residual.
+
+    Computed in float32 and rounded once; only h is rounded to the dtype of `x` before it is normalized.
+
+    Args:
+        x: (..., C) float32, bfloat16 or float16.
+        weight: (C,) of any of these dtypes, for example float32 with a bfloat16 `x`.
+        eps: Added to the mean square; at least 0.
+        residual: Of the shape and dtype of `x`, added to it first.
+        weight_offset: Added to the weight in float32; 1 for models that store weight - 1, as Gemma does.
+
+    Returns:
+        An array of the shape and dtype of `x`, or, with a residual, the pair of it and h.
+
+    Raises:
+        TypeError: If a dtype is unsupported or differs between `x` and `residual`, or `eps` or `weight_offset` is
+            not a number known at tracing time.
+        ValueError: If the shapes do not fit, `eps` is negative or not finite, or `weight_offset` is not finite or
+            comes without a weight.
+
+    Guarantee: row-invariant; the gradients of `x` and `residual` too. The gradient of `weight` is split-invariant for
+    cuts of the rows at multiples of 128 (`pallas_kernels.contract.ROW_CHUNK`).
+
+    Source: "rms_norm" of xpu-perf (https://github.com/bytedance/xpu-perf).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> rms_norm(jnp.array([3.0, 3.0]), eps=0.0).tolist()
+        [1.0, 1.0]
+        >>> y, h = rms_norm(jnp.array([3.0, 3.0]), jnp.array([1.0, 2.0]), eps=0.0, residual=jnp.array([1.0, 1.0]))
+        >>> y.tolist(), h.tolist()
+        ([1.0, 2.0], [4.0, 4.0])
+        >>> rms_norm(jnp.array([3.0, 3.0]), jnp.array([0.0, 1.0]), eps=0.0, weight_offset=1.0).tolist()
+        [1.0, 2.0]
+    """
+    arrays, back, eps = _checked("bijax.rms_norm", x, weight, residual, eps, weight_offset)
+    if residual is None:
+        return back(_rms_norm(*arrays, eps))
+    y, h = _rms_norm(*arrays, eps)
+    return back(y), back(h)
+
+
+def add_rms_norm(
+    x: Any, residual: Any, weight: Any = None, *, eps: float = 1e-6, weight_offset: float = 0.0
+) -> tuple[jax.Array, jax.Array]:
+    """Returns h = x + residual and `rms_norm` of it, in one pass, with the bits and the gradients of the two apart.
+
+    Unlike in the gradient of `rms_norm` with a residual, the norm's contribution is rounded to the dtype of `x` before
+    h's is added to it.
+
+    Args:
+        x: (..., C) float32, bfloat16 or float16.
+        residual: Of the shape and dtype of `x`.
+        weight: As for `rms_norm`.
+        eps: As for `rms_norm`.
+        weight_offset: As for `rms_norm`.
+
+    Raises:
+        TypeError: As `rms_norm`.
+        ValueError: As `rms_norm`.
+
+    Guarantee: row-invariant; the gradients as those of `rms_norm`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> h, y = add_rms_norm(jnp.array([3.0, 3.0]), jnp.array([1.0, 1.0]), eps=0.0)
+        >>> h.tolist(), y.tolist()
+        ([4.0, 4.0], [1.0, 1.0])
+    """
+    arrays, back, eps = _checked("bijax.add_rms_norm", x, weight, residual, eps, weight_offset)
+    y, h = _add_rms_norm(*arrays, eps)
+    return back(h), back(y)
+
+
+def _checked(
+    op: str, x: Any, weight: Any, residual: Any, eps: float, weight_offset: float
+) -> tuple[tuple[jax.Array, jax.Array | None, jax.Array | None], Callable[[jax.Array], jax.Array], float]:
+    """Returns rows, weight and rows of the residual, what gives rows the shape of `x`, and `eps`."""
+    x = float_array(op, "x", x)
+    residual = None if residual is None else float_array(op, "residual", residual)
+    same_dtype(op, x=x, residual=residual)
+    weight = add_offset(op, row_vector(op, "weight", weight, x), weight_offset)
+    if residual is not None and residual.shape != x.shape:
+        raise ValueError(
+            f"{op}: residual must have the shape of x, got x {describe(x)} and residual {describe(residual)}."
+        )
+    eps = check_eps(op, eps)
+    rows, back = as_rows(x, (x.ndim - 1,))
+    return (rows, weight, None if residual is None else residual.reshape(rows.shape)), back, eps
+
+
+def layer_norm(
+    x: ArrayLike, weight: ArrayLike | None = None, bias: ArrayLike | None = None, *, eps: float = 1e-5
+) -> jax.Array:
+    """Normalises rows: d / sqrt(mean(d * d) + eps) * weight + bias, with d = x - mean(x).
+
+    Computed in float32 and rounded once. The variance is computed in a second pass over the row, so that it stays
+    accurate when the mean is large.
+
+    Args:
+        x: (..., C) float32, bfloat16 or float16.
+        weight: (C,) of any of these dtypes.
+        bias: (C,) of any of these dtypes.
+        eps: Added to the variance; at least 0.
+
+    Returns:
+        An array of the shape and dtype of `x`.
+
+    Raises:
+        TypeError: If a dtype is unsupported, or `eps` is not a number that is known when the program is traced.
+        ValueError: If the shapes do not fit or `eps` is negative or not finite.
+
+    Guarantee: row-invariant; the gradient of `x` too. The gradients of `weight` and `bias` are split-invariant for
+    cuts of the rows at multiples of 128 (`pallas_kernels.contract.ROW_CHUNK`).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> layer_norm(jnp.array([1.0, 3.0]), eps=0.0).tolist()
+        [-1.0, 1.0]
+    """
+    op = "bijax.layer_norm"
+    x = float_array(op, "x", x)
+    weight, bias = row_vector(op, "weight", weight, x), row_vector(op, "bias", bias, x)
+    rows, back = as_rows(x, (x.ndim - 1,))
+    return back(_layer_norm(rows, weight, bias, check_eps(op, eps)))
+
+
+@custom_vjp(nondiff_argnums=(3,))
+def _rms_norm(x: jax.Array, weight: jax.Array | None, residual: jax.Array | None, eps: float) -> Any:
+    return _rms_norm_forward(x, weight, residual, eps)[0]
+
+
+def _rms_norm_forward(
+    x: jax.Array, weight: jax.Array | None, residual: jax.Array | None, eps: float
+) -> tuple[Any, tuple[jax.Array | None, ...]]:
+    arrays = {"x": x, "weight": weight, "residual": residual}
+    y, factor, *rest = rms_norm_kernel(arrays, eps=eps)
+    if residual is None:
+        return y, (x, factor, weight)
+    return (y, rest[0]), (rest[0], factor, weight)
+
+
+def _rms_norm_backward(eps: float, saved: Any, g: Any) -> tuple[jax.Array | None, ...]:
+    h, factor, weight = saved
+    g, g_sum = g if isinstance(g, tuple) else (g, None)
+    arrays = {"h": h, "factor": factor, "g": g, "weight": weight, "g_sum": g_sum}
+    (dh,) = rms_norm_gradient_kernel(arrays)
+    return dh, norm_weight_gradient(weight, h, factor, g), None if g_sum is None else dh
+
+
+_rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
+
+
+@custom_vjp(nondiff_argnums=(3,))
+def _add_rms_norm(x: jax.Array, weight: jax.Array | None, residual: jax.Array | None, eps: float) -> Any:
+    return _rms_norm_forward(x, weight, residual, eps)[0]
+
+
+def _add_rms_norm_backward(eps: float, saved: Any, g: Any) -> tuple[jax.Array | None, ...]:
+    g, g_sum = g
+    of_norm, of_weight, _ = _rms_norm_backward(eps, saved, g)
+    dh = of_norm + g_sum
+    return dh, of_weight, dh
+
+
+_add_rms_norm.defvjp(_rms_norm_forward, _add_rms_norm_backward)
+
+
+@custom_vjp(nondiff_argnums=(3,))
+def _layer_norm(x: jax.Array, weight: jax.Array | None, bias: jax.Array | None, eps: float) -> jax.Array:
+    return _layer_norm_forward(x, weight, bias, eps)[0]
+
+
+def _layer_norm_forward(
+    x: jax.Array, weight: jax.Array | None, bias: jax.Array | None, eps: float
+) -> tuple[jax.Array, tuple[jax.Array | None, ...]]:
+    arrays = {"x": x, "weight": weight, "bias": bias}
+    y, mean, factor = _layer_norm_kernel(arrays, eps=eps)
+    return y, (x, mean, factor, weight, bias)
+
+
+def _layer_norm_backward(eps: float, saved: Any, g: jax.Array) -> tuple[jax.Array | None, ...]:
+    x, mean, factor, weight, bias = saved
+    arrays = {"x": x, "mean": mean, "factor": factor, "g": g, "weight": weight}
+    (dx,) = _layer_norm_gradient_kernel(arrays)
+    db = None if bias is None else sum_rows(g).astype(bias.dtype)
+    return dx, norm_weight_gradient(weight, x, factor, g, mean), db
+
+
+_layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
+
+
+def norm_weight_gradient(weight: jax.Array | None, *arrays: jax.Array) -> jax.Array | None:
+    """Returns the gradient of a norm's weight from its rows, their scales, the cotangent, and their means if any."""
+    if weight is None:
+        return None
+    return _weight_gradient_kernel(*arrays)[0].astype(weight.dtype)
+
+
+rms_norm_kernel = define_row_kernel("rms_norm")
+rms_norm_gradient_kernel = define_row_kernel("rms_norm_gradient")
+_layer_norm_kernel = define_row_kernel("layer_norm")
+_layer_norm_gradient_kernel = define_row_kernel("layer_norm_gradient")
+_weight_gradient_kernel = define_kernel("norm_weight_gradient", row_backend("norm_weight_gradient"))

@@ -1,0 +1,1 @@
+"""Quantising of rows, and products of 8 bit operands."""

@@ -1,0 +1,1 @@
+"""Reductions of rows: sums, means, variances, the softmax family and losses."""

@@ -1,0 +1,59 @@
+"""The operations of linear attention, of output gates and of gated experts."""
+
+from typing import Protocol
+
+import jax
+
+import bijax
+
+
+class LinearAttentionOps(Protocol):
+    """What layers with a state per sequence need beyond the operations of attention; part of `Ops`."""
+
+    def sigmoid_gate(self, x: jax.Array, gate: jax.Array) -> jax.Array:
+        """Returns x times sigmoid(gate), element by element, in the dtype of x; gate is broadcast."""
+
+    def causal_conv(self, x: jax.Array, weight: jax.Array) -> jax.Array:
+        """Returns silu of the causal depthwise convolution of x (B, T, C) with weight (C, W)."""
+
+    def causal_conv_extend(
+        self, x: jax.Array, weight: jax.Array, inputs: jax.Array, *, start: jax.Array, lengths: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """The same for tokens of sequences whose last inputs are in `inputs` (B, S, C), by position mod S.
+
+        The first token of x has the position start (B,), and the first lengths (B,) tokens count. Returns the result
+        and the new inputs.
+        """
+
+    def delta_gates(
+        self, b: jax.Array, a: jax.Array, a_log: jax.Array, dt_bias: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns g = -exp(a_log) softplus(a + dt_bias) and beta = sigmoid(b), (B, T, H) float32.
+
+        beta is rounded to the dtype of b, as models are trained.
+        """
+
+    def l2_norm(self, x: jax.Array) -> jax.Array:
+        """Divides the rows of x (..., C) by their lengths."""
+
+    def gated_rms_norm(self, x: jax.Array, gate: jax.Array, weight: jax.Array, *, eps: float) -> jax.Array:
+        """Divides the rows of x (..., C) by their root mean square, times weight (C,) and silu(gate)."""
+
+    def gated_delta_rule(
+        self, query: jax.Array, key: jax.Array, value: jax.Array, g: jax.Array, beta: jax.Array
+    ) -> jax.Array:
+        """Returns what `bijax.gated_delta_rule` computes, over whole sequences."""
+
+    def gated_delta_rule_extend(
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        g: jax.Array,
+        beta: jax.Array,
+        *,
+        state: bijax.DeltaRuleState,
+        start: jax.Array,
+        lengths: jax.Array,
+    ) -> tuple[jax.Array, bijax.DeltaRuleState]:
+        """Returns what `bijax.gated_delta_rule_extend` computes."""
