@@ -37,6 +37,7 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
     "engine": ("layers",),
     "engine_rows": ("operator", "tokens", "columns"),
     "engine_smollm2": ("requests", "longest"),
+    "first_call": ("model", "case", "cache"),
     "float8_matmul": ("m", "k", "n", "weights"),
     "fused_bf16": ("case", "m", "k", "n"),
     "gallery": ("program",),

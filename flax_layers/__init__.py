@@ -11,7 +11,9 @@ from .models import Generation as Generation
 from .models import Llama as Llama
 from .models import PartitionedLlama as PartitionedLlama
 from .models import ServedLlama as ServedLlama
+from .models import ServedPartitionedLlama as ServedPartitionedLlama
 from .models import generate as generate
+from .models import load_partitioned as load_partitioned
 from .models import partition as partition
 from .models import score as score
 from .models.layers import KVCache as KVCache

@@ -11,15 +11,14 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.packages import Packages, warn_of_missing
 from pallas_kernels.target import Target, names_architecture, rank
 
-_PACKAGE: Final = "pallas_kernels"
-_BACKENDS: Final = f"{_PACKAGE}.backends"
+_BACKENDS: Final = "pallas_kernels.backends"
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,8 @@ class Kernel:
             that it would have served warns.
         takes_target: Whether the function has an argument `target`: it compiles code for a target when it is traced.
         by_name: Whether it serves calls only if its backend is preferred by the target.
+        backend: Name of its backend, which `bijax.prefer_backend` takes. For a listed kernel, the name of the module
+            that lists it; for an added one what is passed here, "" for none.
     """
 
     operation: str
@@ -55,6 +56,7 @@ class Kernel:
     packages: Packages | None = None
     takes_target: bool = False
     by_name: bool = False
+    backend: str = ""
 
     @property
     def patterns(self) -> tuple[str, ...]:
@@ -68,12 +70,6 @@ class Kernel:
             return self.load
         function = self.load.func if isinstance(self.load, functools.partial) else self.load
         return f"{function.__module__}:{getattr(function, '__qualname__', repr(function))}"
-
-    @property
-    def backend(self) -> str:
-        """Name of the backend, as in "pallas_kernels.<operation>.<backend>"; "" for other functions."""
-        package, _, inside = self.name.partition(":")[0].partition(".")
-        return (*inside.split("."), "")[1] if package == _PACKAGE else ""
 
     def rank(self, target: Target) -> tuple[int, int] | None:
         """Returns the rank of the closest of its patterns that match a target; None if no pattern matches."""
@@ -152,8 +148,8 @@ def added() -> tuple[Kernel, ...]:
 
 
 def backends() -> frozenset[str]:
-    """Returns the names of the backends."""
-    return frozenset(module.name for module in pkgutil.iter_modules(importlib.import_module(_BACKENDS).__path__))
+    """Returns the names of the backends, those of added kernels included."""
+    return frozenset({*_modules(), *(kernel.backend for kernel in _added if kernel.backend)})
 
 
 def kernels(operation: str | None = None) -> tuple[Kernel, ...]:
@@ -297,7 +293,10 @@ def _loaded(name: str) -> Callable[..., Any]:
 @functools.cache
 def _listed() -> tuple[Kernel, ...]:
     """Returns the kernels that the modules of `pallas_kernels.backends` list."""
-    package = importlib.import_module(_BACKENDS)
-    names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
-    lists = (importlib.import_module(f"{_BACKENDS}.{name}").KERNELS for name in names)
-    return tuple(kernel for listed in lists for kernel in listed)
+    lists = ((name, importlib.import_module(f"{_BACKENDS}.{name}").KERNELS) for name in _modules())
+    return tuple(replace(kernel, backend=name) for name, listed in lists for kernel in listed)
+
+
+def _modules() -> list[str]:
+    """Returns the names of the modules that list kernels."""
+    return sorted(module.name for module in pkgutil.iter_modules(importlib.import_module(_BACKENDS).__path__))

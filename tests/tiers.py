@@ -177,6 +177,7 @@ FULL_DOCTESTS: Final = frozenset(
         "flax_layers.models.generate.generate",
         "flax_layers.models.layers.attention.Attention",
         "flax_layers.models.layers.embed.Embed",
+        "flax_layers.models.layers.latent_attention.LatentAttention",
         "flax_layers.models.layers.linear.Linear",
         "flax_layers.models.layers.mlp.MLP",
         "flax_layers.models.layers.moe.MoE",

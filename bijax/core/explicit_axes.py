@@ -19,6 +19,19 @@ def gathered(x: jax.Array) -> jax.Array:
     return jax.sharding.reshard(x, NamedSharding(sharding.mesh, PartitionSpec()))
 
 
+def gathered_once(*arrays: Any) -> tuple[Any, ...]:
+    """Returns the arguments of an operation, sharded arrays as `gathered` does; one that is passed twice only once.
+
+    The gradient of an array that is several arguments is a sum, which JAX adds in the reverse order of the program's
+    steps. With a step for each argument, three parts would be added in another order than on one device.
+
+    Args:
+        *arrays: Anything; what is not an array of JAX is returned as it is.
+    """
+    whole = {id(x): gathered(x) for x in arrays if isinstance(x, jax.Array)}
+    return tuple(whole.get(id(x), x) for x in arrays)
+
+
 def is_cut(sharding: Any) -> bool:
     """Returns whether the sharding of a type shards an array along an explicit mesh axis.
 

@@ -25,7 +25,7 @@ class RemoteEngine:
         vocab_size: Number of tokens.
 
     Raises:
-        DeterminismError: If the server cannot be asked, refuses, or is not one of bijax.
+        DeterminismError: If the server cannot be reached, refuses, or is not one of bijax.
     """
 
     def __init__(self, url: str, api_key: str | None = None) -> None:

@@ -21,7 +21,7 @@ def run(parsed: argparse.Namespace) -> int:
     """Runs the modes that were asked for; returns 0 if each request had one output, else 1.
 
     Raises:
-        DeterminismError: If an option is wrong, the model cannot be read, or a server cannot be asked.
+        DeterminismError: If an option is wrong, the model cannot be read, or a server cannot be reached.
     """
     console = Console(stderr=parsed.json)  # the progress of a run whose results are JSON
     try:

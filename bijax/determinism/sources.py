@@ -23,7 +23,7 @@ class LocalSource:
         options: Of the engines.
 
     Raises:
-        DeterminismError: If the model cannot be read.
+        DeterminismError: If the model cannot be read, or not cut over devices as the options say.
     """
 
     def __init__(self, path: str | None, model_options: ModelOptions, options: EngineOptions) -> None:
@@ -62,6 +62,10 @@ class LocalSource:
 
     def _read(self) -> Model:
         if self._path == TOY:
+            if self._model_options.tensor_parallel_size is not None:
+                raise DeterminismError(
+                    "--tensor-parallel-size needs a model that can be cut over devices; the toy model is not one"
+                )
             return ToyModel.random(seed=0)
         if self._path == TOY_HYBRID:
             from bijax.serving.toy_hybrid import toy_hybrid
@@ -74,7 +78,7 @@ class LocalSource:
             checkpoint = load_checkpoint(find_model(self._path))
             self._tokenizer = checkpoint.tokenizer
             return load_model(checkpoint, self._model_options)
-        except (CheckpointError, OSError) as error:
+        except (CheckpointError, OSError, ValueError) as error:
             raise DeterminismError(str(error)) from error
 
 

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from bijax.hlo._frames import short_line
 from bijax.hlo._inspect import inspect
 from bijax.hlo._report import Finding, Report
 from bijax.hlo._table import Rows
@@ -65,9 +66,9 @@ class Comparison:
         """Returns the table of the differences, with a summary below."""
         rows = tuple(_cells(difference) for difference in self.differences)
         opaque = {f.implementation for f in self.large.findings if f.kind in _OPAQUE and f.verdict != "ours"}
-        footer = "both programs reduce alike" if self.alike else "the programs do not reduce alike"
+        footer = "the programs' reductions are equal" if self.alike else "the programs' reductions differ"
         if self.alike and opaque:
-            footer += f", as far as HLO shows; {', '.join(sorted(opaque))} may still choose by the shape inside"
+            footer += f", as far as HLO shows; {', '.join(sorted(opaque))} may still choose an algorithm by the shape"
         return Rows(
             f"small batch: {self.small.instructions} instructions; large batch: {self.large.instructions}",
             ("verdict", "instruction", "by", "terms", "shape", "small", "large", "line", "why"),
@@ -86,7 +87,7 @@ class Comparison:
 def _cells(difference: Difference) -> tuple[str, ...]:
     f, terms = difference.finding, str(difference.finding.terms or "")
     counts = (str(difference.small), str(difference.large))
-    return f.verdict, f.opcode, f.how, terms, f.shape, *counts, f.source.rpartition("/")[2], f.reason
+    return f.verdict, f.opcode, f.how, terms, f.shape, *counts, short_line(f.source), f.reason
 
 
 def compare_hlo(fn: Callable[..., Any], args_small: Sequence[Any], args_large: Sequence[Any]) -> Comparison:

@@ -97,6 +97,8 @@ class Finder:
                 return self._scatter("windows overlap")
             case _ if i.opcode in COLLECTIVES and i.is_float and self._sums(i):
                 return _collective(i)
+            case "all-gather" | "all-gather-start":
+                return "collective", "note", "XLA", "gathers an array that is cut over devices; it adds nothing"
             case "fft" | "cholesky" | "triangular-solve":
                 return "library", "suspect", "XLA", "the routine may depend on the number of problems"
             case "sort" if len(i.operands) > 1 and i.attributes.get("is_stable") != "true":

@@ -109,7 +109,7 @@ def _instruction(statement: str) -> Instruction:
     shape_end = _closing(statement, end) + 1 if is_tuple else statement.find(" ", end)
     opcode = _OPCODE.match(statement, shape_end) if shape_end > 0 else None
     if not opcode:
-        raise HloParseError(f"expected OPCODE(...) behind the shape; got {statement.strip()[:_SHOWN]!r}")
+        raise HloParseError(f"expected OPCODE(...) after the shape; got {statement.strip()[:_SHOWN]!r}")
     close = _closing(statement, opcode.end() - 1)
     inside = statement[opcode.end() : close]
     operands = [] if opcode.group(1) in _WITHOUT_OPERANDS else _split(inside)

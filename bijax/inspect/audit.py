@@ -15,7 +15,8 @@ from bijax.core.tag import KERNEL, TAG
 from bijax.hlo._trace import traced
 from bijax.inspect.audit_flops import flops
 from bijax.inspect.audit_report import Audit, Decision, Operation
-from bijax.inspect.rows.report import follow_rows
+from bijax.inspect.gathered import find_gathered
+from bijax.inspect.rows_report import follow_rows
 from bijax.transform.hook.callbacks import GUARDED, RAISING
 from bijax.transform.hook.entered import why_not
 from bijax.transform.hook.state import Request, of_equation
@@ -48,7 +49,8 @@ def audit(
             its state while it runs, pass the call, `audit(lambda m, x: m(x), model, x)`; the model itself as `fn`
             raises Flax's `TraceContextError`.
         *args: Its arguments: arrays or `jax.ShapeDtypeStruct`. Static ones, of a function
-            that is not jitted with them, go into a `functools.partial`.
+            that is not jitted with them, go into a `functools.partial`. Where some are sharded, `gathered` of the
+            result lists the operations that need them whole.
         batch_axes: The batch axis of each argument, as in `jax.vmap`'s `in_axes`: an int for all arrays, or a tuple
             with an int, None or a pytree of them for each positional argument (keyword arguments then have no rows).
             With it the rows are followed through the program, and `rows` of the result says where they meet.
@@ -92,7 +94,8 @@ def audit(
             here = platform == _present()
             look = functools.partial(hlo.inspect if here else functools.partial(hlo.inspect_for, platform), fn)
             report = look(*args, **kwargs)
-    return Audit(operations, platform, sum(o.flops for o in operations), report, rows)
+        gathered = find_gathered(program, (args, kwargs), platform)
+    return Audit(operations, platform, sum(o.flops for o in operations), report, rows, gathered)
 
 
 def program_of(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -14,9 +14,9 @@ from bijax.inspect.load import CommandError, add_function_arguments, called, mod
 from bijax.transform.rules.registry import PLATFORMS
 
 DESCRIPTION = """\
-Says of every operation of a function whether its bits can depend on the size of the batch, and why: which operations
-are invariant by construction, which bijax.invariant replaces, which are left to XLA. The function is traced, not
-run."""
+Reports, for every operation of a function, whether its bits can depend on the size of the batch, and why: which
+operations are invariant by construction, which bijax.invariant replaces, which are left to XLA. The function is
+traced, not run."""
 EPILOG = """\
 exit code: 0 if nothing is variant, 1 if something is, 2 if the audit could not be made"""
 

@@ -6,10 +6,9 @@ from typing import Any, Final
 
 import jax.numpy as jnp
 
-from bijax.transform.rules._elementwise import FENCED, VECTORS
+from bijax.transform.rows.elementwise import ARITHMETIC
 from bijax.transform.rules.equations import Equation
 
-ELEMENTWISE: Final = {"add", "add_any", "sub", "max", "min", "neg", "abs", "select_n", "sqrt", *FENCED, *VECTORS}
 _OTHERS: Final = ("reduce_precision", "reduce_window")  # the latter's function is counted separately
 
 
@@ -29,7 +28,7 @@ def flops(equation: Equation) -> int:
 def _once(equation: Equation) -> int:
     if count := _COUNTS.get(equation.name):
         return count(equation)
-    if equation.name in ELEMENTWISE:
+    if equation.name in ARITHMETIC:
         return _size(equation.results[0])
     adds = equation.name.startswith(("reduce_", "cum", "psum")) and equation.name not in _OTHERS
     return _size(equation.operands[0]) if adds or equation.name.startswith("bijax_") else 0

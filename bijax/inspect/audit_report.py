@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from bijax.hlo import Report
 from bijax.hlo._frames import short_line
 from bijax.hlo._table import Rows, percent
-from bijax.inspect.rows.report import BatchRows
+from bijax.inspect.gathered import Gathered
+from bijax.inspect.rows_report import BatchRows
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -20,6 +21,7 @@ _STYLES = {
     "variant": "red",
     "mixes rows": "red",
     "sums rows": "cyan",
+    "gathered": "cyan",
     "believed": "yellow",
     "replaced": "green",
     "invariant": "dim",
@@ -75,6 +77,7 @@ class Audit:
             condition count, and calls of unknown work count as zero.
         hlo: The report of the compiled program, if requested and nothing is refused.
         rows: What becomes of the rows of the batch, if `batch_axes` was given.
+        gathered: What the operations under `bijax.invariant` gather, if arguments are sharded.
     """
 
     operations: tuple[Operation, ...]
@@ -82,6 +85,7 @@ class Audit:
     flops: int
     hlo: Report | None = None
     rows: BatchRows | None = None
+    gathered: tuple[Gathered, ...] = ()
 
     @property
     def variant(self) -> tuple[Operation, ...]:
@@ -107,6 +111,7 @@ class Audit:
             "operations": [dataclasses.asdict(o) for o in self.operations],
             "hlo": self.hlo.to_json() if self.hlo else None,
             "rows": dataclasses.asdict(self.rows) if self.rows else None,
+            "gathered": [dataclasses.asdict(g) for g in self.gathered],
         }
 
     def table(self) -> Rows:
@@ -114,6 +119,17 @@ class Audit:
         looked_at = sorted((o for o in self.operations if o.verdict != "invariant"), key=_rank)
         meetings = self.rows.meetings if self.rows else ()
         rows: list[tuple[str, ...]] = [(m.effect, m.primitive, "", "", short_line(m.line), m.why) for m in meetings]
+        rows += [
+            (
+                "gathered",
+                f"{g.primitive}{f' ×{g.count}' if g.count > 1 else ''}",
+                g.shape,
+                "",
+                short_line(g.line),
+                g.why,
+            )
+            for g in self.gathered
+        ]
         rows += [
             (
                 o.verdict,

@@ -11,8 +11,29 @@ from typing import Any
 from bijax.core.architecture import cuda_architecture, lowering_for
 from bijax.core.checks import check_callable
 from bijax.inspect.audit import looked_at, platform_of, program_of
+from bijax.inspect.audit_report import Operation
 from bijax.transform.fusion import has_row_programs
 from pallas_kernels.contract import XLA_FUNCTIONS, LapackContract
+
+
+class NoContractError(ValueError):
+    """A program has no contracts, because an operation of it is not invariant: nothing fixes its bits.
+
+    Attributes:
+        operation: The first such operation, as `bijax.audit` describes it.
+    """
+
+    def __init__(self, operation: Operation) -> None:
+        self.operation = operation
+        super().__init__(operation)
+
+    def __str__(self) -> str:
+        found = self.operation
+        return (
+            f"bijax.contracts: expected a program whose operations are all invariant, got {found.primitive}"
+            f" ({found.shapes}) at {found.line or 'an unknown line'}: {found.evidence}. Make the program invariant with"
+            " bijax.invariant; bijax.audit lists all such operations."
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +101,8 @@ def contracts(
 
     Raises:
         TypeError: If `fn` is not callable.
-        ValueError: If an operation is not invariant, so that nothing fixes its bits; if there are no rules for the
-            platform, or the architecture is invalid.
+        NoContractError: If an operation is not invariant, so that nothing fixes its bits; a `ValueError`.
+        ValueError: If there are no rules for the platform, or the architecture is invalid.
         UnsupportedError: If the architecture is unknown, or some operands have no kernel.
 
     Guarantee: equal fingerprints of two programs that compute a row by the same operations promise equal bits of it on
@@ -107,12 +128,7 @@ def contracts(
         found = list(looked_at(program_of(fn, args, kwargs), platform, strict=True))
     for operation, *_ in found:
         if operation.verdict in ("variant", "refused"):
-            raise ValueError(
-                "bijax.contracts: expected a program whose operations are all invariant, got"
-                f" {operation.primitive} ({operation.shapes}) at {operation.line or 'an unknown line'}:"
-                f" {operation.evidence}. Make the program invariant with bijax.invariant; bijax.audit lists all such"
-                " operations."
-            )
+            raise NoContractError(operation)
     terms = sorted({term for _, some, _ in found for term in some})
     ids = sorted({term.partition(" ")[0] for term in terms})
     believed = sorted({operation.primitive for operation, *_ in found if operation.unknown})

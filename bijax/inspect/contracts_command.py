@@ -4,8 +4,8 @@ import argparse
 import json
 import sys
 
-from bijax.inspect.contracts import contracts
-from bijax.inspect.load import CommandError, add_function_arguments, called, modules_from_here, reported
+from bijax.inspect.contracts import NoContractError, contracts
+from bijax.inspect.load import add_function_arguments, called, modules_from_here, reported
 from bijax.transform.rules.registry import PLATFORMS
 
 DESCRIPTION = """\
@@ -42,13 +42,11 @@ def run_contracts(parsed: argparse.Namespace) -> int:
     with modules_from_here():
         function, args, kwargs = called(parsed.function, parsed.args)
         options = {name: getattr(parsed, name) for name in ("platform", "architecture")}
-        try:
-            with reported(f"{parsed.function} has no contracts"):
+        with reported(f"{parsed.function} has no contracts"):
+            try:
                 found = contracts(function, *args, **options, **kwargs)
-        except CommandError as error:
-            if "whose operations are all invariant" not in str(error):
-                raise
-            print(f"bijax contracts: {error}", file=sys.stderr)
-            return 1
+            except NoContractError as error:
+                print(f"bijax contracts: {parsed.function}: {error}", file=sys.stderr)
+                return 1
     print(json.dumps(found.to_json(), indent=2) if parsed.json else found)
     return 0

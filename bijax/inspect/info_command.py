@@ -65,11 +65,9 @@ def information() -> dict[str, Any]:
 def _served(target: Target) -> dict[str, list[str]]:
     """Returns the operations by the backend whose kernels come first for them; calls that these refuse go further."""
     found: dict[str, list[str]] = {}
-    backends = registry.backends()
     for operation in sorted({kernel.operation for kernel in registry.kernels()}):
         for kernel in registry.candidates(operation, target)[:1]:
-            backend = kernel.backend if kernel.backend in backends else kernel.name.partition(":")[0]
-            found.setdefault(backend, []).append(operation)
+            found.setdefault(kernel.backend or kernel.name.partition(":")[0], []).append(operation)
     return found
 
 

@@ -108,7 +108,7 @@ def locate_tokens(
     if len(lead) == 2:
         if accumulated is not None:
             raise ValueError(
-                f"{op}: {names.sums} belongs to packed tokens, got it beside {name} of the dimensions {lead}."
+                f"{op}: {names.sums} belongs to packed tokens, got it together with {name} of the dimensions {lead}."
             )
         return _padded(lead, np.full(lead[:1], limit, np.int32) if lengths is None else lengths, limit)
     return _packed(op, lead[0], lengths, accumulated, limit, name, names)

@@ -1,4 +1,4 @@
-"""Operations inside of `jax.shard_map` whose bits do not depend on the number of devices.
+"""Operations inside `jax.shard_map` whose bits do not depend on the number of devices.
 
 Sums over devices are fixed binary trees, products are cut into leaves of such a tree, and rows that are cut over
 devices travel without being added. `axis=None` means one device, with the same bits.

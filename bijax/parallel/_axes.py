@@ -104,7 +104,7 @@ def check_differentiable(op: str, axis: Axis) -> None:
     """
     if axis is not None and not varying_axes(jax.typeof(lax.axis_index(names_of(axis)))):
         raise UnsupportedError(
-            f"{op}: expected a gradient inside of jax.shard_map with check_vma=True, its default, got check_vma=False,"
+            f"{op}: expected a gradient inside jax.shard_map with check_vma=True, its default, got check_vma=False,"
             " with which gradients would be wrong by a factor of the number of devices."
         )
 

@@ -1,4 +1,4 @@
-"""Sums over devices, inside of `jax.shard_map`, whose bits do not depend on how terms are spread over the devices."""
+"""Sums over devices, inside `jax.shard_map`, whose bits do not depend on how terms are spread over the devices."""
 
 import functools
 from typing import Any

@@ -85,7 +85,7 @@ async def flush_cache(request: Request) -> Response:
 
 
 async def update_weights_from_disk(request: Request) -> Response:
-    """Goes on with other weights of the same model; cached prefixes are forgotten."""
+    """Loads new weights for the same model; the prefix cache is cleared."""
     asked = await body(request, Update)
     here = service(request)
     generation = here.generation()

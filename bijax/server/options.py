@@ -44,6 +44,9 @@ class ServerOptions(Options):
         30.0, "seconds that requests have to finish after SIGTERM", kind=float, least=0.0, most=_DAY_S
     )
     retry_after: int = option(5, "seconds that clients are told to wait with a 503", least=1)
+    data_parallel_size: int = option(
+        1, "equal models that share the requests, each on tensor_parallel_size devices of its own", least=1
+    )
     log_format: str = option("text", "form of the log lines", kind=str, choices=("text", "json"))
 
     def __post_init__(self) -> None:

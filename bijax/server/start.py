@@ -11,13 +11,15 @@ from pathlib import Path
 
 from bijax.serving import AsyncEngine, Engine, EngineOptions, ModelOptions
 from bijax.serving.fingerprint import fingerprint
-from bijax.serving.load import find_model, load_adapters, load_model, load_weights
+from bijax.serving.load import check_model, find_model, load_adapters, load_models, load_weights
 from flax_layers.checkpoint import Checkpoint, CheckpointError, LoRA, load_checkpoint
 
+from .engine import Engine as ServedEngine
 from .errors import ServeError
 from .logs import set_up_logs
 from .model import ServedModel
 from .options import ServerOptions
+from .replicas import Replicas
 from .run import listen, serve
 from .service import Service
 
@@ -40,13 +42,15 @@ def start(name: str | None, options: ServerOptions, model_options: ModelOptions,
         The exit code.
 
     Raises:
-        ServeError: If there is no such checkpoint, or the address cannot be bound.
+        ServeError: If there is no such checkpoint, it cannot be served with these options and devices, or the address
+            cannot be bound.
     """
     try:
         path = find_model(name)
         checkpoint = load_checkpoint(path, tokenizer=not options.skip_tokenizer_init)
+        check_model(checkpoint, model_options, number=options.data_parallel_size)
         adapters = load_adapters(checkpoint, model_options)
-    except (CheckpointError, OSError) as error:
+    except (CheckpointError, OSError, ValueError) as error:
         raise ServeError(str(error)) from error
     try:
         listener = listen(options.host, options.port)
@@ -60,11 +64,11 @@ def start(name: str | None, options: ServerOptions, model_options: ModelOptions,
         log.info("no tokenizer: requests must bring token ids (input_ids of /generate)")
     log.info("%s on http://%s:%d", model.name, *listener.getsockname()[:2])
 
-    async def open_engine() -> AsyncEngine:
-        engine, service.fingerprint = await _in_thread(
-            lambda: _warm_engine(checkpoint, model_options, engine_options, adapters)
+    async def open_engine() -> ServedEngine:
+        engines, service.fingerprint = await _in_thread(
+            lambda: _warm_engines(checkpoint, options.data_parallel_size, model_options, engine_options, adapters)
         )
-        return AsyncEngine(engine)
+        return AsyncEngine(engines[0]) if len(engines) == 1 else Replicas([AsyncEngine(e) for e in engines])
 
     try:
         service = Service(model, options, open_engine, engine_options, model_options)
@@ -103,20 +107,22 @@ def _same_dtype(served: Checkpoint, path: Path) -> Checkpoint:
     return dataclasses.replace(load_checkpoint(path, tokenizer=False), dtype=served.dtype)
 
 
-def _warm_engine(
-    checkpoint: Checkpoint, model_options: ModelOptions, options: EngineOptions, adapters: dict[str, LoRA]
-) -> tuple[Engine, str | None]:
-    """Returns an engine, and the fingerprint of its contracts if it has any."""
+def _warm_engines(
+    checkpoint: Checkpoint,
+    number: int,
+    model_options: ModelOptions,
+    options: EngineOptions,
+    adapters: dict[str, LoRA],
+) -> tuple[list[Engine], str | None]:
+    """Returns engines with equal models, and the fingerprint of their contracts if they have any."""
     log.info("loading the weights")
-    model = load_model(checkpoint, model_options, adapters)
-    engine = Engine(
-        model,
-        tokenizer=checkpoint.tokenizer,
-        eos_token_ids=checkpoint.config.eos_token_ids,
-        options=options,
-    )
-    stats = engine.stats()
-    log.info("the cache has room for %d tokens", stats.cache_tokens)
+    models = load_models(checkpoint, model_options, number=number, adapters=adapters)
+    engines = [
+        Engine(model, tokenizer=checkpoint.tokenizer, eos_token_ids=checkpoint.config.eos_token_ids, options=options)
+        for model in models
+    ]
+    log.info("the cache has room for %d tokens", min(engine.stats().cache_tokens for engine in engines))
+    stats = engines[0].stats()
     if stats.state_bytes:
         log.info(
             "the state of a running sequence takes %.1f MB, each of %d snapshots %.1f MB",
@@ -132,10 +138,11 @@ def _warm_engine(
             told = time.monotonic()
             log.info("warming up: %d of %d shapes", done, total)
 
-    engine.warm_up(on_progress)
+    for engine in engines:
+        engine.warm_up(on_progress)
     if not options.enable_deterministic_inference:
-        return engine, None
-    return engine, fingerprint(model, page_size=options.page_size)
+        return engines, None
+    return engines, fingerprint(models[0], page_size=options.page_size)
 
 
 async def _in_thread[T](function: Callable[[], T]) -> T:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import jax
+from jax.sharding import Mesh
 
 from bijax.serving.model import Model, state_interval
 from bijax.serving.options import EngineOptions
@@ -24,8 +25,9 @@ def choose_num_pages(model: Model, options: EngineOptions, *, max_length: int) -
     """Returns the number of pages for which there is memory, at most as many as all running sequences can use.
 
     With the option `num_pages` it is that one. Otherwise, of the memory that JAX has on the GPU, `mem_fraction_static`
-    is for weights and cache. On other devices that fraction of the memory which is available is for the cache; without
-    the option it is 1 GiB, or a quarter of the available memory if that is less. No bit depends on the number.
+    is for weights and cache; of several GPUs the one with the least room decides. On other devices that fraction of the
+    memory which is available is for the cache; without the option it is 1 GiB, or a quarter of the available memory if
+    that is less. No bit depends on the number.
 
     Args:
         model: The model, whose weights are in memory.
@@ -39,9 +41,16 @@ def choose_num_pages(model: Model, options: EngineOptions, *, max_length: int) -
         return options.num_pages
     page_size = options.page_size
     page: Any = jax.eval_shape(lambda: model.init_pages(1, page_size))
+    mesh: Mesh | None = getattr(model, "mesh", None)
     arrays = jax.tree.leaves(page)
+    if mesh is not None and mesh.size > 1:
+        arrays = _parts(model, page_size)
     page_bytes = sum(a.size * a.dtype.itemsize for a in arrays)
-    room = cache_bytes(_device(model), options.mem_fraction_static) - sum(StateBytes.of(model).total(options))
+    devices = [_device(model)] if mesh is None else list(mesh.devices.flat)
+    room = min(cache_bytes(device, options.mem_fraction_static) for device in devices)
+    if mesh is not None and devices[0].platform == "cpu":
+        room //= len(devices)  # they share the memory of the host
+    room -= sum(StateBytes.of(model).total(options))
     useful = options.max_running * -(-max_length // page_size)
     addressed = min((_INDEX - 1) // a.size for a in arrays)
     pages = min(room // page_bytes, useful, addressed)
@@ -106,6 +115,12 @@ def available_bytes() -> int:
         return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):  # not Linux
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def _parts(model: Model, page_size: int) -> list[jax.ShapeDtypeStruct]:
+    """Returns what each device has of a page."""
+    page: list[jax.Array] = jax.tree.leaves(model.init_pages(1, page_size))
+    return [jax.ShapeDtypeStruct(a.sharding.shard_shape(a.shape), a.dtype) for a in page]
 
 
 def _device(model: Model) -> jax.Device:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator,
 from contextlib import contextmanager
 from typing import Any
 
+from jax.sharding import Mesh
+
 from bijax.serving.batches import cut
 from bijax.serving.cache_size import StateBytes, choose_num_pages, num_snapshots
 from bijax.serving.errors import EngineError, QueueFullError
@@ -15,7 +17,7 @@ from bijax.serving.options import EngineOptions
 from bijax.serving.outputs import EngineStats, FinishReason, RequestOutput
 from bijax.serving.params import SamplingParams
 from bijax.serving.programs import Programs
-from bijax.serving.requests import check_engine, make_request
+from bijax.serving.requests import check_engine, make_request, on_mesh
 from bijax.serving.scheduler import Scheduler, Work
 from bijax.serving.sequence import Request
 from bijax.serving.sizes import Sizes
@@ -34,19 +36,24 @@ class Engine:
         tokenizer: For texts and stop strings; None where tokens are enough.
         eos_token_ids: Tokens that end an output, unless a request ignores them.
         options: How it works.
+        mesh: Devices to cut the weights and the cache over, which the model's method `partitioned` does; for
+            `flax_layers.ServedLlama` a mesh with an axis "model". None for a model on one device, or one that is cut
+            already.
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If the options do not fit the model, or there is no memory for the cache.
+        ValueError: If the options do not fit the model, there is no memory for the cache, or the model cannot be cut
+            over the mesh.
 
     Attributes:
         options: The same, with the number of pages that the cache has.
 
     Guarantee: tokens, texts and the bits of log-probabilities of a request depend on the request, its seed, the weights
     and the option `enable_deterministic_inference` alone: not on other requests, their order and number, chunks, the
-    cache and its pages, preemption, speculation, or the moment. A request that names no seed and has a temperature gets
-    a random one, so that eight such requests are eight samples; `Completion.seed` tells it. The options `default_seed`
-    and `seed_from_prompt` make these reproducible too.
+    cache and its pages, preemption, speculation, or the moment. With a model that is cut over devices they do not
+    depend on the number of devices, and are others than without a mesh (`flax_layers.partition`). A request that names
+    no seed and has a temperature gets a random one, so that eight such requests are eight samples; `Completion.seed`
+    tells it. The options `default_seed` and `seed_from_prompt` make these reproducible too.
 
     Example:
         >>> from bijax.serving.toy import ToyModel
@@ -63,8 +70,10 @@ class Engine:
         tokenizer: Tokenizer | None = None,
         eos_token_ids: Iterable[int] = (),
         options: EngineOptions | None = None,
+        mesh: Mesh | None = None,
     ) -> None:
         check_engine(model, eos_token_ids, options)
+        model = model if mesh is None else on_mesh(model, mesh)
         options = EngineOptions() if options is None else options
         self.tokenizer = tokenizer
         self.eos_token_ids = frozenset(eos_token_ids)

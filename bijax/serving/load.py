@@ -3,14 +3,22 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
 
 import flax_layers
 from flax_layers.checkpoint import Checkpoint, CheckpointError, LoRA, load_lora, smollm2_path
-from flax_layers.models import Llama, ServedLlama
+from flax_layers.models import Llama, PartitionedLlama, ServedLlama, ServedPartitionedLlama, load_partitioned
+from flax_layers.models.partition_checks import check_config, check_sizes
 
 from .hub import HUB_NAME, download
 from .model_options import ModelOptions
+
+AXIS: Final = "model"
+"""The mesh axis that a model is cut over."""
 
 
 def find_model(name: str | os.PathLike[str] | None) -> Path:
@@ -33,23 +41,19 @@ def find_model(name: str | os.PathLike[str] | None) -> Path:
     return download(os.fspath(name))
 
 
-def load_model(
-    checkpoint: Checkpoint, options: ModelOptions, adapters: Mapping[str, LoRA] | None = None
-) -> ServedLlama:
+def load_model(checkpoint: Checkpoint, options: ModelOptions) -> ServedLlama | ServedPartitionedLlama:
     """Returns the model of a checkpoint.
 
     Args:
         checkpoint: As `flax_layers.checkpoint.load_checkpoint` returns it.
         options: How it is loaded.
-        adapters: As `load_adapters` returns them, which is called by default.
 
     Raises:
         FileNotFoundError: As `load_adapters`.
         CheckpointError: As `load_adapters`.
+        ValueError: If there are too few devices, or the model cannot be cut over them.
     """
-    adapters = load_adapters(checkpoint, options) if adapters is None else adapters
-    cache_dtype = {"auto": None, "fp8_e4m3": "float8_e4m3fn"}.get(options.kv_cache_dtype, options.kv_cache_dtype)
-    return ServedLlama(load_weights(checkpoint, options), adapters=adapters, cache_dtype=cache_dtype)
+    return load_models(checkpoint, options)[0]
 
 
 def load_adapters(checkpoint: Checkpoint, options: ModelOptions) -> dict[str, LoRA]:
@@ -62,9 +66,92 @@ def load_adapters(checkpoint: Checkpoint, options: ModelOptions) -> dict[str, Lo
     return {name: load_lora(path, checkpoint.config) for name, path in options.adapters().items()}
 
 
-def load_weights(checkpoint: Checkpoint, options: ModelOptions) -> Llama:
-    """Returns the weights, as `ServedLlama.with_weights` takes them; for arguments see `load_model`."""
+def load_models(
+    checkpoint: Checkpoint,
+    options: ModelOptions,
+    *,
+    number: int = 1,
+    adapters: Mapping[str, LoRA] | None = None,
+) -> list[ServedLlama | ServedPartitionedLlama]:
+    """Returns equal models, each on devices of its own.
+
+    Args:
+        checkpoint: As for `load_model`.
+        options: How they are loaded. Several models need `tensor_parallel_size`.
+        number: How many.
+        adapters: As `load_adapters` returns them, which is called by default.
+
+    Raises:
+        FileNotFoundError: As `load_adapters`.
+        CheckpointError: As `load_adapters`.
+        ValueError: As `load_model`, or if several are asked for without `tensor_parallel_size`.
+    """
+    check_model(checkpoint, options, number=number)
+    adapters = load_adapters(checkpoint, options) if adapters is None else adapters
+    cache_dtype = {"auto": None, "fp8_e4m3": "float8_e4m3fn"}.get(options.kv_cache_dtype, options.kv_cache_dtype)
+    weights = [load_weights(checkpoint, options, replica=replica) for replica in range(number)]
+    return [
+        ServedPartitionedLlama(w)
+        if isinstance(w, PartitionedLlama)
+        else ServedLlama(w, adapters=adapters, cache_dtype=cache_dtype)
+        for w in weights
+    ]
+
+
+def check_model(checkpoint: Checkpoint, options: ModelOptions, *, number: int = 1) -> None:
+    """Checks, before weights are read, that a model can be cut as the options say, and that there are enough devices.
+
+    Args:
+        checkpoint: As for `load_model`.
+        options: How it is loaded.
+        number: Number of models, each on devices of its own.
+
+    Raises:
+        ValueError: If not.
+    """
+    if options.tensor_parallel_size is None:
+        if number > 1:
+            raise ValueError(
+                f"data_parallel_size must be 1 without tensor_parallel_size, got {number}; set tensor_parallel_size to"
+                " the devices of each model, 1 for one device."
+            )
+        return
+    check_config(checkpoint.config, check_sizes(AXIS, options.tensor_parallel_size, options.tensor_parallel_leaves))
+    tensor_mesh(options.tensor_parallel_size, number - 1)
+
+
+def tensor_mesh(size: int, replica: int = 0) -> Mesh:
+    """Returns the mesh of a model that is cut over devices of this process.
+
+    Args:
+        size: Number of devices.
+        replica: Which of several equal models it is for.
+
+    Raises:
+        ValueError: If there are too few devices.
+    """
+    devices, first = jax.devices(), size * replica
+    if len(devices) < first + size:
+        models = f"{replica + 1} models on {size} devices each" if replica else f"a model on {size} devices"
+        raise ValueError(
+            f"expected at least {first + size} devices for {models}, got {len(devices)} of the platform"
+            f" {devices[0].platform!r}; lower tensor_parallel_size or data_parallel_size."
+        )
+    return Mesh(np.array(devices[first : first + size]), (AXIS,))
+
+
+def load_weights(checkpoint: Checkpoint, options: ModelOptions, *, replica: int = 0) -> Llama | PartitionedLlama:
+    """Returns the weights, as `with_weights` of the model that `load_model` returns takes them.
+
+    Args:
+        checkpoint: As for `load_model`.
+        options: How they are loaded.
+        replica: Which of several equal models they are for.
+    """
     dtype: Any = checkpoint.dtype if options.dtype == "auto" else options.dtype
+    if options.tensor_parallel_size is not None:
+        mesh, leaves = tensor_mesh(options.tensor_parallel_size, replica), options.tensor_parallel_leaves
+        return load_partitioned(checkpoint, mesh, axis=AXIS, leaves=leaves, dtype=dtype, param_dtype=dtype)
     model = Llama.from_checkpoint(checkpoint, dtype=dtype, param_dtype=dtype)
     if options.quantization is None:
         return model
@@ -74,4 +161,12 @@ def load_weights(checkpoint: Checkpoint, options: ModelOptions) -> Llama:
     return model
 
 
-__all__ = ["CheckpointError", "find_model", "load_adapters", "load_model", "load_weights"]
+__all__ = [
+    "CheckpointError",
+    "check_model",
+    "find_model",
+    "load_adapters",
+    "load_model",
+    "load_models",
+    "load_weights",
+]

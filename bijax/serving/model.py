@@ -20,6 +20,10 @@ class Model(Protocol):
 
     A model may have another method, `embed`, with the same promise: it maps rows of hidden (R, ...) to embeddings
     (R, D), float32, for requests that ask for those.
+
+    A model that can be cut over several devices has the method `partitioned`, which maps a `jax.sharding.Mesh` to such
+    a model. The result has the attribute `mesh`; its pages may be sharded, and hidden states and logits are the same
+    on all devices.
     """
 
     @property

@@ -7,6 +7,7 @@ from bijax.serving.option_fields import Options, option
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 KV_CACHE_DTYPES = ("auto", "int8", "fp8_e4m3")
+LEAVES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,15 @@ class ModelOptions(Options):
     lora_paths: tuple[str, ...] = option(
         (), "folders of LoRA adapters, with the names that requests call them by", kind=tuple, metavar="NAME=PATH"
     )
+    tensor_parallel_size: int | None = option(
+        None,
+        "devices that weights and cache are cut over, a power of two; 1 has the bits of several on one device, and"
+        " without the option sums are not cut",
+        least=1,
+    )
+    tensor_parallel_leaves: int = option(
+        LEAVES, "leaves of each sum that is cut, a power of two: the most devices; the same for equal bits", least=1
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,6 +61,7 @@ class ModelOptions(Options):
             wanted = "name an adapter with enable_lora" if self.enable_lora else "be empty without enable_lora"
             raise ValueError(f"ModelOptions: lora_paths must {wanted}, got {self.lora_paths!r}.")
         self.adapters()
+        self._check_devices()
 
     def adapters(self) -> dict[str, Path]:
         """Returns the folders of the adapters by name. One that is listed without a name is called as its path.
@@ -69,3 +80,32 @@ class ModelOptions(Options):
                 raise ValueError(f"ModelOptions: lora_paths must have different names, got {name!r} twice.")
             found[name] = Path(path)
         return found
+
+    def _check_devices(self) -> None:
+        if self.tensor_parallel_size is None:
+            if self.tensor_parallel_leaves != LEAVES:
+                raise ValueError(
+                    f"ModelOptions: tensor_parallel_leaves must be {LEAVES} without tensor_parallel_size, got"
+                    f" {self.tensor_parallel_leaves}; set tensor_parallel_size, 1 for one device."
+                )
+            return
+        for name in ("tensor_parallel_size", "tensor_parallel_leaves"):
+            value = getattr(self, name)
+            if value & (value - 1):
+                raise ValueError(f"ModelOptions: {name} must be a power of two, got {value}.")
+        if self.tensor_parallel_size > self.tensor_parallel_leaves:
+            raise ValueError(
+                f"ModelOptions: tensor_parallel_size must be at most tensor_parallel_leaves, got"
+                f" {self.tensor_parallel_size} and {self.tensor_parallel_leaves}."
+            )
+        for name, neutral, what in (
+            ("quantization", None, "int8 layers"),
+            ("kv_cache_dtype", "auto", "caches of 8 bits"),
+            ("lora_paths", (), "LoRA adapters"),
+        ):
+            value = getattr(self, name)
+            if value != neutral:
+                raise ValueError(
+                    f"ModelOptions: {name} must be {neutral!r} with tensor_parallel_size, got {value!r}; {what} are not"
+                    " cut over devices."
+                )

@@ -6,6 +6,7 @@ from typing import Any, Final, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from bijax.sampling._measure import Measured
 from bijax.serving import device
@@ -106,8 +107,13 @@ class Programs:
         last = jnp.zeros(len(self.slots.rows), jnp.int32)
         # Outputs with an explicit memory kind are committed; uncommitted first inputs would trigger a recompile.
         self._gpu = _one_gpu(pages)
+        self._place = self._gpu or _mesh_of(pages)
         self._last: jax.Array
-        self._pages, self._last, self._snapshots = self._bound((pages, last, self._snapshots))
+        self._last = self._bound(last)
+        if self._gpu is None:  # pages on a mesh may be sharded
+            self._pages = pages
+        else:
+            self._pages, self._snapshots = self._bound((pages, self._snapshots))
 
     def restore(self, copies: Iterable[Copy]) -> None:
         """Copies snapshots to slots."""
@@ -243,8 +249,8 @@ class Programs:
         return self._bound(packed)
 
     def _bound[T](self, arrays: T) -> T:
-        """Returns arrays that are bound to the GPU, if there is one."""
-        return arrays if self._gpu is None else jax.device_put(arrays, self._gpu)
+        """Returns arrays that are bound to the GPU, or to all devices of a mesh, if there is one."""
+        return arrays if self._place is None else jax.device_put(arrays, self._place)
 
     def _left(self, logits: jax.Array, rows: Rows, fed: Any) -> jax.Array:
         """Returns the logits that are drawn from."""
@@ -309,3 +315,10 @@ def _one_gpu(pages: Any) -> jax.Device | None:
     """Returns the GPU that holds the cache, if it is one."""
     devices = {device for array in jax.tree.leaves(pages) for device in array.devices()}
     return next((d for d in devices if d.platform == "gpu"), None) if len(devices) == 1 else None
+
+
+def _mesh_of(pages: Any) -> NamedSharding | None:
+    """Returns where arrays are that all devices of the cache have, if these are several."""
+    shardings = (array.sharding for array in jax.tree.leaves(pages))
+    meshes = [s.mesh for s in shardings if isinstance(s, NamedSharding) and len(s.device_set) > 1]
+    return NamedSharding(meshes[0], PartitionSpec()) if meshes else None

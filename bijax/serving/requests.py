@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from typing import Any
 
+from jax.sharding import Mesh
+
 from bijax.serving.grammar import Grammars
 from bijax.serving.model import Tokenizer
 from bijax.serving.options import EngineOptions
@@ -31,6 +33,23 @@ def check_engine(model: Any, eos_token_ids: Any, options: Any) -> None:
         raise TypeError(f"Engine: eos_token_ids must be a collection of integers, got {eos_token_ids!r}.")
     if options is not None and not isinstance(options, EngineOptions):
         raise TypeError(f"Engine: options must be EngineOptions, got {type(options).__name__}.")
+
+
+def on_mesh(model: Any, mesh: Any) -> Any:
+    """Returns a model with its weights and its cache cut over a mesh.
+
+    Raises:
+        TypeError: If `mesh` is not a mesh.
+        ValueError: If the model cannot be cut, or not in this way.
+    """
+    if not isinstance(mesh, Mesh):
+        raise TypeError(f"Engine: mesh must be a jax.sharding.Mesh or None, got {type(mesh).__name__}.")
+    if not hasattr(model, "partitioned"):
+        raise ValueError(
+            f"Engine: mesh must be None with a model that has no method partitioned, got a mesh of {dict(mesh.shape)}"
+            f" with {type(model).__name__}."
+        )
+    return model.partitioned(mesh)
 
 
 def make_request(

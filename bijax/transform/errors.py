@@ -39,7 +39,7 @@ class NotInvariantError(NotImplementedError):
             )
         advice = self.advice or f"Rewrite it with other operations, {outside}."
         return (
-            f"bijax.invariant: the operation {self.operation}, asked for at"
+            f"bijax.invariant: the operation {self.operation}, requested at"
             f" {self.line or self.library or 'an unknown line'}{inside}, cannot be made batch-invariant: {self.reason}."
             f" {advice} bijax.audit lists all such operations of a program before it runs."
         )

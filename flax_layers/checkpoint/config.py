@@ -50,7 +50,7 @@ class LlamaConfig:
         qk_norm: Whether each head of queries and keys is normalised before it is rotated.
         experts: The experts that replace each MLP, or None.
         dense_layers: How many of the first layers have an MLP all the same.
-        latent: Latent attention in place of keys and values for each head, or None. `head_dim` is then the width of
+        latent: Latent attention instead of keys and values for each head, or None. `head_dim` is then the width of
             what is rotated, and `num_kv_heads` has no meaning.
         draft_layers: Layers after the last, for drafts, which a checkpoint may hold and which are not read.
         linear: The linear attention that replaces attention in some layers, or None.

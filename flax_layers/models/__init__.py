@@ -5,6 +5,8 @@ from .generate import Generation as Generation
 from .generate import generate as generate
 from .llama import Llama as Llama
 from .partition import PartitionedLlama as PartitionedLlama
+from .partition import load_partitioned as load_partitioned
 from .partition import partition as partition
 from .score import score as score
 from .served import ServedLlama as ServedLlama
+from .served_partitioned import ServedPartitionedLlama as ServedPartitionedLlama

@@ -35,16 +35,7 @@ def load_weights(model: Llama, weights: Mapping[str, np.ndarray]) -> None:
         ValueError: If a weight does not have the shape of its parameter.
         KeyError: If a weight is missing.
     """
-    for parameter, names in _places(model):
-        read = [weights[name] for name in names]
-        value = np.concatenate(read)
-        if value.ndim == 2 and parameter is not model.embed.embedding:
-            value = value.T
-        if value.shape != parameter.shape:
-            raise ValueError(
-                f"{' and '.join(names)} must make a parameter of shape {parameter.shape}, got {value.shape};"
-                " configuration and weights do not belong together."
-            )
+    for parameter, value in read_weights(model, weights):
         parameter.set_value(jnp.asarray(value, parameter.dtype))
     for index, block in enumerate(model.blocks):
         if isinstance(block.attention, LatentAttention):
@@ -57,6 +48,29 @@ def load_weights(model: Llama, weights: Mapping[str, np.ndarray]) -> None:
         elif isinstance(block.attention, Attention) and block.attention.gate is not None:
             rotated = model.config.rotary_dim or model.config.head_dim
             load_gated_attention(block.attention, weights, f"model.layers.{index}.self_attn", rotary_dim=rotated)
+
+
+def read_weights(model: Llama, weights: Mapping[str, np.ndarray]) -> Iterator[tuple[nnx.Param[jax.Array], np.ndarray]]:
+    """Yields parameters with their values, read one after another; not those of experts and gated or linear attention.
+
+    Args:
+        model: As for `load_weights`.
+        weights: The same.
+
+    Raises:
+        ValueError: As `load_weights`.
+        KeyError: The same.
+    """
+    for parameter, names in _places(model):
+        value = np.concatenate([weights[name] for name in names])
+        if value.ndim == 2 and parameter is not model.embed.embedding:
+            value = value.T
+        if value.shape != parameter.shape:
+            raise ValueError(
+                f"{' and '.join(names)} must make a parameter of shape {parameter.shape}, got {value.shape};"
+                " configuration and weights do not belong together."
+            )
+        yield parameter, value
 
 
 def _places(model: Llama) -> Iterator[Place]:

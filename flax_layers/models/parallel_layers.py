@@ -1,6 +1,7 @@
-"""Layers whose weights are cut over the devices of a mesh axis, for use inside of `jax.shard_map`.
+"""Layers whose weights are cut over the devices of a mesh axis, for use inside `jax.shard_map`.
 
-Each is made of a layer of one device, whose parameters it takes over: `partition` puts them into a model.
+Each is made of a layer of one device, whose parameters it takes over: `partition` puts them into a model. With the
+operations `PLAIN` they compute with JAX's own product and `psum`, whose bits depend on the number of devices.
 """
 
 import math
@@ -9,11 +10,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import PartitionSpec
 
 from bijax.parallel import broadcast_to_leaves, column_parallel, row_parallel, vocab_parallel_embed
 
+from ..ops import PLAIN, Ops
 from .layers import Embed, Linear, RMSNorm
 from .layers._dtypes import promote
 from .layers.embed import check_token_ids
@@ -58,20 +61,22 @@ class ColumnParallelLinear(nnx.Module):
         self.parts = parts
         self.dtype, self.precision = layer.dtype, layer.precision
         self.preferred_element_type = layer.preferred_element_type
+        self.ops: Ops = layer.ops
         self.cut = cut
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps x (..., in_features), the same on all devices, to this device's columns of each projection in turn."""
         x, kernel, bias = promote(self.dtype, x, self.kernel[...], None if self.bias is None else self.bias[...])
-        y = column_parallel(
-            x,
-            kernel.reshape(kernel.shape[0], math.prod(kernel.shape[1:])),
-            self.cut.axis,
-            bias=None if bias is None else bias.reshape(bias.size),
-            leaves=self.cut.leaves,
-            precision=self.precision,
-            preferred_element_type=self.preferred_element_type,
-        )
+        kernel = kernel.reshape(kernel.shape[0], math.prod(kernel.shape[1:]))
+        options: dict[str, Any] = {
+            "bias": None if bias is None else bias.reshape(bias.size),
+            "precision": self.precision,
+            "preferred_element_type": self.preferred_element_type,
+        }
+        if self.ops is PLAIN:
+            y = PLAIN.matmul(x, kernel, **options)
+        else:
+            y = column_parallel(x, kernel, self.cut.axis, leaves=self.cut.leaves, **options)
         return ungrouped(y, self.parts, self.cut.leaves, self.cut.leaves // self.cut.devices)
 
     def whole(self) -> dict[str, jax.Array]:
@@ -106,20 +111,20 @@ class RowParallelLinear(nnx.Module):
         self.kernel, self.bias = layer.kernel, layer.bias
         self.dtype, self.precision = layer.dtype, layer.precision
         self.preferred_element_type = layer.preferred_element_type
+        self.ops: Ops = layer.ops
         self.cut = cut
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps this device's columns of x (..., in_features) to (..., out_features), the same on all devices."""
         x, kernel, bias = promote(self.dtype, x, self.kernel[...], None if self.bias is None else self.bias[...])
-        return row_parallel(
-            x,
-            kernel,
-            self.cut.axis,
-            bias=bias,
-            leaves=self.cut.leaves,
-            precision=self.precision,
-            preferred_element_type=self.preferred_element_type,
-        )
+        options: dict[str, Any] = {
+            "precision": self.precision,
+            "preferred_element_type": self.preferred_element_type,
+        }
+        if self.ops is PLAIN:
+            y = jax.lax.psum(PLAIN.matmul(x, kernel, **options), self.cut.axis)
+            return y if bias is None else y + bias.astype(y.dtype)
+        return row_parallel(x, kernel, self.cut.axis, bias=bias, leaves=self.cut.leaves, **options)
 
     @staticmethod
     def specs(axis: str) -> dict[str, PartitionSpec]:
@@ -152,6 +157,8 @@ class ParallelHeadNorm(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Normalises the heads of x (B, T, heads of this device, head_dim)."""
         x, scale = promote(self.dtype, x, self.scale[...])
+        if self.ops is PLAIN:
+            return PLAIN.rms_norm(x, scale, eps=self.epsilon, weight_offset=self.scale_offset)
         scales = broadcast_to_leaves(scale, self.cut.axis, leaves=self.groups)
         groups = jnp.split(x, scales.shape[0], axis=2)
         options: dict[str, float] = {"eps": self.epsilon, "weight_offset": self.scale_offset}
@@ -186,6 +193,8 @@ class VocabParallelEmbed(Embed):
     def attend(self, x: jax.Array, *, preferred_element_type: Any = None) -> jax.Array:
         """Multiplies x (..., features) by this device's rows of the table."""
         x, table = promote(self.dtype, x, self.embedding[...])
+        if self.ops is PLAIN:
+            return PLAIN.matmul(x, table, transpose_w=True, preferred_element_type=preferred_element_type)
         options: dict[str, Any] = {"preferred_element_type": preferred_element_type, "leaves": self.cut.leaves}
         return column_parallel(x, table, self.cut.axis, transpose_w=True, **options)
 
@@ -195,11 +204,15 @@ class VocabParallelEmbed(Embed):
         return {"embedding": PartitionSpec(axis, None)}
 
 
-def grouped(x: jax.Array, parts: tuple[int, ...], leaves: int) -> jax.Array:
-    """Returns the columns (..., N) of projections side by side as (..., leaves, N / leaves), each group with all."""
+def grouped[T: (jax.Array, np.ndarray)](x: T, parts: tuple[int, ...], leaves: int) -> T:
+    """Returns the columns (..., N) of projections side by side as (..., leaves, N / leaves), each group with all.
+
+    An array of the host stays there.
+    """
+    numpy: Any = np if isinstance(x, np.ndarray) else jnp
     ends = [sum(parts[:i]) for i in range(1, len(parts))]
-    projections = jnp.split(x, ends, axis=-1)
-    return jnp.concatenate([p.reshape(*p.shape[:-1], leaves, p.shape[-1] // leaves) for p in projections], axis=-1)
+    projections = numpy.split(x, ends, axis=-1)
+    return numpy.concatenate([p.reshape(*p.shape[:-1], leaves, p.shape[-1] // leaves) for p in projections], axis=-1)
 
 
 def ungrouped(x: jax.Array, parts: tuple[int, ...], leaves: int, own: int) -> jax.Array:

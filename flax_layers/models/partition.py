@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -12,18 +11,18 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from ..ops import INVARIANT
-from .layers import KVCache, Linear
-from .layers.embed import Embed, check_token_ids
+from ..ops import Ops
+from .layers import KVCache
+from .layers.embed import check_token_ids
 from .llama import Llama
-from .parallel_layers import ColumnParallelLinear, Cut, ParallelHeadNorm, RowParallelLinear, VocabParallelEmbed
+from .parallel_layers import ColumnParallelLinear, Cut
+from .partition_checks import check_config, check_layers, check_mesh
+from .partition_layers import at, cut_layers, cut_model, place_weights
 
 if TYPE_CHECKING:
-    from ..checkpoint import LlamaConfig
+    from ..checkpoint import Checkpoint, LlamaConfig
 
 type Params = dict[str, Any]
-
-_OP = "partition"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +36,9 @@ class PartitionedLlama:
         axis: Name of the mesh axis that the weights are cut over.
         leaves: Leaves of each sum that is cut, which fix its bits.
         config: The model's numbers.
+        dtype: Dtype of the computation and of the cache.
+        rest: What a model holds besides parameters, the same on all devices.
+        graph: The structure of the model of one device.
     """
 
     params: Params
@@ -45,10 +47,10 @@ class PartitionedLlama:
     axis: str
     leaves: int
     config: LlamaConfig
-    _graph: Any = dataclasses.field(repr=False)
+    dtype: Any
+    rest: Any = dataclasses.field(repr=False)
+    graph: Any = dataclasses.field(repr=False)
     _abstract: Any = dataclasses.field(repr=False)
-    _rest: Any = dataclasses.field(repr=False)
-    _dtype: Any = dataclasses.field(repr=False)
 
     def logits(self, params: Params, tokens: jax.Array) -> jax.Array:
         """Computes whole sequences, as `Llama.__call__` does; to be differentiated with respect to the parameters.
@@ -110,19 +112,37 @@ class PartitionedLlama:
             num_layers=config.num_layers,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            dtype=self._dtype,
+            dtype=self.dtype,
         )
         return jax.device_put(cache, self._shardings(self._cache_specs(cache)))
 
     def local(self, params: Params) -> Llama:
-        """Returns this device's part of the model, inside of a `jax.shard_map` of your own over the axis.
+        """Returns this device's part of the model, inside a `jax.shard_map` of your own over the axis.
 
         Args:
             params: This device's part of the parameters, cut by `specs`.
         """
+        return self.merged(params, self.rest)
+
+    def merged(self, params: Params, rest: Any) -> Llama:
+        """Returns the model of one device with other leaves: arrays, or what stands for them, as a `PartitionSpec`.
+
+        Args:
+            params: A tree with the structure of `params`.
+            rest: One with the structure of `rest`.
+        """
         state = jax.tree.unflatten(jax.tree.structure(self._abstract), jax.tree.leaves(params))
-        model: Llama = nnx.merge(self._graph, state, self._rest)
+        model: Llama = nnx.merge(self.graph, state, rest)
         return model
+
+    def with_ops(self, ops: Ops) -> PartitionedLlama:
+        """Returns the model with the same parameters and other operations.
+
+        Args:
+            ops: The operations; with `PLAIN` products and sums are JAX's, whose bits depend on the number of devices.
+        """
+        split: Any = nnx.split(nnx.with_attributes(self.local(self.params), ops=ops), nnx.Param, ...)
+        return dataclasses.replace(self, graph=split[0])
 
     def whole(self, params: Params) -> Params:
         """Returns parameters, or their gradients, with the structure and the shapes that one device's model has.
@@ -135,9 +155,9 @@ class PartitionedLlama:
         """
         state = jax.tree.unflatten(jax.tree.structure(self._abstract), jax.tree.leaves(params))
         found: Params = nnx.to_pure_dict(state)
-        for path, layer in _cut_layers(nnx.merge(self._graph, state, self._rest)):
+        for path, layer in cut_layers(self.local(params)):
             if isinstance(layer, ColumnParallelLinear):
-                _at(found, path).update(layer.whole())
+                at(found, path).update(layer.whole())
         return found
 
     def _mapped(self, function: Any, in_specs: tuple[Any, ...], out_specs: Any) -> Any:
@@ -199,105 +219,71 @@ def partition(model: Llama, mesh: Mesh, *, axis: str = "model", leaves: int = 8)
         >>> partitioned.params["blocks"][0]["mlp"]["gate_up"]["kernel"].shape
         (8, 8, 4)
     """
-    cut = _checked(model, mesh, axis, leaves)
+    if not isinstance(model, Llama):
+        raise TypeError(f"partition: model must be a flax_layers.Llama, got {type(model).__name__}.")
+    cut = check_mesh(mesh, axis, leaves)
+    check_config(model.config, cut)
+    check_layers(layer for _, layer in cut_layers(model))
     whole_graph, whole_state = nnx.split(model)
-    local: Any = nnx.merge(whole_graph, whole_state)  # shares the arrays
-    config = model.config
-    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    for block in local.blocks:
-        attention, mlp = block.attention, block.mlp
-        attention.qkv = ColumnParallelLinear(attention.qkv, (query, key, key), cut)
-        attention.out = RowParallelLinear(attention.out, cut)
-        if attention.query_norm is not None:
-            attention.query_norm = ParallelHeadNorm(attention.query_norm, config.num_heads, cut)
-            attention.key_norm = ParallelHeadNorm(attention.key_norm, config.num_kv_heads, cut)
-        attention.num_heads //= cut.devices
-        attention.num_kv_heads //= cut.devices
-        mlp.gate_up = ColumnParallelLinear(mlp.gate_up, (config.intermediate_size,) * 2, cut)
-        mlp.down = RowParallelLinear(mlp.down, cut)
-    local.embed = VocabParallelEmbed(local.embed, cut)
-    if local.lm_head is not None:
-        local.lm_head = ColumnParallelLinear(local.lm_head, (config.vocab_size,), cut)
+    found = _laid_out(cut_model(nnx.merge(whole_graph, whole_state), cut), mesh, cut)  # shares the arrays
+    shardings = found._shardings(found.specs)
+    params, rest = jax.device_put((found.params, found.rest), (shardings, NamedSharding(mesh, P())))
+    return dataclasses.replace(found, params=params, rest=rest)
+
+
+def load_partitioned(
+    checkpoint: Checkpoint,
+    mesh: Mesh,
+    *,
+    axis: str = "model",
+    leaves: int = 8,
+    dtype: Any = jnp.float32,
+    param_dtype: Any = jnp.float32,
+) -> PartitionedLlama:
+    """Reads a checkpoint straight into the devices of a mesh axis.
+
+    The host reads one weight after another, and each device gets its part alone: no device ever holds a whole model.
+
+    Args:
+        checkpoint: As `flax_layers.checkpoint.load_checkpoint` returns it.
+        mesh: As for `partition`.
+        axis: The same.
+        leaves: The same.
+        dtype: Dtype of the computation.
+        param_dtype: Dtype of the parameters.
+
+    Returns:
+        The result of `partition` with the model that `Llama.from_checkpoint` returns.
+
+    Raises:
+        ValueError: As `partition`, or if weights and configuration do not belong together.
+
+    Guarantee: as `partition`.
+    """
+    config, cut = checkpoint.config, check_mesh(mesh, axis, leaves)
+    check_config(config, cut)
+
+    def whole() -> Llama:
+        return Llama(config, dtype=dtype, param_dtype=param_dtype, rngs=nnx.Rngs(0))
+
+    local: Any = nnx.eval_shape(lambda: cut_model(whole(), cut))
+    local._set_rotary()
+    found = _laid_out(local, mesh, cut)
+    placed = place_weights(
+        nnx.eval_shape(whole), local, found.params, found._shardings(found.specs), checkpoint.weights
+    )
+    rest = jax.device_put(found.rest, NamedSharding(mesh, P()))
+    return dataclasses.replace(found, params=placed, rest=rest)
+
+
+def _laid_out(local: Llama, mesh: Mesh, cut: Cut) -> PartitionedLlama:
+    """Returns a model of one device, whose arrays are not placed yet, with their specs."""
     split: Any = nnx.split(local, nnx.Param, ...)
     graph, state, rest = split
     params = nnx.to_pure_dict(state)
     specs = jax.tree.map(lambda _: P(), params)
-    for path, layer in _cut_layers(local):
-        own = _at(specs, path)
-        own.update({name: spec for name, spec in layer.specs(axis).items() if name in own})
-    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+    for path, layer in cut_layers(local):
+        own = at(specs, path)
+        own.update({name: spec for name, spec in layer.specs(cut.axis).items() if name in own})
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
-    placed, rest = jax.device_put((params, rest), (shardings, NamedSharding(mesh, P())))
-    return PartitionedLlama(placed, specs, mesh, axis, leaves, config, graph, abstract, rest, model.dtype)
-
-
-def _cut_layers(model: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yields the layers of a partitioned model whose weights are cut, with their paths."""
-    for index, block in enumerate(model.blocks):
-        yield ("blocks", index, "attention", "qkv"), block.attention.qkv
-        yield ("blocks", index, "attention", "out"), block.attention.out
-        yield ("blocks", index, "mlp", "gate_up"), block.mlp.gate_up
-        yield ("blocks", index, "mlp", "down"), block.mlp.down
-    yield ("embed",), model.embed
-    if model.lm_head is not None:
-        yield ("lm_head",), model.lm_head
-
-
-def _at(tree: Any, path: tuple[Any, ...]) -> Any:
-    for key in path:
-        tree = tree[key]
-    return tree
-
-
-def _checked(model: Any, mesh: Mesh, axis: str, leaves: int) -> Cut:
-    """Returns how a model is cut.
-
-    Raises:
-        TypeError: If it is no `Llama`.
-        ValueError: If it cannot be cut in this way.
-    """
-    if not isinstance(model, Llama):
-        raise TypeError(f"{_OP}: model must be a flax_layers.Llama, got {type(model).__name__}.")
-    if axis not in mesh.shape:
-        raise ValueError(f"{_OP}: axis must be one of the mesh's axes {tuple(mesh.shape)}, got {axis!r}.")
-    devices, config = mesh.shape[axis], model.config
-    for name, number in (("leaves", leaves), (f"the number of devices of axis {axis!r}", devices)):
-        if number < 1 or number & (number - 1):
-            raise ValueError(f"{_OP}: {name} must be a power of two, got {number}; sums are added as a binary tree.")
-    if devices > leaves:
-        raise ValueError(
-            f"{_OP}: each device needs a leaf of the sums, got {leaves} leaves for the {devices} devices of axis"
-            f" {axis!r}; use fewer devices, or more leaves, which have other bits."
-        )
-    if config.num_kv_heads % devices:
-        raise ValueError(
-            f"{_OP}: the devices of axis {axis!r} must divide the key/value heads, got {devices} devices and"
-            f" {config.num_kv_heads} heads; use a mesh with fewer devices on this axis."
-        )
-    lengths = {
-        "columns of the query heads": config.num_heads * config.head_dim,
-        "columns of the key/value heads": config.num_kv_heads * config.head_dim,
-        "intermediate size": config.intermediate_size,
-        "vocabulary": config.vocab_size,
-    }
-    for name, length in lengths.items():
-        if length % leaves:
-            raise ValueError(
-                f"{_OP}: the {leaves} leaves of a sum must divide the {name}, got {length}; use fewer leaves, or pad"
-                " the weights with zeros."
-            )
-    if (other := config.experts or config.linear or config.latent) is not None:
-        raise ValueError(
-            f"{_OP}: the model must have no experts, no linear and no latent attention, got {other}; cut it with"
-            " bijax.parallel."
-        )
-    for layer in _linear_layers(model):
-        if type(layer) not in (Linear, Embed):
-            raise ValueError(f"{_OP}: the layers must be flax_layers' linear ones, got a {type(layer).__name__}.")
-        if layer.ops != INVARIANT:
-            raise ValueError(f"{_OP}: the model must have the operations INVARIANT, got {layer.ops}.")
-    return Cut(axis, devices, leaves)
-
-
-def _linear_layers(model: Llama) -> Iterator[Any]:
-    return (layer for _, layer in _cut_layers(model))
+    return PartitionedLlama(params, specs, mesh, cut.axis, cut.leaves, local.config, local.dtype, rest, graph, abstract)

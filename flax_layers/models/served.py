@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 
 from pallas_kernels.contract import SplitAttentionContract
 
@@ -17,7 +18,9 @@ from .adapters import Adapters, sort_tokens
 from .block import project
 from .layers.delta_net_state import STATE_INTERVAL, DeltaNetSnapshot
 from .llama import Llama
+from .partition import partition
 from .quantized_cache import QuantizedCache
+from .served_partitioned import ServedPartitionedLlama
 from .served_states import Pages, States, by_kind, by_layer, init_snapshots, keep_state, restore_state
 
 if TYPE_CHECKING:
@@ -199,6 +202,19 @@ class ServedLlama:
     def embed(self, hidden: jax.Array) -> jax.Array:
         """Maps rows (R, hidden_size) of the residual stream to their norms, float32."""
         return _norm(self._end, self._last, hidden)
+
+    def partitioned(self, mesh: Mesh, *, axis: str = "model", leaves: int = 8) -> "ServedPartitionedLlama":
+        """Returns the model with weights and cache cut over the devices of a mesh axis.
+
+        The arguments, errors and bits are those of `partition`.
+
+        Raises:
+            ValueError: As `partition`, or if it has adapters or a cache of 8 bits, which are not cut.
+        """
+        if self._adapters is not None or self._cache is not None:
+            held = "adapters" if self._adapters is not None else "a cache of 8 bits"
+            raise ValueError(f"ServedLlama: a model that is cut over devices must not have {held}; leave them out.")
+        return ServedPartitionedLlama(partition(self.model, mesh, axis=axis, leaves=leaves))
 
     def plain(self) -> "ServedLlama":
         """Returns the model with the same weights and stock JAX operations."""

@@ -57,7 +57,9 @@ def larger(a: jax.Array, b: jax.Array) -> jax.Array:
     return lax.select(a > b, a, b)
 
 
-def seen_product(weights: jax.Array, seen: jax.Array, values: jax.Array, dimensions: DotDimensions) -> jax.Array:
+def seen_product(
+    weights: jax.Array, seen: jax.Array, values: jax.Array, dimensions: DotDimensions, *, finite: bool = False
+) -> jax.Array:
     """Multiplies weights by values, where values that a row does not see leave no trace in it.
 
     A weight of zero would still carry nan and infinities (0 * inf is nan) and the sign of a zero. So zeros come out
@@ -69,6 +71,7 @@ def seen_product(weights: jax.Array, seen: jax.Array, values: jax.Array, dimensi
         values: The other operand; its last axis is a free one.
         dimensions: As in `lax.dot_general`. The result's last two axes must be a free axis of the weights and the
             last axis of the values.
+        finite: Whether all values are known to be finite.
 
     Returns:
         float32.
@@ -79,7 +82,7 @@ def seen_product(weights: jax.Array, seen: jax.Array, values: jax.Array, dimensi
         return _product_with_specials(weights, seen, values, dimensions)
 
     # A value that is not finite shows in every row, so one row tells.
-    product = lax.cond(jnp.all(jnp.isfinite(plain[..., 0, :])), lambda: plain, careful)
+    product = plain if finite else lax.cond(jnp.all(jnp.isfinite(plain[..., 0, :])), lambda: plain, careful)
     return jnp.where(product == 0, jnp.float32(0), product)
 
 

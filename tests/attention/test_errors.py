@@ -69,9 +69,9 @@ BAD: list[tuple[type[Exception], str, Any]] = [
                                                                           alibi_slopes=jnp.ones(4, int))),
     (bijax.UnsupportedError, "no gradient of alibi_slopes.*float32\\[1,4\\]",
      lambda: jax.grad(lambda s: attend(Q, K, K, alibi_slopes=s).sum())(jnp.ones(4))),
-    (ValueError, "key_scale is needed for key of int8 or float8_e4m3fn.*got none beside key int8",
+    (ValueError, "key_scale is needed for key of int8 or float8_e4m3fn.*got none with key int8",
      lambda: attend(Q, K.astype(jnp.int8), K.astype(jnp.int8))),
-    (ValueError, "value_scale is needed.*belongs to no other, got one beside value float32",
+    (ValueError, "value_scale is needed.*belongs to no other, got one with value float32",
      lambda: attend(Q, K, K, value_scale=jnp.ones(2))),
     (ValueError, r"key_scale must have the shape \(2,\).*or \(2, 32\)", lambda: paged(
         Q, PAGES.astype(jnp.int8), PAGES.astype(jnp.int8), TABLE, 8, key_scale=jnp.ones(3), value_scale=jnp.ones(2))),

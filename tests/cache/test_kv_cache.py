@@ -199,7 +199,7 @@ X, C, C8 = jnp.ones((2, 3, K, D)), jnp.ones((2, K, 4, D)), jnp.ones((2, K, 4, D)
         (
             {"key_scale": jnp.ones((K, D))},
             ValueError,
-            r"key_scale belongs to a cache of int8 or float8_e4m3fn, got one beside k_cache",
+            r"key_scale belongs to a cache of int8 or float8_e4m3fn, got one with k_cache",
         ),
         ({"k_cache": None}, TypeError, r"k_cache must be an array of .*, got NoneType"),
         ({"k_cache": C.astype(int)}, TypeError, r"k_cache must be an array of .*, got int32\[2,2,4,3\]"),

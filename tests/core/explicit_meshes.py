@@ -1,5 +1,6 @@
 """Operations of arrays whose types say that they are cut, run as a program of its own: `test_callers_settings`."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,12 @@ def main() -> None:
         out, pull = jax.vjp(lambda x: jax.nn.dot_product_attention(x, x, x, is_causal=True), x)
         return out, pull(x)
 
+    def several_times(operation: Callable[..., jax.Array]) -> Callable[[jax.Array], Any]:
+        """Three parts of a gradient, whose sum depends on their order."""
+        return lambda x: jax.grad(lambda x: operation(x, x, x).ravel()[::3].sum())(x)
+
+    square = jnp.asarray(rng.standard_normal((48, 48)), jnp.float32)
+
     def products(x: jax.Array) -> Any:
         out, pull = jax.vjp(lambda x: bijax.matmul(x, w), x)
         return out, pull(cotangent)
@@ -42,6 +49,10 @@ def main() -> None:
         (attend, heads, [P("data"), P(None, "data"), P(None, None, "data")]),
         # A product of queries and keys that are both cut has no type, in plain JAX either.
         (attend_to_itself, heads, [P("data")]),
+        (several_times(functools.partial(bijax.dot_product_attention, is_causal=True)), heads, [P("data")]),
+        (several_times(lambda x, w, y: bijax.matmul(x, w, residual=y)), square, [P("data")]),
+        (several_times(bijax.gated_matmul), square, [P(None, "data")]),
+        (several_times(bijax.elementwise(lambda a, b, c: jnp.tanh(a) * jnp.exp(b) + c * b)), x, [P(None, "data")]),
         (lambda i: bijax.embed(w, i), numbers, [P("data")]),
         (lambda z: sample(z, seeds=numbers, positions=numbers, top_k=5), x[0], [P("data"), P(None, "data")]),
         (bijax.elementwise(lambda a: jax.nn.silu(a) * a), x, [P(None, "data")]),

@@ -1,6 +1,7 @@
 """`bijax` itself: help, version, what is imported, suggestions; `info`, `contracts`, `completion`; lazy names."""
 
 import ast
+import importlib
 import json
 import subprocess
 import sys
@@ -123,12 +124,16 @@ def test_verdicts_of_a_determinism_test() -> None:
     )
 
 
-def test_lazy_names_are_those_for_type_checkers() -> None:
-    tree = ast.parse(Path(bijax.__file__).read_text())
-    (block,) = (n for n in tree.body if isinstance(n, ast.If))
-    typed = {(n.module, a.asname) for n in block.body if isinstance(n, ast.ImportFrom) for a in n.names}
-    assert typed - {("bijax", "ops")} == {(module, name) for name, module in bijax._MODULES.items()}
-    assert {name for _, name in typed} <= set(dir(bijax))
-    assert all(getattr(bijax, name) is not None for _, name in typed)
+def test_names_are_those_of_the_stub() -> None:
+    stub = Path(bijax.__file__).with_name("__init__.pyi").read_text()
+    imports = [node for node in ast.parse(stub).body if isinstance(node, ast.ImportFrom)]
+    names = {(str(node.module), alias.name, alias.asname) for node in imports for alias in node.names}
+    assert {name for _, name, _ in names} <= set(dir(bijax))
+    assert len(names) > 60
+    for module, name, exported in names:
+        assert name == exported  # `import x as x` is what type checkers take for public
+        defined = importlib.import_module(module) if module != "bijax" else None
+        expected = getattr(defined, name) if defined else importlib.import_module(f"bijax.{name}")
+        assert getattr(bijax, name) is expected
     with pytest.raises(AttributeError, match="no attribute 'matmull'"):
         bijax.matmull  # type: ignore[attr-defined]  # noqa: B018

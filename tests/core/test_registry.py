@@ -1,6 +1,7 @@
 """Targets, and the registry of kernels: which kernel serves a call, and that nothing is tried in its place."""
 
 import ast
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 import bijax
+from bijax.core.architecture import target_for
 from bijax.core.contracts import recording
 from pallas_kernels import registry
 from pallas_kernels.contract import RowContract, row_contract
@@ -84,6 +86,19 @@ def test_the_closest_kernel_that_serves_is_found() -> None:
     picky = kernel("sm_100", 1, serves=lambda *_, **__: False), kernel("sm_100", 2, contract=lambda _: None)
     with registered(kernel("cuda", 0), *picky):
         assert find("number", Target("cuda", "sm_100"), None).function() == 0
+
+
+def test_a_backend_is_the_module_that_lists_a_kernel_or_stated() -> None:
+    listed = importlib.import_module("pallas_kernels.backends.portable").KERNELS
+    found = {k.name: k.backend for k in registry.kernels()}
+    assert all(found[k.name] == "portable" for k in listed)  # also where another module of the operation has the code
+    ours = kernel("cuda", 1, by_name=True, backend="mine"), kernel("cuda", 2)
+    with registered(*ours):
+        assert "mine" in registry.backends()
+        with bijax.prefer_backend("mine"), bijax.lowering_for("sm_90"):
+            assert find("number", target_for("cuda"), None).function() == 1
+        assert find("number", Target("cuda", "sm_90"), None).function() == 2
+    assert "mine" not in registry.backends()
 
 
 def test_a_kernel_for_some_calls_comes_first() -> None:

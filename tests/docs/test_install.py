@@ -1,4 +1,7 @@
-"""A newcomer's way through the installation page: an environment, the package, the first program, the demo."""
+"""A newcomer's way through the installation page: an environment, the package, the first program, the demo.
+
+The table of platforms too: what it says of them is tried as far as one machine can.
+"""
 
 import os
 import shutil
@@ -6,8 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
+import bijax
 from tests.docs.pages import ROOT, Block, blocks, commands
 
 PAGE = ROOT / "docs" / "install.md"
@@ -67,3 +72,40 @@ def test_a_newcomer_gets_to_the_demo(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "True\n" in done.stdout
     assert "bijax: 0 of" in done.stdout
+
+
+STATES = ("tested", "compiled", "lowered", "not tried", "refused")
+
+
+def platforms() -> dict[str, str]:
+    """What the page says of each system and processor."""
+    table = PAGE.read_text(encoding="utf-8").partition("## Platforms")[2].partition("\n## ")[0]
+    lines = [line for line in table.splitlines() if line.startswith("| ")][1:]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {" ".join(row[:-1]): row[-1] for row in rows}
+
+
+def test_every_platform_has_a_state() -> None:
+    assert len(platforms()) >= 9
+    for system, state in platforms().items():
+        assert state.startswith(STATES), f"{system}: {state}"
+
+
+@pytest.mark.parametrize("platform", ["tpu", "rocm", "METAL"])
+def test_platforms_that_the_page_calls_refused_are(platform: str) -> None:
+    (state,) = (state for system, state in platforms().items() if "TPU" in system)
+    assert state.startswith("refused: `bijax.invariant` raises `UnsupportedError`")
+    x = jax.ShapeDtypeStruct((8, 96), "float32")
+    with pytest.raises(bijax.UnsupportedError):
+        jax.jit(bijax.invariant(lambda x: x.sum(1))).trace(x).lower(lowering_platforms=(platform,))
+    with pytest.raises(NotImplementedError, match=r"softmax"):
+        jax.jit(bijax.softmax).trace(x).lower(lowering_platforms=(platform,))
+
+
+@pytest.mark.parametrize("architecture", ["sm_70", "sm_75", "sm_89", "sm_120"])
+def test_programs_are_lowered_for_other_compute_capabilities(architecture: str) -> None:
+    assert any("from 7.0" in system and state.startswith("lowered") for system, state in platforms().items())
+    x = jax.ShapeDtypeStruct((8, 96), "float32")
+    with bijax.lowering_for(architecture):
+        lowered = jax.jit(bijax.invariant(lambda x: x.sum(1))).trace(x).lower(lowering_platforms=("cuda",))
+    assert "module" in lowered.as_text()

@@ -13,8 +13,9 @@ from jax.sharding import PartitionSpec as P
 
 import bijax
 from bijax.testing import assert_bits_equal
-from flax_layers import INVARIANT, PLAIN, Llama, partition
-from flax_layers.checkpoint import LlamaConfig
+from flax_layers import INVARIANT, PLAIN, Llama, load_partitioned, partition
+from flax_layers.checkpoint import Checkpoint, LlamaConfig, Weights
+from flax_layers.checkpoint.weights import expected_shapes
 from flax_layers.models.layers import Linear, RMSNorm
 from flax_layers.models.parallel_layers import ColumnParallelLinear, Cut, ParallelHeadNorm, RowParallelLinear
 
@@ -75,6 +76,44 @@ def parameters() -> None:
     # One group has a head of queries, of keys and of values.
     whole = model.blocks[0].attention.qkv.kernel[...]
     assert_bits_equal(kernel[:, 3], jnp.concatenate([whole[:, start + 24 : start + 32] for start in (0, 64, 128)], 1))
+
+
+def loading() -> None:
+    """A checkpoint is read into the shards of `partition`, and no device gets more than its part of a weight."""
+    config = LlamaConfig(**{**CONFIG, "qk_norm": True, "qkv_bias": True, "tie_word_embeddings": False})
+    rng, largest = np.random.default_rng(0), []
+    shapes = dict(expected_shapes(config))
+    values = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+    def read(name: str) -> np.ndarray:
+        found = [s.data.size for x in jax.live_arrays() if x not in before for s in x.addressable_shards if x.ndim > 1]
+        largest.append(max(found, default=0))
+        return values[name]
+
+    for dtype in (jnp.float32, jnp.bfloat16):
+        options = {"dtype": dtype, "param_dtype": dtype}
+        checkpoint = Checkpoint(config, Weights(shapes, values.__getitem__), tokenizer=None)
+        expected = partition(Llama.from_checkpoint(checkpoint, **options), mesh(8))
+        before: Any = _Identities(jax.live_arrays())
+        largest.clear()
+        loaded = load_partitioned(Checkpoint(config, Weights(shapes, read), tokenizer=None), mesh(8), **options)
+        assert max(largest) == 32 * 3 * 8  # the queries, keys and values of one head
+        assert loaded.specs == expected.specs
+        assert jax.tree.map(lambda x: x.sharding, loaded.params) == jax.tree.map(lambda x: x.sharding, expected.params)
+        assert_bits_equal(jax.device_get(loaded.params), jax.device_get(expected.params))
+        assert_bits_equal(jax.device_get(loaded.rest), jax.device_get(expected.rest))
+    with pytest.raises(ValueError, match="must divide the key/value heads, got 8 devices and 2 heads"):
+        load_partitioned(Checkpoint(LlamaConfig(**{**CONFIG, "num_kv_heads": 2}), {}, tokenizer=None), mesh(8))
+
+
+class _Identities:
+    """Arrays, which are found by identity, and kept so that no other one gets it."""
+
+    def __init__(self, arrays: Any) -> None:
+        self._arrays = {id(array): array for array in arrays}
+
+    def __contains__(self, array: Any) -> bool:
+        return id(array) in self._arrays
 
 
 def layers() -> None:
@@ -163,6 +202,7 @@ def bad_input() -> None:
 
 CHECKS: dict[str, Any] = {
     "parameters": parameters,
+    "loading": loading,
     "layers": layers,
     "small": small,
     "bad input": bad_input,

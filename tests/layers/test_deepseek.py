@@ -99,7 +99,7 @@ def layer(dtype: str = "float32") -> LatentAttention:
     return LatentAttention(24, num_heads=4, **sizes, param_dtype=jnp.dtype(dtype), rngs=nnx.Rngs(0))
 
 
-@pytest.mark.tier("full", fast=("float32",))
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_layer_token_by_token(dtype: str) -> None:
     """Tokens from pages, in a batch at other positions, have the bits of the whole sequence."""

@@ -7,7 +7,7 @@ from tests.tiers import full_only
 
 FAST = ("bad input",)
 OTHERS = (
-    ("parameters", "layers"),
+    ("parameters", "loading", "layers"),
     ("small", "chunks"),
     ("gradients of Qwen3",),
     ("gradients in bfloat16",),

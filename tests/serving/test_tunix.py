@@ -1,6 +1,7 @@
 """tunix with the engine as its rollout: trainer and sampler have the same bits."""
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -155,3 +156,17 @@ def test_grpo() -> None:
         assert rollout._engine.weight_version != "default"
         assert differing(output.logprobs, trainer(make_model(), output)) > 0
     jax.clear_caches()
+
+
+@pytest.mark.tier("full")
+def test_the_example(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+    import grpo
+    import tunix_grpo
+
+    found = tunix_grpo.run(grpo.Settings(steps=2, layers=1, prompts=2, group=2))
+    (before, tokens), (after, _), (own, _) = found.values()
+    assert tokens > 2
+    assert (before, after) == (0, 0)
+    assert own > 0
+    assert tunix_grpo.reward(["385="], ["8851"]) == [0.5]

@@ -13,10 +13,10 @@ from flax import linen, nnx
 
 import bijax
 from bijax.hlo._frames import short_line
-from bijax.inspect.rows import report as all_rules  # noqa: F401  registers the rules
-from bijax.inspect.rows.flow import RULES
-from bijax.inspect.rows.layout import Layout, along, joined, layout, reshaped, sliced
+from bijax.inspect import rows_report as all_rules  # noqa: F401  registers the rules
 from bijax.testing import batch_variance_report
+from bijax.transform.rows.flow import RULES
+from bijax.transform.rows.layout import Layout, along, joined, layout, reshaped, sliced
 from bijax.transform.rules import registry
 from flax_layers.linen import MoE
 from flax_layers.routing import Routing

@@ -4,6 +4,7 @@ import ast
 import importlib
 import inspect
 import json
+import pickle
 import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -84,9 +85,12 @@ def test_the_same_products_by_hand_and_under_the_transform() -> None:
 
 
 def test_what_nothing_fixes_is_refused_or_named() -> None:
-    with pytest.raises(ValueError, match=r"dot_general .* at .*test_contracts\.py"):
+    with pytest.raises(bijax.NoContractError, match=r"dot_general .* at .*test_contracts\.py") as caught:
         bijax.contracts(model, jnp.ones((8, 512)))
-    with pytest.raises(ValueError, match="schur"):
+    assert isinstance(caught.value, ValueError)
+    assert caught.value.operation.primitive == "dot_general"
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+    with pytest.raises(bijax.NoContractError, match="schur"):
         bijax.contracts(bijax.invariant(jax.lax.linalg.schur), jnp.eye(3))
     allowed = bijax.invariant(jax.lax.linalg.schur, allow=["schur"])
     manifest = bijax.contracts(allowed, jnp.eye(3))

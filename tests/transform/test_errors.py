@@ -84,7 +84,7 @@ def test_inside_of_a_library_the_line_is_the_users_and_the_librarys_is_named() -
         with pytest.raises(bijax.NotInvariantError) as caught:
             jax.jit(bijax.invariant(function)).lower(X)
         assert (caught.value.line, caught.value.library) == (line, f"{LIBRARY}:3")
-        assert f"asked for at {line} (by {LIBRARY}:3)" in str(caught.value)
+        assert f"requested at {line} (by {LIBRARY}:3)" in str(caught.value)
         (found,) = bijax.audit(bijax.invariant(function), X).variant
         assert found.line == line
 

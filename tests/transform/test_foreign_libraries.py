@@ -63,7 +63,7 @@ def test_a_callback_in_a_branch_must_not_return() -> None:
 
     program = jax.jit(bijax.invariant(function))
     assert_bits_equal(program(X.at[0, 0].set(-1.0)), -X.at[0, 0].set(-1.0))
-    with pytest.raises(FROM_CALLBACKS, match=r"pure_callback\(float32\[17,40\]\), asked for at .*test_for"):
+    with pytest.raises(FROM_CALLBACKS, match=r"pure_callback\(float32\[17,40\]\), requested at .*test_for"):
         jax.block_until_ready(program(X.at[0, 0].set(1.0)))
     (found,) = [o for o in bijax.audit(bijax.invariant(function), X).operations if o.primitive == "pure_callback"]
     assert (found.verdict, "NotInvariantError" in found.evidence) == ("invariant", True)

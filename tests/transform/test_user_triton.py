@@ -45,7 +45,7 @@ def verdict(configurations: int) -> tuple[str, str]:
 def test_a_kernel_is_named_and_left_as_it_is() -> None:
     assert verdict(0) == (
         "believed",
-        "a kernel whose blocks and order its author fixed; it is lowered as it is written",
+        "a kernel whose author fixed its blocks and its order; lowered as it is written",
     )
     assert verdict(1)[0] == "believed"
     f = bijax.invariant(model)

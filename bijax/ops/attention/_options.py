@@ -87,7 +87,7 @@ def _factors(op: str, name: str, array: jax.Array, scale_name: str, scale: Any, 
     if (scale is None) == quantised:
         raise ValueError(
             f"{op}: {scale_name} is needed for {name} of {' or '.join(QUANTISED)} and belongs to no other, got"
-            f" {'none' if scale is None else 'one'} beside {name} {describe(array)}."
+            f" {'none' if scale is None else 'one'} with {name} {describe(array)}."
         )
     if scale is None:
         return None

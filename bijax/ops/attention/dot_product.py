@@ -8,6 +8,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from bijax.core.checks import describe, flag, float_array
+from bijax.core.explicit_axes import gathered_once
 from bijax.ops._packed import Packed, check_packed, find_packed
 from bijax.ops._sequences import Names
 from bijax.ops.attention._arguments import (
@@ -172,6 +173,7 @@ def dot_product_attention(
         >>> bool((whole[:1, 4:] == last).all())
         True
     """
+    query, key, value = gathered_once(query, key, value)
     query = float_array(_OP, "query", query)
     (key, value), (key_scale, value_scale) = keys_and_values(
         _OP, query, ("key", "value"), (key, value), (key_scale, value_scale)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from bijax.core.checks import describe, float_array, integer, integer_array, same_dtype
+from bijax.core.explicit_axes import gathered_once
 from bijax.ops._engine_arguments import check_known, check_shape, narrowed
 from bijax.ops.attention.dot_product import dot_product_attention
 
@@ -138,8 +139,8 @@ def _heads(
     numbers = q_head_num, kv_head_num
     if qkv is None:
         if numbers != (None, None):
-            raise ValueError(f"{op}: q_head_num and kv_head_num belong to qkv, got them beside q, k and v.")
-        arrays = [float_array(op, n, x) for n, x in (("q", q), ("k", k), ("v", v))]
+            raise ValueError(f"{op}: q_head_num and kv_head_num belong to qkv, got them together with q, k and v.")
+        arrays = [float_array(op, n, x) for n, x in zip(("q", "k", "v"), gathered_once(q, k, v), strict=True)]
         if any(x.ndim != 4 for x in arrays) or len({x.shape[:2] for x in arrays}) > 1:
             came = ", ".join(f"{n} {describe(x)}" for n, x in zip(("q", "k", "v"), arrays, strict=True))
             raise ValueError(

@@ -213,7 +213,7 @@ def _caches(op: str, q: jax.Array, given: tuple[Any, Any], scales: tuple[Any, An
         if (factor is None) == (str(dtype) in QUANTISED):
             raise ValueError(
                 f"{op}: {name}_scale is needed for a cache of {' or '.join(QUANTISED)} and belongs to no other, got"
-                f" {'none' if factor is None else 'one'} beside {name}_cache {describe(cache)}."
+                f" {'none' if factor is None else 'one'} with {name}_cache {describe(cache)}."
             )
         if factor is not None:
             cache_scale(op, f"{name}_scale", factor, sizes)

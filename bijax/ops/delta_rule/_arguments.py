@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from bijax.core.checks import describe, float_array, float_dtype, integer, integer_array, real, same_dtype
+from bijax.core.explicit_axes import gathered_once
 from bijax.dispatch.delta_rule import CHUNK
 from bijax.ops._engine_arguments import check_known, check_shape, is_known
 
@@ -154,7 +155,8 @@ def check_tokens(
         TypeError: If an array has an unsupported dtype, or another one than the others.
         ValueError: If shapes do not fit.
     """
-    found = {name: float_array(op, name, x) for name, x in arrays.items()}
+    whole = zip(arrays, gathered_once(*arrays.values()), strict=True)
+    found = {name: float_array(op, name, x) for name, x in whole}
     same_dtype(op, query=found["query"], key=found["key"], value=found["value"])
     check_shape(op, "query", found["query"], (*lead, "J", "D"), sizes)
     check_shape(op, "key", found["key"], (*lead, "J", "D"), sizes)

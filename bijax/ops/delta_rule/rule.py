@@ -89,7 +89,7 @@ def gated_delta_rule(
     if cu_seq_lengths is None:
         return _padded(op, tokens, initial_state, check_lengths(op, lengths, sizes), sizes)
     if lengths is not None:
-        raise ValueError(f"{op}: lengths goes with padded sequences, got it beside cu_seq_lengths; pass one of them.")
+        raise ValueError(f"{op}: lengths goes with padded sequences, got both; pass one of them.")
     packed = find_packed(op, "query", sizes["T"], cu_seq_lengths, None, _PACKED)
     padded = DeltaRuleTokens(**{name: packed.pad(getattr(tokens, name)) for name in arrays}, scale=tokens.scale)
     sizes |= {"B": padded.query.shape[0], "T": padded.query.shape[1]}

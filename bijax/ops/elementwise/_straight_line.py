@@ -104,7 +104,7 @@ def straight_line(op: str, traced: Any, shape: tuple[int, ...]) -> StraightLine:
         if variable.aval.shape != shape:
             raise ValueError(
                 f"{op}: every result of the function must have the shape {shape} to which its arguments are broadcast,"
-                f" got {variable.aval.str_short()}; do what changes shapes outside of it."
+                f" got {variable.aval.str_short()}; change shapes outside the function."
             )
     return StraightLine(arguments, tuple(builder.steps), results)
 
@@ -140,7 +140,7 @@ class _Builder:
             raise ValueError(
                 f"{self._op}: the function must be element-wise, but it calls the primitive {name!r} ({before} ->"
                 f" {after} for arguments of the shape {self._shape}). Reductions, matmuls, reshapes, indexing, random"
-                " numbers and control flow belong outside of it; use the other operations of bijax for what they cover."
+                " numbers and control flow belong outside the function; bijax has other operations for some of them."
             )
         if name in _ALIASES or (name == _FILL and avals[0][0].shape == avals[1][0].shape):
             return operands

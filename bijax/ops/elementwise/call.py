@@ -10,7 +10,7 @@ import numpy as np
 
 from bijax.core.checks import FLOATS, check_callable, describe
 from bijax.core.derivative import custom_vjp
-from bijax.core.explicit_axes import gathered
+from bijax.core.explicit_axes import gathered, gathered_once
 from bijax.core.primitive import Arrays, define_kernel, in_front
 from bijax.dispatch.kernels import backend_of
 from bijax.ops.elementwise._broadcast import sum_to_shape
@@ -59,7 +59,7 @@ def elementwise(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(fn)
     def wrapped(*arguments: Any) -> Any:
-        return program(*map(_argument, arguments))
+        return program(*map(_argument, gathered_once(*arguments)))
 
     return wrapped
 

@@ -209,7 +209,7 @@ def _scales(op: str, scales: tuple[Any, Any], quantised: bool, shape: tuple[int,
     for name, scale in zip(("key_scale", "value_scale"), scales, strict=True):
         if (scale is None) == quantised:
             wanted = f"{'is needed for' if quantised else 'belongs to'} a cache of {' or '.join(QUANTISED)}"
-            came = f"got {'none' if scale is None else 'one'} beside k_cache {describe(cache)}"
+            came = f"got {'none' if scale is None else 'one'} with k_cache {describe(cache)}"
             raise ValueError(f"{op}: {name} {wanted}, {came}.")
         found.append(None if scale is None else cache_scale(op, name, scale, dict(zip("KD", shape, strict=True))))
     return found

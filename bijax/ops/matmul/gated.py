@@ -7,6 +7,7 @@ import jax
 from jax.typing import ArrayLike, DTypeLike
 
 from bijax.core.checks import describe, flag, float_array, same_dtype
+from bijax.core.explicit_axes import gathered_once
 from bijax.dispatch.matmul import Product
 from bijax.ops.matmul._arguments import check_activation, check_operands, precision_of, result_dtype
 from bijax.ops.matmul._fused import Fusion, fused_matmul
@@ -56,6 +57,7 @@ def gated_matmul(
         >>> gated_matmul(x, jnp.ones((2, 1)), jnp.ones((2, 1)), activation="relu").tolist()
         [[9.0]]
     """
+    x, w_gate, w_up = gathered_once(x, w_gate, w_up)
     x, w_gate, w_up = (float_array(_OP, n, a) for n, a in (("x", x), ("w_gate", w_gate), ("w_up", w_up)))
     same_dtype(_OP, x=x, w_gate=w_gate, w_up=w_up)
     dtype = result_dtype(_OP, x, preferred_element_type)

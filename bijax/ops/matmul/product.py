@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
 from bijax.core.checks import describe, flag, float_array, same_dtype
+from bijax.core.explicit_axes import gathered_once
 from bijax.dispatch.matmul import Product
 from bijax.ops.matmul._arguments import check_activation, check_operands, precision_of, result_dtype, splits_of
 from bijax.ops.matmul._derivatives import differentiable_matmul, differentiable_weight_gradient
@@ -82,6 +83,7 @@ def matmul(
         >>> bool((matmul(x, w)[:1] == matmul(x[:1], w)).all())
         True
     """
+    x, w, residual = gathered_once(x, w, residual)
     x, w = float_array(_OP, "x", x), float_array(_OP, "w", w)
     bias = None if bias is None else float_array(_OP, "bias", bias)
     same_dtype(_OP, x=x, w=w, bias=bias)

@@ -21,18 +21,18 @@ from pallas_kernels.runtime.own_settings import of_width
 
 Expansion = Callable[..., Any]
 
-_OR_LAPACK: Final = "LAPACK for small matrices on a CPU, one in each call; otherwise written out"
+_OR_LAPACK: Final = "LAPACK for small matrices on a CPU, one per call; otherwise decomposed"
 _COLUMNS: Final = (
-    f"{_OR_LAPACK} with operations of one matrix, column by column and block by block, each of them invariant"
+    f"{_OR_LAPACK} into operations on one matrix, column by column and block by block, each of them invariant"
 )
-_ROTATIONS: Final = f"{_OR_LAPACK} as rotations of pairs of columns, in an order that the length fixes"
+_ROTATIONS: Final = f"{_OR_LAPACK} into rotations of pairs of columns, in an order that depends only on the length"
 _SUBSTITUTED: Final = (
-    "written out with operations of one matrix, column by column and block by block, each of them invariant"
+    "decomposed into operations on one matrix, column by column and block by block, each of them invariant"
 )
-_ROWS: Final = "written out row by row, each of them from the one before"
-_TRANSFORMED: Final = "written out as products with the matrices of short transforms, which the length fixes"
-_BY_PARTS: Final = "complex numbers: written out as operations on real and imaginary parts"
-_CONVERTED: Final = "the operands are converted to float32 before, or to float64, and then multiplied as floats are"
+_ROWS: Final = "decomposed row by row, each computed from the previous one"
+_TRANSFORMED: Final = "decomposed into products with matrices of short transforms, which depend only on the length"
+_BY_PARTS: Final = "complex numbers: decomposed into operations on real and imaginary parts"
+_CONVERTED: Final = "the operands are first converted to float32 or float64, and then multiplied as floats"
 
 EXPANDED: Final = {
     "cholesky": ("_triangular", _COLUMNS),

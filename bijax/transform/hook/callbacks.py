@@ -16,11 +16,11 @@ RAISING: Final = "pure_callback"
 """The callback that may raise an error in a branch."""
 
 RETURNED: Final = (
-    "what Python computes is not known. In a branch of jax.lax.cond a callback may raise an error; this one returned a"
-    " value"
+    "bijax cannot see what the Python callback computes. In a branch of jax.lax.cond a callback may raise an error;"
+    " this one returned a value"
 )
 
-GUARDED: Final = "in a branch it may raise an error, and nothing else: if it returns, NotInvariantError is raised"
+GUARDED: Final = "in a branch it may only raise an error: if it returns, NotInvariantError is raised"
 
 
 class _Branch(threading.local):

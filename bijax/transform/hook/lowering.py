@@ -28,6 +28,7 @@ from bijax.transform.errors import NotInvariantError
 from bijax.transform.fusion import PRODUCT, ROW_PROGRAM, run_row_program, with_row_programs
 from bijax.transform.hook import _jax_private, callbacks, compiled, entered
 from bijax.transform.hook._jax_private import Context, Rule
+from bijax.transform.hook.cut_rows import with_rows_left
 from bijax.transform.hook.state import INVARIANT, OFF, current, of_equation, requested
 from bijax.transform.hook.whole_values import with_whole_values
 from bijax.transform.rules._elementwise import ELEMENTWISE, hold
@@ -61,6 +62,7 @@ def _lower(ctx: Any, jaxpr: Any, lower: Callable[[Any], Any]) -> Any:
         jaxpr = with_row_programs(jaxpr, _may_join)
     is_meant = functools.partial(_is_invariant, request.enabled)
     if is_partitioned(ctx):
+        jaxpr = with_rows_left(ctx, jaxpr, is_meant)
         jaxpr = with_whole_values(jaxpr, is_meant, refused(ctx))
     if "cpu" in ctx.platforms and any(is_meant(eqn) for eqn in jaxpr.eqns):
         jaxpr = with_hidden_constants(jaxpr, is_meant)

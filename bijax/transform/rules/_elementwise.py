@@ -23,17 +23,17 @@ from bijax.transform.rules.values import repeated
 from pallas_kernels.contract import XLA_FUNCTIONS
 
 HELD: Final = (
-    "a fence behind it keeps XLA:GPU from contracting it, from dropping its rounding and from a second code generator"
-    " (tests/transform/test_programs_gpu.py)"
+    "a fence after it keeps XLA:GPU from contracting it, from dropping its rounding and from using another code"
+    " generator"
 )
 
 FENCED: Final = {
-    "mul": "a product is hidden from the sum that follows: LLVM would contract the two by the shape of the loop",
-    "square": "as a product",
-    "integer_pow": "as a product",
-    "div": "the denominator is hidden, or XLA would multiply by the reciprocal of a broadcast value; and the quotient"
-    " from a division that follows, or XLA would make one of the two",
-    "one_minus_square": "as a product and a difference",
+    "mul": "the product is hidden from a following sum: LLVM would contract the two depending on the shape of the loop",
+    "square": "treated as a product",
+    "integer_pow": "treated as a product",
+    "div": "the denominator is hidden, because XLA would multiply by the reciprocal of a broadcast value; so is the"
+    " quotient, because XLA would merge it with a following division",
+    "one_minus_square": "treated as a product and a difference",
 }
 """Primitives around which XLA:CPU's rewrites are stopped."""
 
@@ -53,10 +53,10 @@ ROUNDED: Final = frozenset(["add", "add_any", "convert_element_type", "rem", "sq
 ELEMENTWISE: Final = frozenset({*FENCED, *VECTORS, *ROUNDED})
 """Primitives that get fences in a program for a GPU, in the code of kernels too."""
 
-WIDENED: Final = "hidden from the conversion back: without the two a subnormal number would not become zero"
+WIDENED: Final = "hidden from the conversion back: XLA would remove both, and subnormal numbers would stay"
 
 NARROWED: Final = (
-    "subnormal numbers are made zeros before: one instruction for it takes them for zeros, other code does not"
+    "subnormal numbers are flushed to zero first: one instruction for the conversion does so, other code does not"
 )
 
 CHOOSING: Final[dict[str, Callable[..., jax.Array]]] = {
@@ -68,9 +68,7 @@ CHOOSING: Final[dict[str, Callable[..., jax.Array]]] = {
 }
 """Primitives that choose the larger or smaller of two floating numbers, with their replacements on the CPU."""
 
-CHOSEN: Final = (
-    "compared as integers of a total order: XLA:CPU keeps subnormal numbers in some forms of a loop and not in others"
-)
+CHOSEN: Final = "compared as integers in a total order: XLA:CPU keeps subnormal numbers in some forms of a loop only"
 
 
 def hold(name: str, stock: Stock, ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:

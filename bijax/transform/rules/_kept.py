@@ -11,19 +11,19 @@ from bijax.transform.rules.call import Call
 from bijax.transform.rules.registry import Dtypes, Kind, Rule, is_complex, register
 from pallas_kernels.parts.xla.join import of_matrices, would_be_nested
 
-MOVES: Final = "it moves or makes up values without computing"
-EXACT: Final = "each element is a correctly rounded function of its own operands, so no order and no shape shows"
+MOVES: Final = "moves or creates values; no arithmetic"
+EXACT: Final = "each element is a correctly rounded function of its own operands, so neither order nor shape matters"
 INTEGER: Final = "integer arithmetic is exact in any order"
-ORDER_FREE: Final = "the result does not depend on the order in which values are met (tests/transform/test_keep.py)"
-COUNTER: Final = "integer hashes of a key and a counter that follows the flat position (threefry, partitionable)"
-EFFECT: Final = "it computes nothing"
-OWN_CONTRACT: Final = "a kernel whose blocks and order its author fixed; it is lowered as it is written"
+ORDER_FREE: Final = "the result does not depend on the order of evaluation"
+COUNTER: Final = "integer hash of the key and the flat position of the element (threefry, partitionable)"
+EFFECT: Final = "computes no values"
+OWN_CONTRACT: Final = "a kernel whose author fixed its blocks and its order; lowered as it is written"
 COMPARED: Final = (
-    "subnormal numbers are made zeros before: in some forms of a loop XLA:CPU compares them as zeros, in others not"
+    "subnormal numbers are flushed to zero first: XLA:CPU compares them as zeros in some forms of a loop only"
 )
 APART: Final = (
-    "exact; one of single elements gets a loop of its own, since XLA:CPU of jaxlib 0.12 makes wrong code of one that"
-    " shares a loop with its indices moved by one"
+    "exact; a gather of single elements gets a loop of its own, because XLA:CPU of jaxlib 0.12 generates wrong code if"
+    " it shares a loop with indices shifted by one"
 )
 
 KEEP: Final[dict[str, str]] = {
@@ -39,6 +39,7 @@ KEEP: Final[dict[str, str]] = {
     " reduced_vary_cast_p relayout reshape reshard rev sharding_constraint slice split squeeze stack stage"
     " stop_gradient tie tile transpose unpin unstack vary_unreduced_cast vary_unreduced_cast_p"
     " with_memory_space_constraint xla_metadata_value",
+    # tests/transform/test_keep.py
     ORDER_FREE: "argmax argmin pmax pmin reduce_and reduce_or reduce_xor top_k",
     EFFECT: "after_all check create_token dce_sink debug_callback debug_print inspect_sharding shape_assertion"
     " unreachable",

@@ -42,25 +42,25 @@ from pallas_kernels.contract import FoldContract, PairContract, TreeContract
 Replacement = Callable[..., Any]
 
 _SUM: Final = "a fixed tree of additions"
-_COMPARED: Final = "a tree of comparisons that no library call can swallow with its neighbours"
-_PREFIX: Final = "blocks of fixed length and a chain of carries: an element depends on its prefix alone"
+_COMPARED: Final = "a comparison tree that XLA cannot fuse into a library call"
+_PREFIX: Final = "blocks of fixed length with a chain of carries: an element depends only on its prefix"
 _CUDNN: Final = "cuDNN's attention: blocks of keys at absolute positions (bijax.dot_product_attention)"
 _DEVICES: Final = "the terms of the devices are added as a fixed binary tree"
-_EXTREME: Final = "compared as integers of a total order, in which one zero is larger and one nan wins"
+_EXTREME: Final = "compared as integers in a total order, which includes signed zeros and NaNs"
 
 ORDERED: Final[dict[str, tuple[Replacement, str]]] = {
     "ragged_dot_general": (
         ragged_dot_general,
-        "a row's products are added in the order of a contract, whatever the groups",
+        "products of a row are added in the order of a contract, for any groups",
     ),
     "conv_general_dilated": (conv_general_dilated, "a convolution is a sum of invariant products"),
     "reduce_sum": (reduce_sum, _SUM),
     "reduce_prod": (reduce_prod, "a fixed tree of products"),
     "reduce_max": (reduce_max, _COMPARED),
     "reduce_min": (reduce_min, _COMPARED),
-    "reduce_window_sum": (reduce_window_sum, "the elements of a window are added upwards"),
-    "reduce_window_max": (reduce_window_max, "the elements of a window are compared upwards"),
-    "reduce_window_min": (reduce_window_min, "the elements of a window are compared upwards"),
+    "reduce_window_sum": (reduce_window_sum, "the elements of a window are added in ascending order"),
+    "reduce_window_max": (reduce_window_max, "the elements of a window are compared in ascending order"),
+    "reduce_window_min": (reduce_window_min, "the elements of a window are compared in ascending order"),
     "select_and_scatter_add": (
         select_and_scatter_add,
         "contributions to an element are added in the order of the windows",
@@ -86,7 +86,7 @@ COLLECTIVES: Final[dict[str, Replacement]] = {"psum": psum, "psum_invariant": ps
 """Sums over devices."""
 
 RACING: Final[dict[str, tuple[Replacement, str]]] = {
-    "scatter": (scatter, "where updates meet, the last one wins; XLA:GPU writes all at once"),
+    "scatter": (scatter, "where updates collide, the last one wins; XLA:GPU writes them all at once"),
     "scatter-max": (scatter_max, _EXTREME),
     "scatter-min": (scatter_min, _EXTREME),
 }
@@ -214,6 +214,4 @@ for _name, (_, _why) in RACING.items():
 _OF_REGIONS: Final = {"reduce": fixed(PairContract()), "reduce_window": fixed(FoldContract("window"))}
 for _name, _why in TAKEN_OUT.items():
     register(_name, Rule(Kind.REPLACE, _why, lower=_taken_out, uses=_OF_REGIONS.get(_name)))
-register(
-    "sort", Rule(Kind.REPLACE, "equal keys stay in their order, whether the program asked for it or not", lower=_stable)
-)
+register("sort", Rule(Kind.REPLACE, "a stable sort, whether the program requests one or not", lower=_stable))

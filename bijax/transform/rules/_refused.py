@@ -15,7 +15,7 @@ _SCALED: Final = (
     " bijax.matmul"
 )
 _KERNEL: Final = (
-    "it is a kernel of which nothing is known here; if its blocks and its order do not depend on the batch, let it pass"
+    "bijax knows nothing about this kernel; if its blocks and its order do not depend on the batch, let it pass"
 )
 
 
@@ -24,10 +24,10 @@ def _each(reason: str, names: str) -> dict[str, str]:
 
 
 _CUDNN_VARIANTS: Final = {
-    "with dropout": f"{_CUDNN}, and its random numbers follow the place in the batch; put the dropout behind"
+    "with dropout": f"{_CUDNN}, and its random numbers follow the place in the batch; apply the dropout after"
     " attention (dropout_rate=0)",
-    "with a score_mod": f"{_CUDNN}, and what score_mod computes is not known; use bijax.dot_product_attention with a"
-    " bias, logits_soft_cap or alibi_slopes",
+    "with a score_mod": f"{_CUDNN}, and bijax cannot see what score_mod computes; use bijax.dot_product_attention with"
+    " a bias, logits_soft_cap or alibi_slopes",
     "with ALiBi": f"{_CUDNN}; use bijax.dot_product_attention with alibi_slopes",
     "of packed sequences": f"{_CUDNN}; use bijax.dot_product_attention with cu_query_seq_lengths",
 }
@@ -37,13 +37,13 @@ HOLDING: Final = frozenset({"call_exported", "custom_partitioning", "select_and_
 """Those with programs, which would be plain JAX if allowed."""
 
 REFUSED: Final = {
-    "call_exported": "it was lowered when it was exported, and nothing shows if it was made invariant then; call the"
-    " function itself",
-    "custom_partitioning": "the program that runs is made by a callback while XLA partitions",
-    "ffi_call": "what a foreign function computes is not known; use the operation of JAX or bijax that it stands for",
-    "io_callback": "what Python computes is not known",
-    "pure_callback": "what Python computes is not known",
-    "select_and_scatter": "XLA runs its two programs inside of one instruction, in an order that depends on the shape",
+    "call_exported": "it was lowered when it was exported, and bijax cannot see whether it was made invariant then;"
+    " call the function itself",
+    "custom_partitioning": "a callback creates the program while XLA partitions",
+    "ffi_call": "bijax cannot see what the foreign function computes; use the equivalent operation of JAX or bijax",
+    "io_callback": "bijax cannot see what the Python callback computes",
+    "pure_callback": "bijax cannot see what the Python callback computes",
+    "select_and_scatter": "XLA runs its two programs inside one instruction, in an order that depends on the shape",
     "approx_top_k": "which elements it finds depends on the shape; use jax.lax.top_k, which is exact",
     "rng_uniform": "its numbers depend on the shape; use jax.random with a key of threefry2x32",
     "rng_bit_generator": "its numbers depend on the shape; use jax.random with a key of threefry2x32",
@@ -56,7 +56,7 @@ REFUSED: Final = {
     **{f"{name} {variant}": why for name in CUDNN_ATTENTION for variant, why in _CUDNN_VARIANTS.items()},
     **_each(_SCALED, "scaled_dot scaled_matmul scaled_matmul_wrapper"),
     **_each(
-        f"{_LIBRARY}; factorise outside of the invariant function, where all calls have one shape",
+        f"{_LIBRARY}; factorise outside the invariant function, where all calls have one shape",
         "eig geqp3 hessenberg schur tridiagonal",
     ),
     **_each(_KERNEL, "mosaic_gpu_p tpu_custom_call"),

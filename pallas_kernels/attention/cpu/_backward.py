@@ -183,7 +183,8 @@ def _block_gradients(
     if bent is not None:
         (square,) = isolate(bent * bent)
         (slopes,) = isolate(jnp.where(seen, slopes * (1 - square), jnp.float32(0)))
-    query = sums.query + seen_product(slopes, seen, keys, (((3,), (1,)), ((0, 1), (0, 2))))
+    finite = shared.tile.finite
+    query = sums.query + seen_product(slopes, seen, keys, (((3,), (1,)), ((0, 1), (0, 2))), finite=finite)
 
     def chains(*pair: jax.Array) -> jax.Array:
         # Keys and values take the same path, side by side: (2 or 1, 1, K, chains, rows of a chain, ...).
@@ -196,6 +197,7 @@ def _block_gradients(
         chains(seen),
         chains(rows.query, rows.cotangent),
         (((4,), (4,)), ((0, 1, 2, 3), (0, 1, 2, 3))),
+        finite=finite,
     )
     cache = sums.cache
     for i in range(partial.shape[3]):

@@ -1,6 +1,6 @@
 """The forward pass: tiles of queries loop over the blocks of keys that they see."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -82,6 +82,7 @@ def block_step(
     factor: jax.Array,
     arrays: ScoreArrays,
     soft_cap: float | None,
+    finite: bool,
 ) -> State:
     """Takes one block of keys into the state. This is the program whose bits the contract states.
 
@@ -95,6 +96,7 @@ def block_step(
         factor: Of the products of queries and keys, float32.
         arrays: Of the rows and keys, (b, K, R, n).
         soft_cap: That of the call.
+        finite: As in `Tile`.
     """
     query, keys, values, start, factor = isolate(query, keys, values, start, factor)
     seen = seen_keys(rows, start, keys.shape[1], arrays.mask)
@@ -106,7 +108,7 @@ def block_step(
     (weights,) = isolate(jnp.where(seen, jnp.exp(scores - shift[..., None]), jnp.float32(0)))
     (decay,) = run_flat(lambda x: (jnp.exp(x),), state.maximum - shift)
     block_total = lane_tree(weights, lax.add)
-    block_values = seen_product(weights, seen, values, (((3,), (1,)), ((0, 1), (0, 2))))
+    block_values = seen_product(weights, seen, values, (((3,), (1,)), ((0, 1), (0, 2))), finite=finite)
     # Behind a barrier the product is rounded before the sum, wherever the element stands in a vector.
     total, kept = isolate(state.total * decay, state.values * decay[..., None])
     changed = rows.in_block(start, keys.shape[1])[:, None, :]
@@ -220,7 +222,8 @@ def attend(
             v = k[..., :value_size] if fetch_values is None else fetch_values(first, block)
             start = block * key_block
             given = arrays.block(first, begin, start, tile).by_rows(heads, tile, query_heads, q.shape[2])
-            return block_step(state, q, k, v, rows, start, factor=factor, arrays=given, soft_cap=options.soft_cap)
+            fixed: dict[str, Any] = {"soft_cap": options.soft_cap, "finite": tile.finite}
+            return block_step(state, q, k, v, rows, start, factor=factor, arrays=given, **fixed)
 
         state = initial_state(tile.sequences, heads, q.shape[2], value_size)
         # A block that a row does not see leaves its state as it is, so one block needs no loop.

@@ -18,12 +18,15 @@ class Tile(NamedTuple):
         keys: Keys that it reads of each block; fewer than a whole block where the sequences hold no more.
         one_block: Whether the sequences hold no more than one block, so that there is no loop over blocks: XLA compiles
             a loop for longer than what is in it.
+        finite: Whether all values are finite, as in comparisons of tiles: the branch for others, a quarter of the time
+            to compile, is left out then.
     """
 
     sequences: int
     queries: int
     keys: int = KEY_BLOCK
     one_block: bool = False
+    finite: bool = False
 
 
 REFERENCE: Final = Tile(1, 1)

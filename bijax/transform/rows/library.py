@@ -4,12 +4,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Final
 
-from bijax.inspect.rows.flow import Flow, rule
-from bijax.inspect.rows.products import product
-from bijax.inspect.rows.reductions import reduced
-from bijax.inspect.rows.value import Place, Places, Value, chosen, combined, everywhere
+from bijax.transform.rows.flow import Flow, rule
+from bijax.transform.rows.products import product
+from bijax.transform.rows.reductions import reduced
+from bijax.transform.rows.value import Place, Places, Value, chosen, combined, everywhere
 
-_ROWS: Final = (
+ROWS: Final = (
     "attention attention_gradients attention_score_gradients cross_entropy cross_entropy_gradient largest layer_norm"
     " layer_norm_gradient log_softmax log_softmax_gradient logsumexp logsumexp_gradient quantize"
     " quantize_norm quantize_swiglu rms_norm rms_norm_gradient rotate softmax softmax_gradient sum_rows variance"
@@ -21,7 +21,7 @@ _GRADIENTS: Final = "norm_weight_gradient embed_gradient"
 """Kernels that add over the rows in front."""
 
 
-@rule(" ".join(f"bijax_{name}" for name in _ROWS.split()))
+@rule(" ".join(f"bijax_{name}" for name in ROWS.split()))
 def of_rows(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     """Returns the results of a kernel that computes each row by itself."""
     rows, differ = chosen([v.rows for v in values])

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from bijax.inspect.rows.value import Kind, Place, Value, combined, everywhere
 from bijax.transform.hook.entered import programs_of
+from bijax.transform.rows.value import Kind, Place, Value, combined, everywhere
 from bijax.transform.rules.equations import inner_programs, line_of, live
 from bijax.transform.rules.registry import is_known
 
@@ -68,6 +68,17 @@ class Flow:
             values: The values of its arguments.
         """
         jaxpr = getattr(program, "jaxpr", program)
+        known = self.values(program, values)
+        return [constant(atom.val) if hasattr(atom, "val") else known[atom] for atom in jaxpr.outvars]
+
+    def values(self, program: Any, values: Sequence[Value]) -> dict[Any, Value]:
+        """Returns the values of all variables of a program that its results depend on.
+
+        Args:
+            program: A jaxpr, closed or open.
+            values: The values of its arguments.
+        """
+        jaxpr = getattr(program, "jaxpr", program)
         known: dict[Any, Value] = dict(zip(jaxpr.invars, values, strict=True))
         known |= {v: constant(c) for v, c in zip(jaxpr.constvars, getattr(program, "consts", ()), strict=False)}
         for variable in jaxpr.constvars:
@@ -80,7 +91,7 @@ class Flow:
             operands = [read(atom) for atom in eqn.invars]
             for variable, value in zip(eqn.outvars, self._results(eqn, operands), strict=True):
                 known[variable] = value
-        return [read(atom) for atom in jaxpr.outvars]
+        return known
 
     def _results(self, eqn: Any, operands: list[Value]) -> Sequence[Value]:
         with self.inside(eqn):

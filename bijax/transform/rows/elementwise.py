@@ -5,10 +5,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from bijax.inspect.audit_flops import ELEMENTWISE
-from bijax.inspect.rows.flow import Flow, rule
-from bijax.inspect.rows.value import Value, chosen, combined, met_along
+from bijax.transform.rows.flow import Flow, rule
+from bijax.transform.rows.value import Value, chosen, combined, met_along
+from bijax.transform.rules._elementwise import FENCED, VECTORS
 from bijax.transform.rules._kept import EXACT, KEEP
+
+ARITHMETIC: Final = frozenset(
+    {"add", "add_any", "sub", "max", "min", "neg", "abs", "select_n", "sqrt", *FENCED, *VECTORS}
+)
+"""Operations on elements that count as arithmetic."""
 
 _OTHERS: Final = (
     "clamp convert_element_type rem regularized_incomplete_beta random_fold_in random_gamma random_clone threefry2x32"
@@ -16,10 +21,11 @@ _OTHERS: Final = (
     " sharding_constraint stop_gradient tie with_memory_space_constraint xla_metadata_value pvary pbroadcast"
     " bijax_elementwise bijax_whole"
 )
-_NAMES: Final = sorted({*KEEP[EXACT].split(), *ELEMENTWISE, *_OTHERS.split()} - {"bitcast_convert_type"})
+NAMES: Final = frozenset({*KEEP[EXACT].split(), *ARITHMETIC, *_OTHERS.split()} - {"bitcast_convert_type"})
+"""All operations on elements."""
 
 
-@rule(" ".join(_NAMES))
+@rule(" ".join(sorted(NAMES)))
 def elementwise(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     """Returns the results of an operation on elements."""
     shapes = [getattr(v.aval, "shape", ()) for v in eqn.invars]

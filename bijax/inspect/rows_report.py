@@ -7,10 +7,10 @@ from typing import Any, Final, Literal
 import jax
 
 from bijax.core.batch_axes import different_counts, per_argument, per_leaf
-from bijax.inspect.rows import control, elementwise, indexing, library, moves, products, reductions  # noqa: F401
-from bijax.inspect.rows.flow import Flow, unknown_array
-from bijax.inspect.rows.layout import along
-from bijax.inspect.rows.value import Kind, Place, Value
+from bijax.transform.rows import control, elementwise, indexing, library, moves, products, reductions  # noqa: F401
+from bijax.transform.rows.flow import Flow, unknown_array
+from bijax.transform.rows.layout import along
+from bijax.transform.rows.value import Kind, Place, Value
 
 RowsVerdict = Literal["mixes rows", "sums rows", "rows apart"]
 

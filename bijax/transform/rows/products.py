@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bijax.inspect.rows.flow import Flow, rule, unknown
-from bijax.inspect.rows.layout import Layout, layout, moved
-from bijax.inspect.rows.value import Place, Value, axes_moved, combined, everywhere, met_along
+from bijax.transform.rows.flow import Flow, rule, unknown
+from bijax.transform.rows.layout import Layout, layout, moved
+from bijax.transform.rows.value import Place, Value, axes_moved, combined, everywhere, met_along
 
 Axes = Mapping[int, int]
 

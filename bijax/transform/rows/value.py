@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bijax.inspect.rows.layout import Layout, Shape
+from bijax.transform.rows.layout import Layout, Shape
 
 Kind = Literal["meet", "sum", "position", "noise", "order", "loop", "branch", "unknown", "routed"]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from bijax.inspect.rows.flow import Flow, rule
-from bijax.inspect.rows.layout import Layout, joined, moved, overlapping, padded, reshaped, reversed_along, sliced
-from bijax.inspect.rows.value import Value, axes_moved, chosen, combined, everywhere, met_along
+from bijax.transform.rows.flow import Flow, rule
+from bijax.transform.rows.layout import Layout, joined, moved, overlapping, padded, reshaped, reversed_along, sliced
+from bijax.transform.rows.value import Value, axes_moved, chosen, combined, everywhere, met_along
 
 
 def placed(

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from bijax.inspect.rows.flow import Flow, rule
-from bijax.inspect.rows.layout import Layout, moved, sliced
-from bijax.inspect.rows.moves import placed
-from bijax.inspect.rows.value import Place, Value, axes_moved, chosen, combined, everywhere, met_along
+from bijax.transform.rows.flow import Flow, rule
+from bijax.transform.rows.layout import Layout, moved, sliced
+from bijax.transform.rows.moves import placed
+from bijax.transform.rows.value import Place, Value, axes_moved, chosen, combined, everywhere, met_along
 
 
 @rule("dynamic_slice")

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from bijax.inspect.rows.flow import Flow, rule
-from bijax.inspect.rows.layout import moved
-from bijax.inspect.rows.value import Kind, Value, axes_moved, chosen, combined, everywhere, met_along
+from bijax.transform.rows.flow import Flow, rule
+from bijax.transform.rows.layout import moved
+from bijax.transform.rows.value import Kind, Value, axes_moved, chosen, combined, everywhere, met_along
 
 
 def reduced(flow: Flow, eqn: Any, values: list[Value], axes: Iterable[int], rank: int) -> Value:

@@ -1,0 +1,100 @@
+"""The layers of a model that are cut over devices: where they are, what they become, and where weights go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from .llama import Llama
+from .llama_weights import read_weights
+from .parallel_layers import (
+    ColumnParallelLinear,
+    Cut,
+    ParallelHeadNorm,
+    RowParallelLinear,
+    VocabParallelEmbed,
+    grouped,
+)
+
+type Path = tuple[Any, ...]
+
+
+def cut_model(model: Llama, cut: Cut) -> Llama:
+    """Puts layers that are cut into a model, which is changed, and returns it as the model of one device.
+
+    Args:
+        model: The model, with arrays or without them (`nnx.eval_shape`).
+        cut: How it is cut.
+    """
+    local: Any = model
+    config = model.config
+    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    for block in local.blocks:
+        attention, mlp = block.attention, block.mlp
+        attention.qkv = ColumnParallelLinear(attention.qkv, (query, key, key), cut)
+        attention.out = RowParallelLinear(attention.out, cut)
+        if attention.query_norm is not None:
+            attention.query_norm = ParallelHeadNorm(attention.query_norm, config.num_heads, cut)
+            attention.key_norm = ParallelHeadNorm(attention.key_norm, config.num_kv_heads, cut)
+        attention.num_heads //= cut.devices
+        attention.num_kv_heads //= cut.devices
+        mlp.gate_up = ColumnParallelLinear(mlp.gate_up, (config.intermediate_size,) * 2, cut)
+        mlp.down = RowParallelLinear(mlp.down, cut)
+    local.embed = VocabParallelEmbed(local.embed, cut)
+    if local.lm_head is not None:
+        local.lm_head = ColumnParallelLinear(local.lm_head, (config.vocab_size,), cut)
+    return model
+
+
+def cut_layers(model: Any) -> Iterator[tuple[Path, Any]]:
+    """Yields the layers of a model whose weights are cut, with their paths."""
+    for index, block in enumerate(model.blocks):
+        yield ("blocks", index, "attention", "qkv"), block.attention.qkv
+        yield ("blocks", index, "attention", "out"), block.attention.out
+        yield ("blocks", index, "mlp", "gate_up"), block.mlp.gate_up
+        yield ("blocks", index, "mlp", "down"), block.mlp.down
+    yield ("embed",), model.embed
+    if model.lm_head is not None:
+        yield ("lm_head",), model.lm_head
+
+
+def at(tree: Any, path: Path) -> Any:
+    """Returns what is at a path."""
+    for key in path:
+        tree = tree[key]
+    return tree
+
+
+def place_weights(
+    whole: Llama, local: Llama, params: Any, shardings: Any, weights: Mapping[str, np.ndarray]
+) -> dict[str, Any]:
+    """Reads weights one after another, and gives each device its part.
+
+    Args:
+        whole: The model on one device, without arrays.
+        local: The model of a device of the mesh, without arrays.
+        params: Shapes and dtypes of the parameters: a tree of dicts.
+        shardings: A tree of the same structure.
+        weights: Weights under Hugging Face names.
+
+    Returns:
+        The parameters.
+
+    Raises:
+        ValueError: If a weight does not have the shape of its parameter.
+        KeyError: If a weight is missing.
+    """
+    paths = {id(node): path for path, node in nnx.iter_graph(whole) if isinstance(node, nnx.Param)}
+    columns = {path: layer for path, layer in cut_layers(local) if isinstance(layer, ColumnParallelLinear)}
+    placed = jax.tree.map(lambda leaf: leaf, params)  # its dicts are changed
+    for parameter, read in read_weights(whole, weights):
+        *layer, name = paths[id(parameter)]
+        value = read.astype(parameter.dtype)
+        if (column := columns.get(tuple(layer))) is not None:
+            value = grouped(value, column.parts, column.cut.leaves)
+        at(placed, tuple(layer))[name] = jax.device_put(value, at(shardings, tuple(layer))[name])
+    return dict(placed)

@@ -1,0 +1,125 @@
+"""The programs of a partitioned model in an engine: before, in and after the blocks, each under `jax.shard_map`."""
+
+import functools
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from .block import Block, Rotary, Stream, added, project, start_tokens
+from .layers import LayerCache
+
+
+class OnMesh:
+    """Modules of a model on a mesh, without their arrays: hashed once, and compared by identity first.
+
+    Args:
+        tree: Structure of the modules.
+        specs: How each of their arrays is sharded.
+        mesh: The mesh.
+        axis: The axis that heads and the vocabulary are cut over.
+    """
+
+    def __init__(self, tree: Any, specs: tuple[P, ...], mesh: Mesh, axis: str) -> None:
+        self.tree, self.specs, self.mesh, self.axis = tree, specs, mesh, axis
+        self._hash = hash((tree, specs, mesh, axis))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        parts = ("tree", "specs", "mesh", "axis")
+        return isinstance(other, OnMesh) and all(getattr(self, name) == getattr(other, name) for name in parts)
+
+
+def heads_cut(axis: str) -> P:
+    """Returns how pages (pages, page_size, heads, width) are sharded."""
+    return P(None, None, axis, None)
+
+
+@functools.partial(jax.jit, static_argnames=("structure", "capacity"))
+def start_on(
+    structure: OnMesh,
+    arrays: tuple[jax.Array, ...],
+    tokens: jax.Array,
+    start: jax.Array,
+    lengths: jax.Array,
+    *,
+    capacity: int,
+) -> tuple[jax.Array, tuple[Rotary, ...]]:
+    """Runs what is before the blocks; see `start_tokens`."""
+
+    def run(arrays: Any, tokens: jax.Array, start: jax.Array, lengths: jax.Array) -> Any:
+        embed, rotaries = jax.tree.unflatten(structure.tree, arrays)
+        return start_tokens(embed, rotaries, tokens, start=start, lengths=lengths, capacity=capacity)
+
+    mapped = jax.shard_map(run, mesh=structure.mesh, in_specs=(structure.specs, P(), P(), P()), out_specs=P())
+    found: tuple[jax.Array, tuple[Rotary, ...]] = mapped(arrays, tokens, start, lengths)
+    return found
+
+
+@functools.partial(jax.jit, static_argnames=("structure", "alone"), donate_argnames=("keys", "values"))
+def extend_on(
+    structure: OnMesh,
+    arrays: tuple[jax.Array, ...],
+    stream: Stream,
+    rotary: Rotary,
+    keys: jax.Array,
+    values: jax.Array,
+    page_table: jax.Array,
+    start: jax.Array,
+    lengths: jax.Array,
+    common_prefix: jax.Array | None,
+    *,
+    alone: bool,
+) -> tuple[Stream, jax.Array, jax.Array]:
+    """Runs a block; with `alone` the addition at its end too, which is else left to the norm of the next one."""
+
+    def run(arrays: Any, stream: Stream, rotary: Rotary, keys: Any, values: Any, *places: Any) -> Any:
+        block: Block = jax.tree.unflatten(structure.tree, arrays)
+        page_table, start, lengths, common_prefix = places
+        cache = LayerCache(keys, values, page_table, common_prefix)
+        stream, after = block.extend(stream, rotary, cache, start=start, lengths=lengths)
+        written = cast(LayerCache, after)
+        return (added(stream), None) if alone else stream, written.keys, written.values
+
+    heads = heads_cut(structure.axis)
+    in_specs = (structure.specs, P(), P(), heads, heads, P(), P(), P(), P())
+    mapped = jax.shard_map(run, mesh=structure.mesh, in_specs=in_specs, out_specs=(P(), heads, heads))
+    found: tuple[Stream, jax.Array, jax.Array] = mapped(
+        arrays, stream, rotary, keys, values, page_table, start, lengths, common_prefix
+    )
+    return found
+
+
+@functools.partial(jax.jit, static_argnames=("structure", "soft_cap"))
+def project_on(
+    structure: OnMesh, arrays: tuple[jax.Array, ...], hidden: jax.Array, *, soft_cap: float | None
+) -> jax.Array:
+    """Returns the logits of rows of the residual stream, gathered from the devices that have their columns."""
+
+    def run(arrays: Any, hidden: jax.Array) -> jax.Array:
+        norm, projection = jax.tree.unflatten(structure.tree, arrays)
+        columns = project(norm, projection, (hidden, None), soft_cap)
+        return jax.lax.all_gather(columns, structure.axis, axis=1, tiled=True, to="invarying")
+
+    mapped = jax.shard_map(run, mesh=structure.mesh, in_specs=(structure.specs, P()), out_specs=P())
+    logits: jax.Array = mapped(arrays, hidden)
+    return logits
+
+
+@functools.partial(jax.jit, static_argnames="structure")
+def norm_on(structure: OnMesh, arrays: tuple[jax.Array, ...], hidden: jax.Array) -> jax.Array:
+    """Returns the last norm of rows of the residual stream, float32."""
+
+    def run(arrays: Any, hidden: jax.Array) -> jax.Array:
+        norm, _ = jax.tree.unflatten(structure.tree, arrays)
+        return norm(hidden).astype(jnp.float32)
+
+    mapped = jax.shard_map(run, mesh=structure.mesh, in_specs=(structure.specs, P()), out_specs=P())
+    embeddings: jax.Array = mapped(arrays, hidden)
+    return embeddings

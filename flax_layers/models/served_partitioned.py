@@ -1,0 +1,211 @@
+"""A partitioned Llama model as inference engines call it: weights and pages are cut over the devices of a mesh."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from pallas_kernels.contract import SplitAttentionContract
+
+from ..ops import PLAIN
+from .block import Stream
+from .llama import Llama
+from .partition import PartitionedLlama, partition
+from .partitioned_programs import OnMesh, extend_on, heads_cut, norm_on, project_on, start_on
+
+type Pages = list[tuple[jax.Array, jax.Array]]
+type Part = tuple[OnMesh, tuple[jax.Array, ...]]
+
+
+class ServedPartitionedLlama:
+    """A partitioned Llama model for `bijax.serving.Engine`; `ServedLlama.partitioned` makes one.
+
+    Each device has its share of the weights, and of the heads of each page. Hidden states and logits are the same on
+    all devices.
+
+    Args:
+        model: The model.
+        one_program: As for `ServedLlama`.
+
+    Guarantee: row-invariant, and with the same bits on 1, 2, 4, ... `leaves` devices, as `PartitionedLlama`.
+
+    Example:
+        >>> from flax_layers.checkpoint import LlamaConfig
+        >>> from flax_layers.models import ServedLlama
+        >>> config = LlamaConfig(
+        ...     vocab_size=32, hidden_size=8, intermediate_size=16, num_layers=1, num_heads=2, num_kv_heads=1,
+        ...     head_dim=8, rope_theta=10000.0, rms_norm_eps=1e-5, tie_word_embeddings=True,
+        ...     max_position_embeddings=64, bos_token_id=1, eos_token_ids=(2,))
+        >>> served = ServedLlama(Llama(config, rngs=nnx.Rngs(0))).partitioned(jax.make_mesh((1,), ("model",)))
+        >>> served.vocab_size, served.mesh.shape["model"]
+        (32, 1)
+    """
+
+    def __init__(self, model: PartitionedLlama, *, one_program: bool | None = None) -> None:
+        self.model = model
+        if one_program is None:
+            one_program = any(device.platform != "cpu" for device in model.mesh.devices.flat)
+        self.one_program = one_program
+        arrays = model.local(model.params)
+        specs = model.merged(model.specs, jax.tree.map(lambda _: P(), model.rest))
+        self._is_plain = arrays.norm.ops is PLAIN
+        self._first = self._part((arrays.embed, arrays.rotaries), (specs.embed, specs.rotaries))
+        self._last = self._part((arrays.norm, arrays.projection), (specs.norm, specs.projection))
+        known: dict[OnMesh, OnMesh] = {}  # structures that are equal become one object
+        self._blocks: list[tuple[OnMesh, tuple[jax.Array, ...], int]] = []
+        for index, (block, spec) in enumerate(zip(arrays.blocks, specs.blocks, strict=True)):
+            structure, parameters = self._part(block, spec)
+            self._blocks.append((known.setdefault(structure, structure), parameters, arrays.rotary_of(index)))
+
+    def _part(self, modules: Any, specs: Any) -> Part:
+        leaves, tree = jax.tree.flatten(modules)
+        return OnMesh(tree, tuple(jax.tree.leaves(specs)), self.mesh, self.model.axis), tuple(leaves)
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh."""
+        return self.model.mesh
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens."""
+        return self.model.config.vocab_size
+
+    @property
+    def max_length(self) -> int:
+        """Longest sequence, in tokens."""
+        return self.model.config.max_position_embeddings
+
+    @property
+    def least_common_prefix(self) -> int | None:
+        """As `ServedLlama.least_common_prefix`."""
+        return SplitAttentionContract().split if self.one_program and not self._is_plain else None
+
+    def init_pages(self, num_pages: int, page_size: int) -> Pages:
+        """Returns keys and values of each layer, (pages, page_size, K, H) each, whose heads are sharded."""
+        config, heads = self.model.config, NamedSharding(self.mesh, heads_cut(self.model.axis))
+        shape = (num_pages, page_size, config.num_kv_heads, config.head_dim)
+        zeros = jax.jit(lambda: jnp.zeros(shape, self.model.dtype), out_shardings=heads)
+        return [(zeros(), zeros()) for _ in range(config.num_layers)]
+
+    def extend(
+        self,
+        pages: Pages,
+        tokens: jax.Array,
+        page_table: jax.Array,
+        start: jax.Array,
+        lengths: jax.Array,
+        common_prefix: jax.Array | None = None,
+    ) -> tuple[jax.Array, Pages]:
+        """Appends tokens to sequences; see `ServedLlama.extend`."""
+        capacity = page_table.shape[1] * pages[0][0].shape[1]
+        x, angles = start_on(*self._first, tokens, start, lengths, capacity=capacity)
+        stream: Stream = (x, None)
+        written, last = [], len(self._blocks) - 1
+        for index, ((structure, parameters, rotary), layer) in enumerate(zip(self._blocks, pages, strict=True)):
+            given = (angles[rotary], *layer, page_table, start, lengths, common_prefix)
+            alone = not self.one_program or index == last
+            stream, keys, values = extend_on(structure, parameters, stream, *given, alone=alone)
+            written.append((keys, values))
+        return stream[0], written
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """Maps rows (R, hidden_size) of the residual stream to float32 logits (R, vocab_size), gathered."""
+        return project_on(*self._last, hidden, soft_cap=self.model.config.logits_soft_cap)
+
+    def embed(self, hidden: jax.Array) -> jax.Array:
+        """Maps rows (R, hidden_size) of the residual stream to their norms, float32."""
+        return norm_on(*self._last, hidden)
+
+    def plain(self) -> ServedPartitionedLlama:
+        """Returns the model with the same shards and stock JAX operations, such as `jax.lax.psum`."""
+        return ServedPartitionedLlama(self.model.with_ops(PLAIN), one_program=self.one_program)
+
+    def with_weights(self, weights: Any) -> ServedPartitionedLlama:
+        """Returns the model with other weights, in the same shards.
+
+        Args:
+            weights: A `Llama` of the same sizes or its state, which are cut, or a `PartitionedLlama` that was cut in
+                the same way, whose arrays are moved to this mesh.
+
+        Raises:
+            TypeError: If they have another format.
+            ValueError: If they belong to another model, or were cut in another way.
+        """
+        if isinstance(weights, PartitionedLlama):
+            params = weights.params
+            if weights.leaves != self.model.leaves:
+                raise ValueError(
+                    f"ServedPartitionedLlama: the weights must be cut for sums of {self.model.leaves} leaves, got"
+                    f" {weights.leaves}; pass leaves={self.model.leaves} to partition."
+                )
+        elif isinstance(weights, (Llama, nnx.State)):
+            params = self._cut(weights)
+        else:
+            raise TypeError(
+                "ServedPartitionedLlama: weights must be a Llama, its nnx.State or a PartitionedLlama, got"
+                f" {type(weights).__name__}."
+            )
+        ours, theirs = (jax.tree.map(lambda a: (a.shape, a.dtype), p) for p in (self.model.params, params))
+        if ours != theirs:
+            raise ValueError(
+                "ServedPartitionedLlama: the weights must have the names, shapes and dtypes of the model's own."
+            )
+        shardings = jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self.model.specs)
+        model = dataclasses.replace(self.model, params=jax.device_put(params, shardings))
+        return ServedPartitionedLlama(model, one_program=self.one_program)
+
+    def _cut(self, weights: Llama | nnx.State[Any, Any]) -> Any:
+        config, dtype = self.model.config, self.model.dtype
+        if isinstance(weights, nnx.State):
+            whole = nnx.eval_shape(lambda: Llama(config, dtype=dtype, rngs=nnx.Rngs(0)))
+            graph, state = nnx.split(whole)
+            names: list[Any] = [jax.tree.structure(s) for s in (state, weights)]
+            if names[0] != names[1]:
+                raise ValueError(
+                    "ServedPartitionedLlama: the weights must have the names, shapes and dtypes of the model's own."
+                )
+            weights = nnx.merge(graph, weights)
+        if weights.config != config:
+            raise ValueError(
+                "ServedPartitionedLlama: the weights must belong to a model with the numbers of this one, got"
+                f" {weights.config} for {config}."
+            )
+        return partition(weights, self.mesh, axis=self.model.axis, leaves=self.model.leaves).params
+
+
+class _Frame:
+    """A served model without its arrays, as the static part of a pytree; equal frames run the same programs."""
+
+    def __init__(self, model: PartitionedLlama, one_program: bool) -> None:
+        self.model = dataclasses.replace(model, params={}, rest=None)
+        self.one_program = one_program
+        specs: list[P] = jax.tree.leaves(model.specs)
+        self._parts = (one_program, model.mesh, model.axis, model.leaves, model.graph, tuple(specs))
+        self._hash = hash(self._parts)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, _Frame) and self._parts == other._parts)
+
+
+def _flatten(served: ServedPartitionedLlama) -> tuple[tuple[Any, Any], _Frame]:
+    return (served.model.params, served.model.rest), _Frame(served.model, served.one_program)
+
+
+def _unflatten(frame: _Frame, children: Iterable[Any]) -> ServedPartitionedLlama:
+    params, rest = children
+    model = dataclasses.replace(frame.model, params=params, rest=rest)
+    return ServedPartitionedLlama(model, one_program=frame.one_program)
+
+
+jax.tree_util.register_pytree_node(ServedPartitionedLlama, _flatten, _unflatten)

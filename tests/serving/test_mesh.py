@@ -1,0 +1,23 @@
+"""Engines whose models are cut over devices, in a process of its own, which has eight devices of a CPU."""
+
+import pytest
+
+from tests import fake_devices
+from tests.tiers import full_only
+
+FAST = ("fingerprints",)
+OTHERS = (
+    ("bad input", "smallest"),
+    ("one device and two",),
+    ("any number of devices", "plain"),
+    ("one program",),
+    ("weights",),
+    ("command",),
+    ("modes on two devices",),
+    ("modes on four and eight devices",),
+)
+
+
+@pytest.mark.parametrize("names", [FAST, *map(full_only, OTHERS)], ids=lambda names: names[0])
+def test_engines_have_the_same_bits_on_any_number_of_devices(names: tuple[str, ...]) -> None:
+    assert fake_devices.run("tests.serving.mesh_engines", *names) == list(names)

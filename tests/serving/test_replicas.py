@@ -1,0 +1,103 @@
+"""Several engines with equal models as one engine of the server."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from bijax.server.replicas import Replicas
+from bijax.serving import AsyncEngine, Completion, EngineError, EngineStats, RequestOutput, SamplingParams
+from tests.serving.traffic import bits, engine
+
+PARAMS = SamplingParams(max_new_tokens=4, logprobs=True, seed=1)
+STATS = EngineStats(1, 2, 0.5, 3, 4, 5, 6, 7, 8, finished={"stop": 1}, cache_tokens=64)
+
+
+class Recorded:
+    """An engine that notes what it is asked, and serves until it is told to go on."""
+
+    def __init__(self, stats: EngineStats) -> None:
+        self.error: BaseException | None = None
+        self.asked: list[str] = []
+        self.go_on = asyncio.Event()
+        self._stats = stats
+
+    async def stream(
+        self, tokens: Any, params: Any, *, request_id: str, priority: int
+    ) -> AsyncGenerator[RequestOutput]:
+        self.asked.append(request_id)
+        await self.go_on.wait()
+        yield RequestOutput(request_id, tuple(tokens), (Completion(0, (1,), "", "length"),), True)
+
+    async def abort(self, request_id: str) -> bool:
+        return request_id in self.asked
+
+    async def pause(self) -> None:
+        self.asked.append("pause")
+
+    async def update_weights(self, weights: Any, version: str | None) -> None:
+        self.asked.append(f"update {version}")
+        if weights is None:
+            raise ValueError("other weights")
+
+    def stats(self) -> EngineStats:
+        return self._stats
+
+
+def test_requests_go_where_the_fewest_are() -> None:
+    async def body() -> None:
+        engines: list[Any] = [Recorded(STATS), Recorded(STATS)]
+        replicas = Replicas(engines)
+
+        async def ask(name: str) -> RequestOutput:
+            [output] = [o async for o in replicas.stream([5], PARAMS, request_id=name)]
+            return output
+
+        tasks = []
+        for name in "abcd":
+            tasks.append(asyncio.create_task(ask(name)))
+            await asyncio.sleep(0)
+        assert [e.asked for e in engines] == [["a", "c"], ["b", "d"]]
+        engines[1].go_on.set()
+        await asyncio.gather(tasks[1], tasks[3])
+        tasks += [asyncio.create_task(ask("e"))]
+        await asyncio.sleep(0)
+        assert engines[1].asked == ["b", "d", "e"]  # the first has two
+        engines[0].go_on.set()
+        assert [o.request_id for o in await asyncio.gather(*tasks)] == list("abcde")
+        assert await replicas.abort("c")
+        assert not await replicas.abort("nobody")
+        await replicas.pause()
+        assert [e.asked[-1] for e in engines] == ["pause", "pause"]
+        with pytest.raises(ValueError, match="other weights"):
+            await replicas.update_weights(None, "2")
+        assert [e.asked[-1] for e in engines] == ["update 2", "pause"]  # what the first refuses changes none
+        stats = replicas.stats()
+        assert (stats.num_running, stats.num_waiting, stats.generated_tokens, stats.finished) == (2, 4, 16, {"stop": 2})
+        assert (stats.kv_cache_usage, stats.cache_tokens) == (0.5, 64)
+        assert replicas.error is None
+        engines[1].error = EngineError("it broke")
+        assert replicas.error is engines[1].error
+
+    asyncio.run(asyncio.wait_for(body(), 60))
+    with pytest.raises(ValueError, match="at least one engine, got none"):
+        Replicas([])
+
+
+@pytest.mark.tier("full")
+def test_each_engine_gives_the_same_bits() -> None:
+    async def body() -> None:
+        engines = [AsyncEngine(engine(speculative_tokens=0)) for _ in range(2)]
+        replicas = Replicas(engines)
+
+        async def ask(name: str, params: SamplingParams) -> Any:
+            outputs = [o async for o in replicas.stream((5, 6, 7), params, request_id=name)]
+            return bits(outputs[-1])
+
+        several = await asyncio.gather(*(ask(name, PARAMS) for name in "abcdef"))
+        assert all(one == several[0] for one in several)
+        assert all(e.stats().generated_tokens == 12 for e in engines)
+        await replicas.close()
+
+    asyncio.run(asyncio.wait_for(body(), 240))
