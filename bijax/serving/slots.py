@@ -20,6 +20,7 @@ class Slots:
             number of the slot, the adapter, the pages.
         seeds: (S, 2) uint32, part of the rows.
         temperature: (S,) float32, part of the rows.
+        adapters: (S,) int32, part of the rows; 0 for none.
         table: (S, table_width) int32, part of the rows.
         top_k: (S,) int32; 0 keeps all.
         top_p: (S,) float32.
@@ -45,6 +46,7 @@ class Slots:
             params = sequence.request.params
             self.seeds[slot] = seed_words([sequence.seed])[0]
             self.temperature[slot] = params.temperature
+            self.adapters[slot] = sequence.request.adapter
             self.top_k[slot] = min(params.top_k or 0, self._vocab_size)
             self.top_p[slot], self.min_p[slot] = params.top_p, params.min_p
         self.table[slot, written : len(pages)] = pages[written:]
