@@ -52,14 +52,14 @@ def start(name: str | None, options: ServerOptions, model_options: ModelOptions,
         adapters = load_adapters(checkpoint, model_options)
     except (CheckpointError, OSError, ValueError) as error:
         raise ServeError(str(error)) from error
+    model = _served_model(checkpoint, name or path.name, options.served_model_name, (model_options, engine_options))
+    if model.name in adapters:
+        raise ServeError(f"an adapter must not have the model's name, got {model.name!r}; rename it in --lora-paths")
     try:
         listener = listen(options.host, options.port)
     except OSError as error:
         raise ServeError(f"cannot listen on {options.host} port {options.port}: {error.strerror or error}") from error
     set_up_logs(options.log_format)
-    model = _served_model(checkpoint, name or path.name, options.served_model_name, (model_options, engine_options))
-    if model.name in adapters:
-        raise ServeError(f"an adapter must not have the model's name, got {model.name!r}; rename it in --lora-paths")
     if checkpoint.tokenizer is None:
         log.info("no tokenizer: requests must bring token ids (input_ids of /generate)")
     log.info("%s on http://%s:%d", model.name, *listener.getsockname()[:2])

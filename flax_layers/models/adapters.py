@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .block import Block
+from .layers import Attention
 from .llama import Llama
 
 if TYPE_CHECKING:
@@ -219,8 +220,8 @@ def _find(block: Block, name: str) -> Any:
 
 def _widths(block: Block, name: str, layer: Any) -> tuple[int, ...]:
     """Returns the columns of each part of a linear layer."""
-    if name == "attention.qkv":
-        attention = block.attention
+    attention = block.attention
+    if name == "attention.qkv" and isinstance(attention, Attention):
         return tuple(n * attention.head_dim for n in (attention.num_heads, *[attention.num_kv_heads] * 2))
     parts = len(_LAYERS[name])
     return (layer.out_features // parts,) * parts
