@@ -54,7 +54,8 @@ def logprobs(output: RequestOutput) -> np.ndarray:
     return np.array([p.logprob for p in output.completions[0].logprobs], np.float32)
 
 
-@pytest.mark.parametrize("dtype", [pytest.param("int8"), pytest.param("fp8_e4m3", marks=pytest.mark.tier("full"))])
+@pytest.mark.tier("full")  # a model with such a cache compiles for 15 seconds
+@pytest.mark.parametrize("dtype", STORED)
 def test_decoding_is_prefill(engines: Any, dtype: str) -> None:
     """Tokens that were decoded get the same log-probabilities as a prompt, in chunks and from a warm cache."""
     engine = engines(dtype)
@@ -107,6 +108,7 @@ def test_log_probabilities_are_close_to_those_of_a_wide_cache(engines: Any) -> N
     assert 0 < errors["fp8_e4m3"] < 0.3
 
 
+@pytest.mark.tier("full", fast=("fp8_e4m3",))
 @pytest.mark.parametrize("dtype", STORED)
 def test_the_cache_is_a_quarter(engines: Any, dtype: str) -> None:
     def size(dtype: str) -> int:
@@ -137,7 +139,8 @@ def test_numbers_that_8_bits_cannot_hold_make_nan() -> None:
     angles = np.ones((1, 3, 4), np.float32), np.zeros((1, 3, 4), np.float32)
     cache = np.zeros((1, 4, 1, 8), np.int8)
     scales = np.full(1, 0.5, np.float32), np.full(1, 0.5, np.float32)
-    query, keys, values = INVARIANT.rotate_and_store(heads, *angles, np.arange(3), cache, cache, scales=scales)
+    store = jax.jit(INVARIANT.rotate_and_store)
+    query, keys, values = store(heads, *angles, np.arange(3), cache, cache, scales=scales)
     assert np.isnan(query[0]).all(axis=(1, 2)).tolist() == [False, True, True]
     assert np.asarray(keys)[0, :, 0, 1].tolist() == [2, 2, 2, 0]
     assert np.asarray(values)[0, 2, 0].tolist() == [0, *[2] * 7]
