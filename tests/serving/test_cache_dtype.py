@@ -110,14 +110,16 @@ def test_log_probabilities_are_close_to_those_of_a_wide_cache(engines: Any) -> N
 
 @pytest.mark.tier("full", fast=("fp8_e4m3",))
 @pytest.mark.parametrize("dtype", STORED)
-def test_the_cache_is_a_quarter(engines: Any, dtype: str) -> None:
+def test_the_cache_is_a_quarter(checkpoint: Checkpoint, dtype: str) -> None:
+    def arrays(dtype: str) -> list[Any]:
+        served = load_model(checkpoint, ModelOptions(kv_cache_dtype=dtype))
+        return jax.tree.leaves(jax.eval_shape(lambda: served.init_pages(8, 4)))
+
     def size(dtype: str) -> int:
-        pages = jax.eval_shape(lambda: engines(dtype)._model.init_pages(8, 4))
-        return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(pages))
+        return sum(a.size * a.dtype.itemsize for a in arrays(dtype))
 
     assert 4 * size(dtype) == size("auto")
-    pages = jax.eval_shape(lambda: engines(dtype)._model.init_pages(8, 4))
-    assert {a.dtype.name for a in jax.tree.leaves(pages)} == {STORED[dtype]}
+    assert {a.dtype.name for a in arrays(dtype)} == {STORED[dtype]}
 
 
 @pytest.mark.tier("full")
