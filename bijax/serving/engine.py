@@ -12,7 +12,7 @@ from bijax.serving.batches import cut
 from bijax.serving.cache_size import StateBytes, choose_num_pages, num_snapshots
 from bijax.serving.errors import EngineError, QueueFullError
 from bijax.serving.grammar import Grammars
-from bijax.serving.model import Model, Tokenizer, state_interval
+from bijax.serving.model import Model, Tokenizer, adapter_names, state_interval
 from bijax.serving.options import EngineOptions
 from bijax.serving.outputs import EngineStats, FinishReason, RequestOutput
 from bijax.serving.params import SamplingParams
@@ -49,11 +49,12 @@ class Engine:
         options: The same, with the number of pages that the cache has.
 
     Guarantee: tokens, texts and the bits of log-probabilities of a request depend on the request, its seed, the weights
-    and the option `enable_deterministic_inference` alone: not on other requests, their order and number, chunks, the
-    cache and its pages, preemption, speculation, or the moment. With a model that is cut over devices they do not
-    depend on the number of devices, and are others than without a mesh (`flax_layers.partition`). A request that names
-    no seed and has a temperature gets a random one, so that eight such requests are eight samples; `Completion.seed`
-    tells it. The options `default_seed` and `seed_from_prompt` make these reproducible too.
+    of the model and of its own adapter, and the option `enable_deterministic_inference` alone: not on other requests,
+    their order, number and adapters, chunks, the cache and its pages, preemption, speculation, or the moment. With a
+    model that is cut over devices they do not depend on the number of devices, and are others than without a mesh
+    (`flax_layers.partition`). A request that names no seed and has a temperature gets a random one, so that eight such
+    requests are eight samples; `Completion.seed` tells it. The options `default_seed` and `seed_from_prompt` make these
+    reproducible too.
 
     Example:
         >>> from bijax.serving.toy import ToyModel
@@ -200,6 +201,7 @@ class Engine:
             default_seed=self.options.default_seed,
             seed_from_prompt=self.options.seed_from_prompt,
             grammars=self._grammars,
+            adapters=adapter_names(self._model),
         )
         if params.embedding and not hasattr(self._model, "embed"):
             raise ValueError(

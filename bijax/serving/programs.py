@@ -142,9 +142,7 @@ class Programs:
         if self._pages is None:
             self._allocate()
         given = device.begin(packed, self._last, table_width=self._table_width)
-        slots = {} if self._snapshots is None else {"slots": given.slots}
-        numbers = (given.tokens, given.page_table, given.start, given.lengths)
-        hidden, self._pages = self.model.extend(self._pages, *numbers, **slots)
+        hidden, self._pages = device.extend(self.model, self._pages, given)
         return hidden
 
     def advance(self, packed: np.ndarray, rows: Rows | None, *, common_prefix: bool = False) -> tuple[jax.Array, Drawn]:

@@ -183,7 +183,8 @@ class Scheduler:
         """Gives the prefix cache pages that are full, of tokens that are known."""
         full = min(sequence.computed, len(sequence.tokens)) // self._page_size
         if self.prefix is not None and full > sequence.inserted:
-            self.prefix.insert(sequence.tokens[: full * self._page_size], sequence.pages[:full])
+            tokens, adapter = sequence.tokens[: full * self._page_size], sequence.request.adapter
+            self.prefix.insert(tokens, sequence.pages[:full], adapter=adapter)
             sequence.inserted = full
 
     def remove(self, sequence: Sequence) -> None:
@@ -285,11 +286,12 @@ class Scheduler:
         scored = sequence.request.next_prompt_logprob if sequence.index == 0 else None
         if scored is not None:
             limit = min(limit, scored - 1)
+        adapter = sequence.request.adapter
         if self.prefix is not None and self.states is not None:
-            pages, index = self.prefix.match_snapshot(sequence.tokens, limit=limit)
+            pages, index = self.prefix.match_snapshot(sequence.tokens, limit=limit, adapter=adapter)
             return pages, None if index is None else Snapshot(len(pages) * self._page_size, index)
         if self.prefix is not None:
-            return self.prefix.match(sequence.tokens, limit=limit), None
+            return self.prefix.match(sequence.tokens, limit=limit, adapter=adapter), None
         return self._sibling_prefix(sequence, limit)
 
     def _sibling_prefix(self, sequence: Sequence, limit: int) -> tuple[list[int], Snapshot | None]:

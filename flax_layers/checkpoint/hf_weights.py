@@ -91,7 +91,7 @@ def _list_tensors(folder: Path) -> tuple[dict[str, Path], dict[str, Shape]]:
     files: dict[str, Path] = {}
     found: dict[str, Shape] = {}
     for path in dict.fromkeys(listed.values()) if listed else [folder / _SINGLE]:
-        for name, shape in _read_header(path).items():
+        for name, shape in read_header(path).items():
             if listed.get(name, path) != path or name in files:
                 raise CheckpointError(
                     f"{path}: holds {name}, which {_INDEX} places elsewhere; get the whole folder again"
@@ -126,7 +126,12 @@ def _listed_shards(folder: Path) -> dict[str, Path]:
     return {name: folder / shard for name, shard in shards.items()}
 
 
-def _read_header(path: Path) -> dict[str, Shape]:
+def read_header(path: Path) -> dict[str, Shape]:
+    """Returns the shape of every tensor in a safetensors file.
+
+    Raises:
+        CheckpointError: If the file is damaged or a dtype is not as `hf_weights` requires.
+    """
     shapes: dict[str, Shape] = {}
     try:
         with safetensors.safe_open(path, framework="np") as file:
