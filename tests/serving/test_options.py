@@ -29,7 +29,8 @@ def test_every_option_has_a_flag_and_a_variable() -> None:
     for option in dataclasses.fields(EngineOptions):
         assert getattr(parsed, option.name) is None
         kind = option.metadata["kind"]
-        text, value = {bool: ("1", True), float: ("0.5", 0.5), int: ("7", 7)}[kind]
+        number = max(7, option.metadata["least"] or 0)
+        text, value = {bool: ("1", True), float: ("0.5", 0.5), int: (str(number), number)}[kind]
         environ = {"BIJAX_" + option.name.upper(): text}
         assert getattr(EngineOptions.read(environ=environ), option.name) == value
 

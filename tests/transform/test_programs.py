@@ -14,8 +14,8 @@ def test_random_programs_are_invariant(seed: int, kernels: bool) -> None:
     assert not differences(Fuzz(seed, kernels), sizes=SIZES)
 
 
-@pytest.mark.tier("full", fault=("4", "8", "14"))
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.tier("full", fault=("4", "8", "14", "163"))
+@pytest.mark.parametrize("seed", [*range(24), 163])
 def test_programs_with_steps_that_found_faults_are_invariant(seed: int) -> None:
     """Shared values, flags in carries, constants of all dtypes, masks, sparse and foreign code."""
     assert not differences(Fuzz(seed, guests=True), sizes=SIZES)
