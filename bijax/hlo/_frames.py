@@ -67,8 +67,10 @@ def short_line(line: str) -> str:
     """Returns "FILE:LINE" without folders; a cell of a notebook is named as the notebook names it, "In[5]:14".
 
     Args:
-        line: "FILE:LINE", or empty.
+        line: "FILE:LINE", or empty; a tilde before it, for a line that is near, is kept.
     """
+    if line.startswith("~"):
+        return f"~{short_line(line[1:])}"
     file, _, number = line.rpartition(":")
     # IPython compiles each cell as a file with a hash for its name.
     shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()

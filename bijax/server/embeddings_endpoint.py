@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from bijax.serving import RequestOutput, SamplingParams
 
+from .adapters import find_adapter, with_adapter
 from .connection import json_response, while_connected
 from .endpoints import admitted, body, service
 from .neutral import EMBEDDINGS, Neutral
@@ -27,6 +28,7 @@ class Embeddings(RequestBody):
     neutral: ClassVar[Neutral] = EMBEDDINGS
 
     model: str | None = None
+    lora_path: str | None = None
     input: Annotated[list[str] | list[list[int]], PlainValidator(prompts_of)]
     encoding_format: Literal["float", "base64"] = "float"
     priority: int = 0
@@ -35,8 +37,9 @@ class Embeddings(RequestBody):
 async def embeddings(request: Request) -> Response:
     """The hidden state after the last layer and norm at the last token of each text, with length 1."""
     asked = await body(request, Embeddings)
-    head = reply_head(request, asked.model, "embd-")
-    prompts = [Prompt(source, _PARAMS, "input", priority=asked.priority) for source in asked.input]
+    adapter = find_adapter(service(request).model, asked.model, asked.lora_path)
+    head = reply_head(request, adapter, "embd-")
+    prompts = with_adapter([Prompt(text, _PARAMS, "input", priority=asked.priority) for text in asked.input], adapter)
     generation, tokens = await admitted(request, prompts)
     outputs = await while_connected(request.receive, generation.finish(prompts, tokens))
     total = sum(len(output.prompt_tokens) for output in outputs)
@@ -44,7 +47,7 @@ async def embeddings(request: Request) -> Response:
         {"object": "embedding", "index": index, "embedding": _encoded(output, asked.encoding_format)}
         for index, output in enumerate(outputs)
     ]
-    reply: dict[str, Any] = {"object": "list", "data": data, "model": service(request).model.name}
+    reply: dict[str, Any] = {"object": "list", "data": data, "model": head.model}
     reply |= {"usage": {"prompt_tokens": total, "total_tokens": total}, "system_fingerprint": head.system_fingerprint}
     return json_response(reply)
 

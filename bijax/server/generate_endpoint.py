@@ -20,7 +20,7 @@ async def generate(request: Request) -> Response:
     """Completes prompts. A list of prompts, or `n` above 1, is answered with a list."""
     begin = time.monotonic()
     asked = await body(request, GenerateBody)
-    prompts = asked.prompts()
+    prompts = asked.prompts(service(request).model)
     generation, tokens = await admitted(request, prompts)
     reply = GenerateReply(asked, service(request).tokens)
     if asked.stream:

@@ -5,8 +5,10 @@ from typing import ClassVar, cast
 
 from bijax.serving.params import MAX_TOP_LOGPROBS
 
+from .adapters import find_adapter, with_adapter
 from .errors import ApiError
 from .field_names import FieldNames
+from .model import ServedModel
 from .neutral import GENERATE, GENERATE_SAMPLING, Neutral
 from .prompts import Prompt
 from .sampling_fields import SamplingFields
@@ -37,6 +39,7 @@ class GenerateBody(RequestBody):
     input_ids: OneOrManyTokenIds | None = None
     sampling_params: OneOrMany[GenerateSampling] | None = None
     rid: OneOrMany[str] | None = None
+    lora_path: OneOrMany[str | None] | None = None
     return_logprob: OneOrMany[bool] | None = None
     logprob_start_len: OneOrMany[int] | None = None
     top_logprobs_num: OneOrMany[int] | None = None
@@ -61,22 +64,27 @@ class GenerateBody(RequestBody):
                 return True, cast(list[list[int]], lists)
         raise ApiError(400, "give one prompt or several, either as text or as input_ids", field="text")
 
-    def prompts(self) -> list[Prompt]:
+    def prompts(self, model: ServedModel) -> list[Prompt]:
         """The prompts with their parameters.
 
+        Args:
+            model: What is served.
+
         Raises:
-            ApiError: With status 400, if there is no prompt, or a value is out of range.
+            ApiError: With status 400, if there is no prompt, or a value is out of range; 404, if there is no such
+                adapter.
         """
         is_list, sources = self.sources()
         count = len(sources)
         sampling = _spread("sampling_params", self.sampling_params, count, GenerateSampling())
         rids = _spread("rid", self.rid, count, "")
+        adapters = [find_adapter(model, None, name) for name in _spread("lora_path", self.lora_path, count, None)]
         logprob = _spread("return_logprob", self.return_logprob, count, False)
         start = _spread("logprob_start_len", self.logprob_start_len, count, -1)
         top = _spread("top_logprobs_num", self.top_logprobs_num, count, 0)
         field = "text" if self.text is not None else "input_ids"
         inside = "sampling_params.{}." if isinstance(self.sampling_params, list) else "sampling_params."
-        return [
+        found = [
             _prompt(
                 source,
                 f"{field}.{i}" if is_list else field,
@@ -88,6 +96,7 @@ class GenerateBody(RequestBody):
             )
             for i, source in enumerate(sources)
         ]
+        return [one for prompt, adapter in zip(found, adapters, strict=True) for one in with_adapter([prompt], adapter)]
 
 
 def _prompt(

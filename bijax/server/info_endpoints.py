@@ -8,25 +8,25 @@ import jax
 from starlette.requests import Request
 from starlette.responses import Response
 
+from .adapters import find_adapter
 from .connection import json_response
 from .endpoints import service
-from .errors import ApiError
 from .service import Service
 
 DISTRIBUTION = "batch-invariant-jax"
 
 
 async def models(request: Request) -> Response:
-    """The models: there is one."""
-    return json_response({"object": "list", "data": [_model_card(service(request))]})
+    """The model, and its adapters."""
+    here = service(request)
+    cards = [_model_card(here), *(_model_card(here, adapter) for adapter in here.model.adapters)]
+    return json_response({"object": "list", "data": cards})
 
 
 async def model(request: Request) -> Response:
-    """One model by its name."""
-    here, name = service(request), request.path_params["model"]
-    if name != here.model.name:
-        raise ApiError(404, f"no such model: {name!r}; this server has {here.model.name!r}", field="model")
-    return json_response(_model_card(here))
+    """The model or an adapter by its name."""
+    here = service(request)
+    return json_response(_model_card(here, find_adapter(here.model, request.path_params["model"])))
 
 
 async def model_info(request: Request) -> Response:
@@ -59,14 +59,14 @@ def server_version() -> str:
         return "not installed"
 
 
-def _model_card(here: Service) -> dict[str, Any]:
+def _model_card(here: Service, adapter: str | None = None) -> dict[str, Any]:
     return {
-        "id": here.model.name,
+        "id": adapter or here.model.name,
         "object": "model",
         "created": here.started_at,
         "owned_by": "bijax",
-        "root": here.model.path,
-        "parent": None,
+        "root": here.model.path if adapter is None else here.model.adapters[adapter],
+        "parent": None if adapter is None else here.model.name,
         "max_model_len": here.model.max_model_len,
     }
 

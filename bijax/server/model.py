@@ -48,6 +48,7 @@ class ServedModel:
         tokenizer: None serves token ids alone.
         load_weights: Reads other weights for the same model from a path, as the engine takes them; None refuses that.
             It raises ValueError or OSError if they do not fit or are not there.
+        adapters: The names of its LoRA adapters, with the paths that they were loaded from.
     """
 
     name: str
@@ -56,6 +57,7 @@ class ServedModel:
     max_model_len: int
     tokenizer: Tokenizer | None = None
     load_weights: Callable[[str], Any] | None = None
+    adapters: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def text(self, field: str) -> Tokenizer:
         """The tokenizer.

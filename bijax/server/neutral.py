@@ -12,6 +12,8 @@ from typing import Any
 type Neutral = dict[str, tuple[Any, ...]]
 
 _CONSTRAINED: Neutral = {"structural_tag": (), "stop_regex": (), "custom_params": ()}
+# Every answer is deterministic; there is no faster class of requests.
+_CLASS: Neutral = {"deterministic": (True,)}
 _TEXT: Neutral = {"no_stop_trim": (False,), "spaces_between_special_tokens": (bool,), "stream_interval": (1,)}
 _DISAGGREGATED: Neutral = {
     "bootstrap_host": (), "bootstrap_port": (), "bootstrap_room": (), "bootstrap_pair_key": (), "routed_dp_rank": (),
@@ -19,11 +21,11 @@ _DISAGGREGATED: Neutral = {
 }  # fmt: skip
 _SGLANG: Neutral = {
     "return_hidden_states": (False,), "return_routed_experts": (False,), "routed_experts_start_len": (0,),
-    "lora_path": (), "session_id": (str,), "session_params": (), "custom_logit_processor": (), "extra_key": ("",),
+    "session_id": (str,), "session_params": (), "custom_logit_processor": (), "extra_key": ("",),
     "cache_salt": ("",), "custom_labels": (dict,), "images_config": (),
 }  # fmt: skip
 
-GENERATE: Neutral = _DISAGGREGATED | _SGLANG | {
+GENERATE: Neutral = _DISAGGREGATED | _SGLANG | _CLASS | {
     "input_embeds": (), "image_data": (), "video_data": (), "audio_data": (), "mm_hashes": (), "modalities": ("text",),
     "use_audio_in_video": (False,), "token_ids_logprob": (), "return_sampling_mask": (False,),
     "return_flat_raw_top_logprobs": (False,), "return_flat_raw_top_logprobs_b64": (False,),
@@ -35,7 +37,7 @@ GENERATE: Neutral = _DISAGGREGATED | _SGLANG | {
 
 GENERATE_SAMPLING: Neutral = _CONSTRAINED | _TEXT | {"beam_width": (1,)}
 
-_OPENAI: Neutral = _CONSTRAINED | _TEXT | _DISAGGREGATED | _SGLANG | {
+_OPENAI: Neutral = _CONSTRAINED | _TEXT | _DISAGGREGATED | _SGLANG | _CLASS | {
     # OpenAI's
     "user": (str,), "metadata": (dict,), "safety_identifier": (str,), "prompt_cache_key": (str,),
     "prompt_cache_retention": (str,), "prompt_cache_options": (dict,), "store": (bool,),
@@ -68,7 +70,7 @@ TOKENIZE: Neutral = {
     "chat_template": (), "chat_template_kwargs": (), "mm_processor_kwargs": (), "tools": (),
 }  # fmt: skip
 
-RESPONSES: Neutral = _CONSTRAINED | _TEXT | {
+RESPONSES: Neutral = _CONSTRAINED | _TEXT | _CLASS | {
     "user": (str,), "store": (bool,), "service_tier": (str,), "safety_identifier": (str,), "prompt_cache_key": (str,),
     "prompt_cache_retention": (str,), "prompt_cache_options": (dict,), "background": (False,), "conversation": (),
     "previous_response_id": (), "prompt": (), "reasoning": (), "truncation": ("disabled",), "tools": (),
@@ -78,14 +80,13 @@ RESPONSES: Neutral = _CONSTRAINED | _TEXT | {
 
 EMBEDDINGS: Neutral = {
     "dimensions": (), "user": (str,), "add_special_tokens": (True,), "truncate_prompt_tokens": (), "normalize": (True,),
-    "lora_path": (), "rid": (str,),
+    "rid": (str,),
 }  # fmt: skip
 
 SCORE: Neutral = {
     "user": (str,),
     "rid": (str,),
     "priority": (0,),
-    "lora_path": (),
     "return_pooled_hidden_states": (False,),
 }
 

@@ -10,11 +10,11 @@ from starlette.responses import Response
 
 from bijax.serving import RequestOutput
 
+from .adapters import find_adapter, with_adapter
 from .chat_reply import ChatStream, chat_reply
 from .completion_reply import CompletionReply
 from .connection import json_response, while_connected
 from .endpoints import admitted, body, event_stream, service
-from .errors import ApiError
 from .generation import Generation
 from .openai_reply import ReplyHead
 from .openai_request import ChatBody, CompletionBody
@@ -24,8 +24,9 @@ from .prompts import Prompt
 async def completions(request: Request) -> Response:
     """Completes texts or token ids."""
     asked = await body(request, CompletionBody)
-    head, usage = reply_head(request, asked.model, "cmpl-"), asked.include_usage()
-    prompts = asked.prompts()
+    adapter = find_adapter(service(request).model, asked.model, asked.lora_path)
+    head, usage = reply_head(request, adapter, "cmpl-"), asked.include_usage()
+    prompts = with_adapter(asked.prompts(), adapter)
     generation, tokens = await admitted(request, prompts)
     reply = CompletionReply(head, prompts, echo=bool(asked.echo))
     if asked.stream:
@@ -36,11 +37,12 @@ async def completions(request: Request) -> Response:
 async def chat_completions(request: Request) -> Response:
     """Answers a conversation."""
     asked = await body(request, ChatBody)
-    head, usage = reply_head(request, asked.model, "chatcmpl-"), asked.include_usage()
     here = service(request)
+    adapter = find_adapter(here.model, asked.model, asked.lora_path)
+    head, usage = reply_head(request, adapter, "chatcmpl-"), asked.include_usage()
     longest = here.model.max_model_len
     template = getattr(here.model.tokenizer, "chat_template", None)
-    prompts = asked.prompts(min(longest, here.options.max_output_tokens or longest), template)
+    prompts = with_adapter(asked.prompts(min(longest, here.options.max_output_tokens or longest), template), adapter)
     generation, tokens = await admitted(request, prompts)
     if asked.stream:
         stream = ChatStream(head, prompts[0])
@@ -49,22 +51,17 @@ async def chat_completions(request: Request) -> Response:
     return json_response(chat_reply(head, prompts[0], output))
 
 
-def reply_head(request: Request, model: str | None, prefix: str) -> ReplyHead:
+def reply_head(request: Request, adapter: str | None, prefix: str) -> ReplyHead:
     """The fields of every reply to a request.
 
     Args:
         request: The request.
-        model: The name of the model in it.
+        adapter: The adapter that it asks for.
         prefix: Of its id.
-
-    Raises:
-        ApiError: With status 404, if there is no such model.
     """
     here = service(request)
-    if model not in (None, here.model.name):
-        raise ApiError(404, f"no such model: {model!r}; this server has {here.model.name!r}", field="model")
     id_ = f"{prefix}{request.state.request_id}"
-    return ReplyHead(id_, int(time.time()), here.model.name, here.tokens, here.system_fingerprint)
+    return ReplyHead(id_, int(time.time()), adapter or here.model.name, here.tokens, here.system_fingerprint)
 
 
 async def _events(

@@ -29,6 +29,7 @@ class OpenAIBody(OpenAIStructuredFields, SamplingFields):
     """The fields of both endpoints. The fields beyond OpenAI's have vLLM's names."""
 
     model: str | None = None
+    lora_path: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     seed: int | None = None

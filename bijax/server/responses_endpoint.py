@@ -7,6 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from .adapters import find_adapter, with_adapter
 from .connection import json_response, while_connected
 from .endpoints import admitted, body, event_stream, service
 from .generation import Generation
@@ -19,9 +20,11 @@ from .responses_request import ResponsesBody
 async def responses(request: Request) -> Response:
     """Answers a conversation, in the form of OpenAI's newer API."""
     asked = await body(request, ResponsesBody)
-    head, here = reply_head(request, asked.model, "resp_"), service(request)
+    here = service(request)
+    adapter = find_adapter(here.model, asked.model)
+    head = reply_head(request, adapter, "resp_")
     longest = here.model.max_model_len
-    prompt = asked.prompt(min(longest, here.options.max_output_tokens or longest))
+    [prompt] = with_adapter([asked.prompt(min(longest, here.options.max_output_tokens or longest))], adapter)
     generation, tokens = await admitted(request, [prompt])
     reply = ResponsesReply(head, asked, prompt.params.max_new_tokens)
     if asked.stream:

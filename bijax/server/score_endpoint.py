@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from bijax.serving import RequestOutput, SamplingParams
 
+from .adapters import find_adapter, with_adapter
 from .connection import json_response, while_connected
 from .endpoints import admitted, body, service
 from .errors import ApiError
@@ -26,6 +27,7 @@ class Score(RequestBody):
     neutral: ClassVar[Neutral] = SCORE
 
     model: str | None = None
+    lora_path: str | None = None
     query: str | TokenIds
     items: OneOrMany[str] | OneOrManyTokenIds
     label_token_ids: TokenIds | None = None
@@ -36,6 +38,7 @@ class Score(RequestBody):
 async def score(request: Request) -> Response:
     """The log-likelihood of each item after a query; or the probability of each of `label_token_ids` after both."""
     asked, here = await body(request, Score), service(request)
+    adapter = find_adapter(here.model, asked.model, asked.lora_path)
     pairs = [
         (item, query) if asked.item_first else (query, item)
         for query in [_tokens(here, asked.query, "query")]
@@ -58,13 +61,14 @@ async def score(request: Request) -> Response:
             raise ApiError(400, "an item has no tokens; give at least one", field="items")
     prompts = [Prompt(tokens, _scoring(start), "items" if labels is None else "label_token_ids")
                for tokens, start in scored]  # fmt: skip
+    prompts = with_adapter(prompts, adapter)
     generation, admitted_tokens = await admitted(request, prompts)
     outputs = await while_connected(request.receive, generation.finish(prompts, admitted_tokens))
     total = sum(len(output.prompt_tokens) for output in outputs)
     found = [_logprobs(output) for output in outputs]
     reply: dict[str, Any] = {
         "object": "scoring",
-        "model": here.model.name,
+        "model": adapter or here.model.name,
         "system_fingerprint": here.system_fingerprint,
         "usage": {"prompt_tokens": total, "total_tokens": total},
     }

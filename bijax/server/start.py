@@ -11,8 +11,8 @@ from pathlib import Path
 
 from bijax.serving import AsyncEngine, Engine, EngineOptions, ModelOptions
 from bijax.serving.fingerprint import fingerprint
-from bijax.serving.load import check_model, find_model, load_models, load_weights
-from flax_layers.checkpoint import Checkpoint, CheckpointError, load_checkpoint
+from bijax.serving.load import check_model, find_model, load_adapters, load_models, load_weights
+from flax_layers.checkpoint import Checkpoint, CheckpointError, LoRA, load_checkpoint
 
 from .engine import Engine as ServedEngine
 from .errors import ServeError
@@ -49,21 +49,24 @@ def start(name: str | None, options: ServerOptions, model_options: ModelOptions,
         path = find_model(name)
         checkpoint = load_checkpoint(path, tokenizer=not options.skip_tokenizer_init)
         check_model(checkpoint, model_options, number=options.data_parallel_size)
+        adapters = load_adapters(checkpoint, model_options)
     except (CheckpointError, OSError, ValueError) as error:
         raise ServeError(str(error)) from error
+    model = _served_model(checkpoint, name or path.name, options.served_model_name, (model_options, engine_options))
+    if model.name in adapters:
+        raise ServeError(f"an adapter must not have the model's name, got {model.name!r}; rename it in --lora-paths")
     try:
         listener = listen(options.host, options.port)
     except OSError as error:
         raise ServeError(f"cannot listen on {options.host} port {options.port}: {error.strerror or error}") from error
     set_up_logs(options.log_format)
-    model = _served_model(checkpoint, name or path.name, options.served_model_name, (model_options, engine_options))
     if checkpoint.tokenizer is None:
         log.info("no tokenizer: requests must bring token ids (input_ids of /generate)")
     log.info("%s on http://%s:%d", model.name, *listener.getsockname()[:2])
 
     async def open_engine() -> ServedEngine:
         engines, service.fingerprint = await _in_thread(
-            lambda: _warm_engines(checkpoint, options.data_parallel_size, model_options, engine_options)
+            lambda: _warm_engines(checkpoint, options.data_parallel_size, model_options, engine_options, adapters)
         )
         return AsyncEngine(engines[0]) if len(engines) == 1 else Replicas([AsyncEngine(e) for e in engines])
 
@@ -95,6 +98,7 @@ def _served_model(
         max_model_len=longest if engine_options.max_length is None else min(longest, engine_options.max_length),
         tokenizer=checkpoint.tokenizer,
         load_weights=lambda other: load_weights(_same_dtype(checkpoint, find_model(other)), model_options),
+        adapters={adapter: str(path) for adapter, path in model_options.adapters().items()},
     )
 
 
@@ -104,11 +108,15 @@ def _same_dtype(served: Checkpoint, path: Path) -> Checkpoint:
 
 
 def _warm_engines(
-    checkpoint: Checkpoint, number: int, model_options: ModelOptions, options: EngineOptions
+    checkpoint: Checkpoint,
+    number: int,
+    model_options: ModelOptions,
+    options: EngineOptions,
+    adapters: dict[str, LoRA],
 ) -> tuple[list[Engine], str | None]:
     """Returns engines with equal models, and the fingerprint of their contracts if they have any."""
     log.info("loading the weights")
-    models = load_models(checkpoint, model_options, number=number)
+    models = load_models(checkpoint, model_options, number=number, adapters=adapters)
     engines = [
         Engine(model, tokenizer=checkpoint.tokenizer, eos_token_ids=checkpoint.config.eos_token_ids, options=options)
         for model in models

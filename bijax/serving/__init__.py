@@ -1,6 +1,7 @@
 """An engine that serves many requests at once, with the bits that each would get alone."""
 
 from bijax.serving.async_engine import AsyncEngine as AsyncEngine
+from bijax.serving.disaggregated import DisaggregatedEngine as DisaggregatedEngine
 from bijax.serving.engine import Engine as Engine
 from bijax.serving.errors import EngineError as EngineError
 from bijax.serving.errors import QueueFullError as QueueFullError

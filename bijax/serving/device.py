@@ -11,7 +11,7 @@ from bijax.sampling._arithmetic import Arithmetic
 from bijax.sampling._draw import draw
 from bijax.sampling._measure import Measured, measure
 from bijax.sampling._restrict import what_is_left
-from bijax.serving.model import Model, state_interval
+from bijax.serving.model import Model, adapter_names, state_interval
 from bijax.serving.packed import Given, one_step_on, unpack
 from bijax.serving.rows import Extras, Rows
 
@@ -83,6 +83,15 @@ def memory_for(model: Model, pages: Any, last: jax.Array, packed: Any, *, table_
     return jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
 
 
+def extend(model: Model, pages: Any, given: Given, **further: Any) -> tuple[jax.Array, Any]:
+    """Appends tokens to sequences, with the slots and adapters of a model that has them; see `Model.extend`."""
+    if state_interval(model) is not None:
+        further["slots"] = given.slots
+    if adapter_names(model):
+        further["adapters"] = given.adapters
+    return model.extend(pages, given.tokens, given.page_table, given.start, given.lengths, **further)
+
+
 def advance(model: Model, pages: Any, given: Given, *, common_page_size: int | None = None) -> Advanced:
     """Appends tokens to sequences and returns the logits after them.
 
@@ -95,9 +104,7 @@ def advance(model: Model, pages: Any, given: Given, *, common_page_size: int | N
     further: dict[str, Any] = {}
     if common_page_size is not None:
         further["common_prefix"] = _common_tokens(given, common_page_size)
-    if state_interval(model) is not None:
-        further["slots"] = given.slots
-    hidden, pages = model.extend(pages, given.tokens, given.page_table, given.start, given.lengths, **further)
+    hidden, pages = extend(model, pages, given, **further)
     return Advanced(hidden, model.logits(_ends(hidden, given.lengths)), given.tokens[:, 0], pages)
 
 
@@ -175,6 +182,18 @@ def _ends(hidden: jax.Array, lengths: jax.Array) -> jax.Array:
 def take(hidden: jax.Array, index: jax.Array) -> jax.Array:
     """Returns hidden (R, ...) of the tokens `index` (R,) of hidden (B, T, ...), counted row by row."""
     return jnp.take(hidden.reshape(-1, *hidden.shape[2:]), index, axis=0)
+
+
+@jax.jit
+def read_pages(pages: Any, index: jax.Array) -> Any:
+    """Returns the pages `index` (n,) of a cache, whose arrays have the page as their first dimension."""
+    return jax.tree.map(lambda array: array[index], pages)
+
+
+@functools.partial(jax.jit, donate_argnames="pages")
+def write_pages(pages: Any, index: jax.Array, copied: Any) -> Any:
+    """Returns the cache with the pages `index` (n,) set. A page that is there twice is copied twice."""
+    return jax.tree.map(lambda array, new: array.at[index].set(new), pages, copied)
 
 
 @functools.partial(jax.jit, static_argnames="batch_invariant", donate_argnames="last")

@@ -12,7 +12,7 @@ from bijax.serving.batches import cut
 from bijax.serving.cache_size import StateBytes, choose_num_pages, num_snapshots
 from bijax.serving.errors import EngineError, QueueFullError
 from bijax.serving.grammar import Grammars
-from bijax.serving.model import Model, Tokenizer, state_interval
+from bijax.serving.model import Model, Tokenizer, adapter_names, state_interval
 from bijax.serving.options import EngineOptions
 from bijax.serving.outputs import EngineStats, FinishReason, RequestOutput
 from bijax.serving.params import SamplingParams
@@ -49,11 +49,12 @@ class Engine:
         options: The same, with the number of pages that the cache has.
 
     Guarantee: tokens, texts and the bits of log-probabilities of a request depend on the request, its seed, the weights
-    and the option `enable_deterministic_inference` alone: not on other requests, their order and number, chunks, the
-    cache and its pages, preemption, speculation, or the moment. With a model that is cut over devices they do not
-    depend on the number of devices, and are others than without a mesh (`flax_layers.partition`). A request that names
-    no seed and has a temperature gets a random one, so that eight such requests are eight samples; `Completion.seed`
-    tells it. The options `default_seed` and `seed_from_prompt` make these reproducible too.
+    of the model and of its own adapter, and the option `enable_deterministic_inference` alone: not on other requests,
+    their order, number and adapters, chunks, the cache and its pages, preemption, speculation, or the moment. With a
+    model that is cut over devices they do not depend on the number of devices, and are others than without a mesh
+    (`flax_layers.partition`). A request that names no seed and has a temperature gets a random one, so that eight such
+    requests are eight samples; `Completion.seed` tells it. The options `default_seed` and `seed_from_prompt` make these
+    reproducible too.
 
     Example:
         >>> from bijax.serving.toy import ToyModel
@@ -128,6 +129,21 @@ class Engine:
         self._finished: Counter[FinishReason] = Counter()
 
     @property
+    def model(self) -> Model:
+        """The model."""
+        return self._model
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """What gives sequences their pages."""
+        return self._scheduler
+
+    @property
+    def programs(self) -> Programs:
+        """What computes, and keeps the pages."""
+        return self._programs
+
+    @property
     def vocab_size(self) -> int:
         """Number of tokens of the model."""
         return self._model.vocab_size
@@ -185,6 +201,7 @@ class Engine:
             default_seed=self.options.default_seed,
             seed_from_prompt=self.options.seed_from_prompt,
             grammars=self._grammars,
+            adapters=adapter_names(self._model),
         )
         if params.embedding and not hasattr(self._model, "embed"):
             raise ValueError(
@@ -197,7 +214,7 @@ class Engine:
                 f"{waiting} sequences wait, and {params.n} more would be above max_waiting={self.options.max_waiting};"
                 " try again later."
             )
-        with self._in_one_piece():
+        with self.in_one_piece():
             self._arrivals += 1
             self._requests[name] = request
             for sequence in request.sequences:
@@ -222,7 +239,7 @@ class Engine:
         Raises:
             EngineError: If requests wait and none can be scheduled, which is a bug in the engine.
         """
-        with self._in_one_piece():
+        with self.in_one_piece():
             return self._step(watched)
 
     def _step(self, watched: Container[str] | None) -> list[RequestOutput]:
@@ -259,7 +276,7 @@ class Engine:
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """Ends a request and frees its pages; returns its output so far, or None if there is no such request."""
-        with self._in_one_piece():
+        with self.in_one_piece():
             request = self._requests.get(request_id)
             if request is None:
                 return None
@@ -279,7 +296,7 @@ class Engine:
 
     def flush_cache(self) -> None:
         """Empties the prefix cache."""
-        with self._in_one_piece():
+        with self.in_one_piece():
             self._scheduler.flush()
 
     def update_weights(self, weights: Any, version: str | None = None) -> None:
@@ -296,7 +313,7 @@ class Engine:
             ValueError: If they belong to another model. The old weights stay.
         """
         model = self._model.with_weights(weights)
-        with self._in_one_piece():
+        with self.in_one_piece():
             self._model = model
             self._programs.replace_model(model)
             for sequence in list(self._scheduler.running):
@@ -311,7 +328,7 @@ class Engine:
         Args:
             on_progress: Called with the number of finished shapes and their total.
         """
-        with self._in_one_piece():
+        with self.in_one_piece():
             self._programs.warm_up(on_progress)
             self._grammars.prepare()
 
@@ -389,7 +406,7 @@ class Engine:
         return []
 
     @contextmanager
-    def _in_one_piece(self) -> Iterator[None]:
+    def in_one_piece(self) -> Iterator[None]:
         """Marks a critical section: if it raises, the next call recovers."""
         self._mend()
         self._broken_off = True

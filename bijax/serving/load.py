@@ -1,6 +1,7 @@
 """From the name of a model to the model that an engine runs. Needs the packages of the extra `demo`."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 import flax_layers
-from flax_layers.checkpoint import Checkpoint, CheckpointError, smollm2_path
+from flax_layers.checkpoint import Checkpoint, CheckpointError, LoRA, load_lora, smollm2_path
 from flax_layers.models import Llama, PartitionedLlama, ServedLlama, ServedPartitionedLlama, load_partitioned
 from flax_layers.models.partition_checks import check_config, check_sizes
 
@@ -48,13 +49,29 @@ def load_model(checkpoint: Checkpoint, options: ModelOptions) -> ServedLlama | S
         options: How it is loaded.
 
     Raises:
+        FileNotFoundError: As `load_adapters`.
+        CheckpointError: As `load_adapters`.
         ValueError: If there are too few devices, or the model cannot be cut over them.
     """
     return load_models(checkpoint, options)[0]
 
 
+def load_adapters(checkpoint: Checkpoint, options: ModelOptions) -> dict[str, LoRA]:
+    """Returns the LoRA adapters that the options name.
+
+    Raises:
+        FileNotFoundError: If a folder or a file in it is missing.
+        CheckpointError: If an adapter is not one for this checkpoint.
+    """
+    return {name: load_lora(path, checkpoint.config) for name, path in options.adapters().items()}
+
+
 def load_models(
-    checkpoint: Checkpoint, options: ModelOptions, *, number: int = 1
+    checkpoint: Checkpoint,
+    options: ModelOptions,
+    *,
+    number: int = 1,
+    adapters: Mapping[str, LoRA] | None = None,
 ) -> list[ServedLlama | ServedPartitionedLlama]:
     """Returns equal models, each on devices of its own.
 
@@ -62,13 +79,23 @@ def load_models(
         checkpoint: As for `load_model`.
         options: How they are loaded. Several models need `tensor_parallel_size`.
         number: How many.
+        adapters: As `load_adapters` returns them, which is called by default.
 
     Raises:
+        FileNotFoundError: As `load_adapters`.
+        CheckpointError: As `load_adapters`.
         ValueError: As `load_model`, or if several are asked for without `tensor_parallel_size`.
     """
     check_model(checkpoint, options, number=number)
+    adapters = load_adapters(checkpoint, options) if adapters is None else adapters
+    cache_dtype = {"auto": None, "fp8_e4m3": "float8_e4m3fn"}.get(options.kv_cache_dtype, options.kv_cache_dtype)
     weights = [load_weights(checkpoint, options, replica=replica) for replica in range(number)]
-    return [ServedPartitionedLlama(w) if isinstance(w, PartitionedLlama) else ServedLlama(w) for w in weights]
+    return [
+        ServedPartitionedLlama(w)
+        if isinstance(w, PartitionedLlama)
+        else ServedLlama(w, adapters=adapters, cache_dtype=cache_dtype)
+        for w in weights
+    ]
 
 
 def check_model(checkpoint: Checkpoint, options: ModelOptions, *, number: int = 1) -> None:
@@ -134,4 +161,12 @@ def load_weights(checkpoint: Checkpoint, options: ModelOptions, *, replica: int 
     return model
 
 
-__all__ = ["CheckpointError", "check_model", "find_model", "load_model", "load_models", "load_weights"]
+__all__ = [
+    "CheckpointError",
+    "check_model",
+    "find_model",
+    "load_adapters",
+    "load_model",
+    "load_models",
+    "load_weights",
+]

@@ -21,6 +21,10 @@ class Model(Protocol):
     A model may have another method, `embed`, with the same promise: it maps rows of hidden (R, ...) to embeddings
     (R, D), float32, for requests that ask for those.
 
+    A model with LoRA adapters has an attribute `adapter_names`, and `extend` takes `adapters`, (B,) int32: for each
+    sequence 0 for the model itself, or i + 1 for adapter i. The result for a token may then depend on the adapter of
+    its own sequence, and not on those of others.
+
     A model that can be cut over several devices has the method `partitioned`, which maps a `jax.sharding.Mesh` to such
     a model. The result has the attribute `mesh`; its pages may be sharded, and hidden states and logits are the same
     on all devices.
@@ -46,7 +50,10 @@ class Model(Protocol):
         """Longest sequence, in tokens."""
 
     def init_pages(self, num_pages: int, page_size: int) -> Any:
-        """Returns an empty cache of `num_pages` pages that hold `page_size` tokens each."""
+        """Returns an empty cache of `num_pages` pages that hold `page_size` tokens each.
+
+        The first dimension of its arrays is the page.
+        """
 
     def extend(
         self,
@@ -144,6 +151,11 @@ class StatefulModel(Model, Protocol):
 
         The states are used up. A slot past the end changes nothing.
         """
+
+
+def adapter_names(model: Any) -> tuple[str, ...]:
+    """Returns the names of a model's adapters; see `Model`."""
+    return tuple(getattr(model, "adapter_names", ()))
 
 
 def state_interval(model: Any) -> int | None:

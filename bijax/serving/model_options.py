@@ -1,16 +1,21 @@
 """Options of the model: what a checkpoint becomes when it is loaded."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from bijax.serving.option_fields import Options, option
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
+KV_CACHE_DTYPES = ("auto", "int8", "fp8_e4m3")
 LEAVES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(Options):
-    """How a checkpoint is loaded. Checks itself. These options change the bits of every output.
+    """How a checkpoint is loaded. Checks itself.
+
+    `dtype`, `quantization` and `kv_cache_dtype` change the bits of every output; adapters those of requests that choose
+    one.
 
     Raises:
         TypeError: If an option has the wrong type; the message names it.
@@ -28,6 +33,18 @@ class ModelOptions(Options):
     quantization: str | None = option(
         None, "int8: linear layers multiply in int8, at a quarter of float32's memory", kind=str, choices=("int8",)
     )
+    kv_cache_dtype: str = option(
+        "auto",
+        "dtype of keys and values in the cache; auto: that of the computation",
+        kind=str,
+        choices=KV_CACHE_DTYPES,
+    )
+    enable_lora: bool | None = option(
+        None, "requests may choose a LoRA adapter; on with lora_paths, which it needs", kind=bool
+    )
+    lora_paths: tuple[str, ...] = option(
+        (), "folders of LoRA adapters, with the names that requests call them by", kind=tuple, metavar="NAME=PATH"
+    )
     tensor_parallel_size: int | None = option(
         None,
         "devices that weights and cache are cut over, a power of two; 1 has the bits of several on one device, and"
@@ -40,6 +57,31 @@ class ModelOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.enable_lora is not None and self.enable_lora != bool(self.lora_paths):
+            wanted = "name an adapter with enable_lora" if self.enable_lora else "be empty without enable_lora"
+            raise ValueError(f"ModelOptions: lora_paths must {wanted}, got {self.lora_paths!r}.")
+        self.adapters()
+        self._check_devices()
+
+    def adapters(self) -> dict[str, Path]:
+        """Returns the folders of the adapters by name. One that is listed without a name is called as its path.
+
+        Example:
+            >>> ModelOptions(lora_paths=("poet=adapters/poet",)).adapters()["poet"].as_posix()
+            'adapters/poet'
+        """
+        found: dict[str, Path] = {}
+        for given in self.lora_paths:
+            name, equals, path = given.partition("=")
+            path = path if equals else name
+            if not name or not path:
+                raise ValueError(f"ModelOptions: lora_paths must be of the form NAME=PATH, got {given!r}.")
+            if name in found:
+                raise ValueError(f"ModelOptions: lora_paths must have different names, got {name!r} twice.")
+            found[name] = Path(path)
+        return found
+
+    def _check_devices(self) -> None:
         if self.tensor_parallel_size is None:
             if self.tensor_parallel_leaves != LEAVES:
                 raise ValueError(
@@ -56,8 +98,14 @@ class ModelOptions(Options):
                 f"ModelOptions: tensor_parallel_size must be at most tensor_parallel_leaves, got"
                 f" {self.tensor_parallel_size} and {self.tensor_parallel_leaves}."
             )
-        if self.quantization is not None:
-            raise ValueError(
-                f"ModelOptions: quantization must be None with tensor_parallel_size, got {self.quantization!r}; int8"
-                " layers are not cut over devices."
-            )
+        for name, neutral, what in (
+            ("quantization", None, "int8 layers"),
+            ("kv_cache_dtype", "auto", "caches of 8 bits"),
+            ("lora_paths", (), "LoRA adapters"),
+        ):
+            value = getattr(self, name)
+            if value != neutral:
+                raise ValueError(
+                    f"ModelOptions: {name} must be {neutral!r} with tensor_parallel_size, got {value!r}; {what} are not"
+                    " cut over devices."
+                )

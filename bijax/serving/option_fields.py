@@ -8,7 +8,7 @@ from typing import Any, Self
 
 ENVIRONMENT_PREFIX = "BIJAX_"
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
-_WANTED = {bool: "True or False", int: "an integer", float: "a number", str: "a string"}
+_WANTED = {bool: "True or False", int: "an integer", float: "a number", str: "a string", tuple: "a tuple of strings"}
 
 
 def option(
@@ -19,18 +19,20 @@ def option(
     least: float | None = None,
     most: float | None = None,
     choices: tuple[str, ...] = (),
+    metavar: str = "TEXT",
 ) -> Any:
     """A field of a subclass of `Options`.
 
     Args:
         default: Its default; with None, None is accepted too.
         text: Its description, for `--help`.
-        kind: bool, int, float or str.
+        kind: bool, int, float, str, or tuple for strings: a flag with several values, a variable with commas.
         least: Smallest number allowed.
         most: Largest number allowed.
         choices: The only strings allowed.
+        metavar: What stands for a string in `--help`.
     """
-    metadata = {"help": text, "kind": kind, "least": least, "most": most, "choices": choices}
+    metadata = {"help": text, "kind": kind, "least": least, "most": most, "choices": choices, "metavar": metavar}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -75,7 +77,7 @@ class Options:
             ValueError: If one is out of range or a variable cannot be read; the message names it.
         """
         environ = os.environ if environ is None else environ
-        found = {name: value for name, value in given.items() if value is not None}
+        found = {n: tuple(v) if isinstance(v, list) else v for n, v in given.items() if v is not None}
         for field in _fields(cls):
             variable = ENVIRONMENT_PREFIX + field.name.upper()
             if field.name not in found and variable in environ:
@@ -87,12 +89,14 @@ class Options:
         """Adds a flag for each option: `--page-size`, `--no-prefix-cache`. An absent flag is None."""
         for field in _fields(cls):
             kind, choices = field.metadata["kind"], field.metadata["choices"]
-            how: dict[str, Any] = {"type": kind, "metavar": "TEXT" if kind is str else "N"}
+            how: dict[str, Any] = {"type": kind, "metavar": field.metadata["metavar"] if kind is str else "N"}
             if kind is bool:
                 how = {"action": argparse.BooleanOptionalAction}
+            elif kind is tuple:
+                how = {"nargs": "+", "metavar": field.metadata["metavar"]}
             elif choices:
                 how = {"choices": choices}
-            default = "" if field.default is None else f" (default: {field.default})"
+            default = "" if field.default in (None, ()) else f" (default: {field.default})"
             parser.add_argument(
                 "--" + field.name.replace("_", "-"),
                 default=None,
@@ -114,6 +118,8 @@ def _check(name: str, value: Any, about: Mapping[str, Any]) -> None:
     kind, least, most, choices = about["kind"], about["least"], about["most"], about["choices"]
     if type(value) is not kind and not (kind is float and type(value) is int):
         raise TypeError(f"{name} must be {_WANTED[kind]}, got {value!r}.")
+    if kind is tuple and not all(isinstance(item, str) for item in value):
+        raise TypeError(f"{name} must be {_WANTED[kind]}, got {value!r}.")
     if choices and value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}.")
     # nan is in no range
@@ -127,6 +133,8 @@ def _parse(variable: str, value: str, kind: type) -> Any:
         if value.lower() in (*_TRUE, *_FALSE):
             return value.lower() in _TRUE
         raise ValueError(f"{variable} must be one of {', '.join((*_TRUE, *_FALSE))}, got {value!r}.")
+    if kind is tuple:
+        return tuple(item.strip() for item in value.split(",") if item.strip())
     try:
         return kind(value)
     except ValueError as error:

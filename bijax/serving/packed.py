@@ -12,10 +12,10 @@ import numpy as np
 from jax import lax
 
 # Columns of a row of the array, all int32. They are followed by the row of `Slots` (the words of the seed, the bits of
-# the temperature, the number of the slot, the pages), and the tokens.
+# the temperature, the number of the slot, the adapter, the pages), and the tokens.
 _CALL: Final = 4
 _PARAMETERS: Final = 3
-SLOT_COLUMNS: Final = _PARAMETERS + 1
+SLOT_COLUMNS: Final = _PARAMETERS + 2
 
 
 class Given(NamedTuple):
@@ -30,6 +30,7 @@ class Given(NamedTuple):
         seeds: (B, 2) uint32.
         temperature: (B,) float32.
         slots: (B,) int32, the slot of each sequence; no meaning for padding.
+        adapters: (B,) int32, 0 for the model itself, i + 1 for its adapter i.
     """
 
     tokens: jax.Array
@@ -40,6 +41,7 @@ class Given(NamedTuple):
     seeds: jax.Array
     temperature: jax.Array
     slots: jax.Array
+    adapters: jax.Array
 
 
 def pack(
@@ -88,8 +90,8 @@ def unpack(packed: jax.Array, last: jax.Array, *, table_width: int) -> Given:
         # -1 is sampled where the logits hold nan: the sequence ends there, and later results are dropped.
         tokens = jnp.where(unread[:, None] < 0, tokens, jnp.maximum(last[unread], 0)[:, None])
     temperature = lax.bitcast_convert_type(parameters[:, 2], jnp.float32)
-    slots = packed[:, _CALL + _PARAMETERS]
-    return Given(tokens, table, start, lengths, kept, parameters[:, :2], temperature, slots)
+    slots, adapters = (packed[:, _CALL + _PARAMETERS + i] for i in range(2))
+    return Given(tokens, table, start, lengths, kept, parameters[:, :2], temperature, slots, adapters)
 
 
 def one_step_on(packed: Any) -> Any:

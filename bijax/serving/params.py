@@ -48,6 +48,7 @@ class SamplingParams:
             constraint.
         embedding: Whether the embedding of the prompt is returned, for models that have embeddings; needs
             `max_new_tokens=0`.
+        adapter: Name of the model's LoRA adapter that the output is computed with; None for the model itself.
         skip_special_tokens: Whether the text of the output leaves out the tokenizer's special tokens.
 
     Raises:
@@ -86,6 +87,7 @@ class SamplingParams:
     skip_special_tokens: bool = False
     grammar: Grammar | None = None
     embedding: bool = False
+    adapter: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("ignore_eos", "logprobs", "prompt_logprobs", "skip_special_tokens", "embedding"):
@@ -109,6 +111,8 @@ class SamplingParams:
             raise ValueError(
                 f"SamplingParams: max_new_tokens must be 0 with embedding=True, got {self.max_new_tokens}."
             )
+        if self.adapter is not None and not isinstance(self.adapter, str):
+            raise TypeError(f"SamplingParams: adapter must be a string or None, got {self.adapter!r}.")
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
             raise TypeError(f"SamplingParams: grammar must be a Grammar, got {self.grammar!r}.")
         if self.grammar is not None and self.min_new_tokens:

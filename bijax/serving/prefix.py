@@ -1,6 +1,6 @@
 """The prefix cache: a radix tree whose edges are pages of tokens."""
 
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -21,6 +21,8 @@ class _Node:
 
 class PrefixCache:
     """Caches full computed pages, and finds them by a sequence's tokens from its start.
+
+    Sequences with different adapters have different keys and values for the same tokens, and share no pages.
 
     The cache is one of the holders of its pages. It gives up those that it alone holds, the least recently used first.
     With a model that keeps states, the end of a page may have a snapshot, and a match ends where there is one.
@@ -43,30 +45,32 @@ class PrefixCache:
         self._pool = pool
         self._snapshots = snapshots
         self._page_size = page_size
-        self._root = _Node(-1, None)
+        self._roots: defaultdict[int, _Node] = defaultdict(lambda: _Node(-1, None))  # by adapter
         # The least recently used first; a node always before its parent.
         self._nodes: OrderedDict[_Node, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def match(self, tokens: Tokens, *, limit: int) -> list[int]:
+    def match(self, tokens: Tokens, *, limit: int, adapter: int = 0) -> list[int]:
         """Returns the pages that hold the longest known start of the tokens, and holds each of them once more.
 
         Args:
             tokens: The sequence.
             limit: Maximum number of tokens to match.
+            adapter: That they are computed with.
         """
-        return self._held(self._path(tokens, limit))
+        return self._held(self._path(tokens, limit, adapter))
 
-    def match_snapshot(self, tokens: Tokens, *, limit: int) -> tuple[list[int], int | None]:
+    def match_snapshot(self, tokens: Tokens, *, limit: int, adapter: int = 0) -> tuple[list[int], int | None]:
         """Returns what `match` does up to the last snapshot on the way, and that snapshot, held once more too.
 
         Args:
             tokens: The sequence.
             limit: Maximum number of tokens to match.
+            adapter: That they are computed with.
         """
-        path = self._path(tokens, limit)
+        path = self._path(tokens, limit, adapter)
         while path and path[-1].snapshot is None:
             path.pop()
         snapshot = path[-1].snapshot if path else None
@@ -74,15 +78,16 @@ class PrefixCache:
             self._snapshots.hold(snapshot)
         return self._held(path), snapshot
 
-    def attach(self, tokens: Tokens, position: int, index: int) -> None:
+    def attach(self, tokens: Tokens, position: int, index: int, *, adapter: int = 0) -> None:
         """Keeps a snapshot after the first `position` tokens, if their pages are known and have none there.
 
         Args:
             tokens: The sequence.
             position: Tokens before the state, a multiple of the page size.
             index: The snapshot.
+            adapter: That they were computed with.
         """
-        path = self._path(tokens, position)
+        path = self._path(tokens, position, adapter)
         if self._snapshots is None or len(path) * self._page_size != position or path[-1].snapshot is not None:
             return
         self._snapshots.keep(index)
@@ -100,14 +105,15 @@ class PrefixCache:
                 return True
         return False
 
-    def insert(self, tokens: Tokens, pages: Sequence[int]) -> None:
+    def insert(self, tokens: Tokens, pages: Sequence[int], *, adapter: int = 0) -> None:
         """Adds the full pages of a sequence, except pages past the tokens and pages already known.
 
         Args:
             tokens: Tokens whose keys and values are computed.
             pages: The pages that hold them, from the start of the sequence on.
+            adapter: That they were computed with.
         """
-        node, path = self._root, []
+        node, path = self._roots[adapter], []
         for page, chunk in zip(pages, self._chunks(tokens, len(tokens)), strict=False):
             child = node.children.get(chunk)
             if child is None:
@@ -142,8 +148,8 @@ class PrefixCache:
         for start in range(0, min(limit, len(tokens)) - size + 1, size):
             yield tokens[start : start + size].tobytes()
 
-    def _path(self, tokens: Tokens, limit: int) -> list[_Node]:
-        node, path = self._root, []
+    def _path(self, tokens: Tokens, limit: int, adapter: int) -> list[_Node]:
+        node, path = self._roots[adapter], []
         for chunk in self._chunks(tokens, limit):
             child = node.children.get(chunk)
             if child is None:

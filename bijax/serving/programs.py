@@ -142,9 +142,7 @@ class Programs:
         if self._pages is None:
             self._allocate()
         given = device.begin(packed, self._last, table_width=self._table_width)
-        slots = {} if self._snapshots is None else {"slots": given.slots}
-        numbers = (given.tokens, given.page_table, given.start, given.lengths)
-        hidden, self._pages = self.model.extend(self._pages, *numbers, **slots)
+        hidden, self._pages = device.extend(self.model, self._pages, given)
         return hidden
 
     def advance(self, packed: np.ndarray, rows: Rows | None, *, common_prefix: bool = False) -> tuple[jax.Array, Drawn]:
@@ -216,6 +214,23 @@ class Programs:
         # Pages form a tree: two sequences that share a page share all pages before it.
         pages = self.slots.table[slots, -(-least // self._page_size) - 1]
         return bool((pages == pages[0]).all())
+
+    def read_pages(self, pages: Sequence[int]) -> Any:
+        """Returns a copy of pages, in arrays whose first dimension is the page, padded to a power of two."""
+        if self._pages is None:
+            self._allocate()
+        index = _padded(pages)
+        self._known.add(("read pages", index.shape))
+        return device.read_pages(self._pages, index)
+
+    def write_pages(self, pages: Sequence[int], copied: Any) -> None:
+        """Sets pages to what `read_pages` of another engine returned for as many."""
+        if self._pages is None:
+            self._allocate()
+        index = _padded(pages)
+        self._known.add(("write pages", index.shape))
+        here = jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), copied, self._pages)
+        self._pages = device.write_pages(self._pages, index, here)
 
     def logits(self, hidden: jax.Array, index: np.ndarray) -> jax.Array:
         """Returns the logits (R, V) of the tokens `index` (R,) of hidden (B, T, ...), counted row by row."""
@@ -317,6 +332,12 @@ def _one_gpu(pages: Any) -> jax.Device | None:
     """Returns the GPU that holds the cache, if it is one."""
     devices = {device for array in jax.tree.leaves(pages) for device in array.devices()}
     return next((d for d in devices if d.platform == "gpu"), None) if len(devices) == 1 else None
+
+
+def _padded(pages: Sequence[int]) -> np.ndarray:
+    """Returns pages in an array whose length is a power of two; the last one is repeated."""
+    size = 1 << (len(pages) - 1).bit_length()
+    return np.array([*pages, *[pages[-1]] * (size - len(pages))], np.int32)
 
 
 def _mesh_of(pages: Any) -> NamedSharding | None:

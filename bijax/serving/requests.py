@@ -65,6 +65,7 @@ def make_request(
     default_seed: int | None,
     seed_from_prompt: bool = False,
     grammars: Grammars | None = None,
+    adapters: Items[str] = (),
 ) -> Request:
     """Returns a request with its sequences.
 
@@ -80,10 +81,12 @@ def make_request(
         default_seed: Used if it has no seed; None for a random one.
         seed_from_prompt: Whether it is a hash of the prompt then.
         grammars: Compiles its grammar.
+        adapters: Names of the model's adapters.
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If a token is outside the vocabulary, the prompt is empty or too long, or the grammar invalid.
+        ValueError: If a token is outside the vocabulary, the prompt is empty or too long, the grammar is invalid, or
+            there is no such adapter.
     """
     if not isinstance(name, str):
         raise TypeError(f"Engine: request_id must be a string, got {name!r}.")
@@ -91,6 +94,7 @@ def make_request(
         raise TypeError(f"Engine: params must be SamplingParams, got {type(params).__name__}.")
     given, tokens = read_prompt(prompt, vocab_size)
     params.check_tokens(vocab_size, eos_token_ids)
+    adapter = _find_adapter(params.adapter, adapters)
     if params.stop and tokenizer is None:
         raise ValueError("SamplingParams: stop strings need a tokenizer, and this engine has none; use stop_token_ids.")
     left_out = special_token_ids(tokenizer) if params.skip_special_tokens else frozenset()
@@ -104,7 +108,7 @@ def make_request(
     seed = params.seed if params.seed is not None else default_seed
     if seed is None:
         seed = seed_of(tokens) if seed_from_prompt else random_seed()
-    request = Request(name, given, params, key, vocab_size)
+    request = Request(name, given, params, key, vocab_size, adapter)
     stop_tokens = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_token_ids)
     request.sequences = [
         Sequence(
@@ -121,6 +125,15 @@ def make_request(
         for index in range(params.n)
     ]
     return request
+
+
+def _find_adapter(name: str | None, names: Items[str]) -> int:
+    if name is None:
+        return 0
+    if name not in names:
+        known = f"one of {', '.join(names)}, or None for the model itself" if names else "None: the model has none"
+        raise ValueError(f"SamplingParams: adapter must be {known}, got {name!r}.")
+    return names.index(name) + 1
 
 
 def special_token_ids(tokenizer: Tokenizer | None) -> frozenset[int]:

@@ -95,6 +95,26 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self._slots = list(range(self._max_running))
 
+    def match(self, tokens: Tokens) -> list[int]:
+        """Returns the pages in the prefix cache that hold the start of some tokens, held once more."""
+        return [] if self.prefix is None else self.prefix.match(tokens, limit=len(tokens))
+
+    def take(self, number: int) -> list[int]:
+        """Returns free pages, held, at most `number`; for these the prefix cache gives up others."""
+        if self.prefix is not None and number > self.pool.free:
+            self.prefix.evict(number - self.pool.free)
+        return [self.pool.take() for _ in range(min(number, self.pool.free))]
+
+    def insert(self, tokens: Tokens, pages: Iterable[int]) -> None:
+        """Adds computed pages to the prefix cache, if there is one."""
+        if self.prefix is not None:
+            self.prefix.insert(tokens, list(pages))
+
+    def release(self, pages: Iterable[int]) -> None:
+        """Gives up a hold of each page."""
+        for page in pages:
+            self.pool.release(page)
+
     def add(self, sequence: Sequence) -> None:
         """Puts a sequence in its place among those that wait."""
         bisect.insort(self.waiting, sequence, key=lambda s: s.key)
@@ -163,7 +183,8 @@ class Scheduler:
         """Gives the prefix cache pages that are full, of tokens that are known."""
         full = min(sequence.computed, len(sequence.tokens)) // self._page_size
         if self.prefix is not None and full > sequence.inserted:
-            self.prefix.insert(sequence.tokens[: full * self._page_size], sequence.pages[:full])
+            tokens, adapter = sequence.tokens[: full * self._page_size], sequence.request.adapter
+            self.prefix.insert(tokens, sequence.pages[:full], adapter=adapter)
             sequence.inserted = full
 
     def remove(self, sequence: Sequence) -> None:
@@ -265,11 +286,12 @@ class Scheduler:
         scored = sequence.request.next_prompt_logprob if sequence.index == 0 else None
         if scored is not None:
             limit = min(limit, scored - 1)
+        adapter = sequence.request.adapter
         if self.prefix is not None and self.states is not None:
-            pages, index = self.prefix.match_snapshot(sequence.tokens, limit=limit)
+            pages, index = self.prefix.match_snapshot(sequence.tokens, limit=limit, adapter=adapter)
             return pages, None if index is None else Snapshot(len(pages) * self._page_size, index)
         if self.prefix is not None:
-            return self.prefix.match(sequence.tokens, limit=limit), None
+            return self.prefix.match(sequence.tokens, limit=limit, adapter=adapter), None
         return self._sibling_prefix(sequence, limit)
 
     def _sibling_prefix(self, sequence: Sequence, limit: int) -> tuple[list[int], Snapshot | None]:

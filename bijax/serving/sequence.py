@@ -162,6 +162,7 @@ class Request:
         params: Its sampling parameters.
         key: Its place in the order of all requests.
         vocab_size: The model's.
+        adapter: 0 for the model itself, i + 1 for its adapter i.
         sequences: Its outputs.
         prompt_logprobs: The available ones, from `logprob_start_len` on.
         scored: Tokens of the prompt before this one have log-probabilities, or were dispatched to be computed.
@@ -175,6 +176,7 @@ class Request:
     params: SamplingParams
     key: tuple[int, int]
     vocab_size: int
+    adapter: int = 0
     sequences: list[Sequence] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     scored: int = 0

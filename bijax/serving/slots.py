@@ -17,9 +17,10 @@ class Slots:
 
     Attributes:
         rows: (S, SLOT_COLUMNS + table_width) int32, the words of the seed, the bits of the temperature, the
-            number of the slot, the pages.
+            number of the slot, the adapter, the pages.
         seeds: (S, 2) uint32, part of the rows.
         temperature: (S,) float32, part of the rows.
+        adapters: (S,) int32, part of the rows; 0 for none.
         table: (S, table_width) int32, part of the rows.
         top_k: (S,) int32; 0 keeps all.
         top_p: (S,) float32.
@@ -31,6 +32,7 @@ class Slots:
         self.seeds = self.rows.view(np.uint32)[:, :2]
         self.temperature = self.rows.view(np.float32)[:, 2]
         self.rows[:, 3] = np.arange(num_slots)
+        self.adapters = self.rows[:, 4]
         self.table = self.rows[:, SLOT_COLUMNS:]
         self.top_k = np.zeros(num_slots, np.int32)
         self.top_p = np.ones(num_slots, np.float32)
@@ -44,6 +46,7 @@ class Slots:
             params = sequence.request.params
             self.seeds[slot] = seed_words([sequence.seed])[0]
             self.temperature[slot] = params.temperature
+            self.adapters[slot] = sequence.request.adapter
             self.top_k[slot] = min(params.top_k or 0, self._vocab_size)
             self.top_p[slot], self.min_p[slot] = params.top_p, params.min_p
         self.table[slot, written : len(pages)] = pages[written:]

@@ -117,12 +117,12 @@ class States:
         sequence.snapshot = Snapshot(position, self.pool.take())
         self.keeps.append(Copy(sequence.slot, sequence.snapshot.row, position))
         if position <= prompt and prefix is not None:
-            prefix.attach(sequence.tokens, *sequence.snapshot)
+            prefix.attach(sequence.tokens, *sequence.snapshot, adapter=sequence.request.adapter)
 
     def leave(self, sequence: Sequence, prefix: PrefixCache | None) -> None:
         """Gives the prefix cache the last snapshot of a sequence that gives up its slot."""
         if sequence.snapshot is not None and prefix is not None:
-            prefix.attach(sequence.tokens, *sequence.snapshot)
+            prefix.attach(sequence.tokens, *sequence.snapshot, adapter=sequence.request.adapter)
         self._give_up(sequence)
 
     def _give_up(self, sequence: Sequence) -> None:

@@ -9,6 +9,8 @@ from .latent import LatentConfig as LatentConfig
 from .linear_attention import LinearAttentionConfig as LinearAttentionConfig
 from .load import Checkpoint as Checkpoint
 from .load import load_checkpoint as load_checkpoint
+from .lora import LoRA as LoRA
+from .lora import load_lora as load_lora
 from .smollm2 import smollm2_path as smollm2_path
 from .tokenizer import Tokenizer as Tokenizer
 from .weights import Weights as Weights

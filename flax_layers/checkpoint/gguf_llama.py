@@ -2,13 +2,17 @@
 
 import dataclasses
 import re
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import numpy as np
 
 from .config import LlamaConfig, default_head_dim
 from .errors import CheckpointError
 from .gguf_file import GGUFFile
+from .gguf_gemma import BLOCK_NAMES as _GEMMA_BLOCK_NAMES
+from .gguf_gemma import USED_KEYS as _GEMMA_KEYS
+from .gguf_gemma import gemma_fields
 from .rope import RopeScaling
 from .weights import Shape, Weights, match_shapes
 
@@ -71,22 +75,35 @@ _BLOCK_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 @dataclasses.dataclass(frozen=True)
 class _Architecture:
-    """An architecture: which parts of `LlamaConfig` it sets, and how it keeps the channels of a rotary pair."""
+    """An architecture.
+
+    Attributes:
+        neighbours: Whether the two channels of a rotary pair are next to each other.
+        qk_norm: As in `LlamaConfig`.
+        qkv_bias: As in `LlamaConfig`.
+        used_keys: Metadata that it has beyond a Llama's.
+        block_names: Tensors of a block that have other names than a Llama's.
+        norm_offset: What the file adds to the weights of norms.
+    """
 
     neighbours: bool = False
     qk_norm: bool = False
     qkv_bias: bool = False
+    used_keys: frozenset[str] = frozenset()
+    block_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    norm_offset: float = 0.0
 
 
 _ARCHITECTURES: Final[dict[str, _Architecture]] = {
     "llama": _Architecture(neighbours=True),
     "qwen2": _Architecture(qkv_bias=True),
     "qwen3": _Architecture(qk_norm=True),
+    "gemma3": _Architecture(used_keys=_GEMMA_KEYS, block_names=_GEMMA_BLOCK_NAMES, norm_offset=1.0),
 }
 
 
 def gguf_config(file: GGUFFile) -> LlamaConfig:
-    """Reads the configuration of a Llama, Qwen2 or Qwen3 model from the metadata.
+    """Reads the configuration of a Llama, Qwen2, Qwen3 or Gemma 3 model from the metadata.
 
     The format's own defaults fill in optional keys: the number of query heads for key/value heads, heads of hidden_size
     / num_heads, a rope base of 10000, a vocabulary of the length of the token list. Every other key of the
@@ -111,7 +128,8 @@ def gguf_config(file: GGUFFile) -> LlamaConfig:
         )
     for key, value in file.metadata.items():
         family, _, rest = key.partition(".")
-        if family == name and rest not in _USED_KEYS and value not in _NEUTRAL_VALUES.get(rest, ()):
+        known = rest in _USED_KEYS or rest in architecture.used_keys
+        if family == name and not known and value not in _NEUTRAL_VALUES.get(rest, ()):
             raise CheckpointError(
                 f"{file.path}: the metadata {key!r} = {value!r} asks for something that this kind of model does not "
                 "have; use a checkpoint without it"
@@ -127,13 +145,17 @@ def gguf_config(file: GGUFFile) -> LlamaConfig:
                 f"{file.path}: {key!r} must equal the head size {head_dim}, got {file.metadata[key]}; "
                 "partial rotation and value heads of another size are not supported"
             )
+    layers = file.get(f"{name}.block_count", int)
+    more: dict[str, Any] = {"qk_norm": architecture.qk_norm, "qkv_bias": architecture.qkv_bias}
+    if name == "gemma3":
+        more |= gemma_fields(file, layers=layers, hidden_size=hidden_size)
     # The ends of a text, of a turn and of a message: some models have several.
     end_ids = [file.find(f"tokenizer.ggml.{end}_token_id", int) for end in ("eos", "eot", "eom")]
     return LlamaConfig(
         vocab_size=file.get(f"{name}.vocab_size", int, len(file.find("tokenizer.ggml.tokens", list) or ()) or None),
         hidden_size=hidden_size,
         intermediate_size=file.get(f"{name}.feed_forward_length", int),
-        num_layers=file.get(f"{name}.block_count", int),
+        num_layers=layers,
         num_heads=num_heads,
         num_kv_heads=file.get(f"{name}.attention.head_count_kv", int, num_heads),
         head_dim=head_dim,
@@ -143,8 +165,7 @@ def gguf_config(file: GGUFFile) -> LlamaConfig:
         max_position_embeddings=file.get(f"{name}.context_length", int),
         bos_token_id=file.find("tokenizer.ggml.bos_token_id", int),
         eos_token_ids=tuple(dict.fromkeys(end_id for end_id in end_ids if end_id is not None)),
-        qk_norm=architecture.qk_norm,
-        qkv_bias=architecture.qkv_bias,
+        **more,
         rope_scaling=_rope_scaling(file, name, head_dim),
     )
 
@@ -173,15 +194,19 @@ def gguf_weights(file: GGUFFile, config: LlamaConfig) -> Weights:
     Raises:
         CheckpointError: If tensors are missing, surplus or of the wrong shape.
     """
-    neighbours = _ARCHITECTURES[file.get("general.architecture", str)].neighbours
-    gguf_names = {_huggingface_name(name): name for name in file.tensors if name != _ROPE_DIVISORS}
+    architecture = _ARCHITECTURES[file.get("general.architecture", str)]
+    names = {**_BLOCK_NAMES, **architecture.block_names}
+    gguf_names = {_huggingface_name(name, names): name for name in file.tensors if name != _ROPE_DIVISORS}
     found: dict[str, Shape] = {name: file.tensors[gguf_name].shape for name, gguf_name in gguf_names.items()}
 
     def read(name: str) -> np.ndarray:
         weight = file.tensors[gguf_names[name]].to_float32()
-        if neighbours and ".q_proj." in name:
+        if architecture.norm_offset and weight.ndim == 1 and name.endswith("norm.weight"):
+            # The file has w + 1 in float32, from which w in 16 bits comes back exactly.
+            return weight - np.float32(architecture.norm_offset)
+        if architecture.neighbours and ".q_proj." in name:
             return halves_from_pairs(weight, config.num_heads)
-        if neighbours and ".k_proj." in name:
+        if architecture.neighbours and ".k_proj." in name:
             return halves_from_pairs(weight, config.num_kv_heads)
         return weight
 
@@ -212,10 +237,10 @@ def halves_from_pairs(weight: np.ndarray, num_heads: int) -> np.ndarray:
     return pairs.swapaxes(1, 2).reshape(rows, columns)
 
 
-def _huggingface_name(name: str) -> str:
+def _huggingface_name(name: str, block_names: Mapping[str, str]) -> str:
     match = _BLOCK_NAME.fullmatch(name)
-    if match and match[2] in _BLOCK_NAMES:
-        return f"model.layers.{match[1]}.{_BLOCK_NAMES[match[2]]}.{match[3]}"
+    if match and match[2] in block_names:
+        return f"model.layers.{match[1]}.{block_names[match[2]]}.{match[3]}"
     # An unknown tensor keeps a name that no weight has, so that the check for surplus tensors finds it.
     return _TOP_NAMES.get(name, f"{name} (GGUF)")
 

@@ -8,6 +8,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from .errors import CheckpointError
 from .gguf_file import GGUFFile
+from .gguf_sentencepiece import sentencepiece_backend
 from .tokenizer import Tokenizer
 
 # Token types of the GGUF specification that are matched in the text before anything else.
@@ -73,10 +74,12 @@ KINDS = {
 
 
 def gguf_tokenizer(file: GGUFFile, eos_token_ids: tuple[int, ...]) -> Tokenizer | None:
-    """Rebuilds the tokenizer of a GGUF file: byte-level BPE with the pre-tokenisation that the file names.
+    """Rebuilds the tokenizer of a GGUF file.
+
+    It is byte-level BPE with the pre-tokenisation that the file names, or has the pieces of SentencePiece.
 
     Args:
-        file: A GGUF file with a `gpt2` vocabulary.
+        file: A GGUF file with a vocabulary of the kind `gpt2` or `llama`.
         eos_token_ids: Tokens that end generation.
 
     Returns:
@@ -89,11 +92,37 @@ def gguf_tokenizer(file: GGUFFile, eos_token_ids: tuple[int, ...]) -> Tokenizer 
     if not any(key.startswith("tokenizer.ggml.") for key in file.metadata):
         return None
     model = file.get("tokenizer.ggml.model", str)
-    if model != "gpt2":
+    if model not in ("gpt2", "llama"):
         raise CheckpointError(
-            f"{file.path}: expected a tokenizer.ggml.model of 'gpt2' (byte-level BPE), got {model!r}; use a checkpoint "
-            "with such a tokenizer, or a folder with a tokenizer.json, or load it without its tokenizer"
+            f"{file.path}: expected a tokenizer.ggml.model of 'gpt2' (byte-level BPE) or 'llama' (SentencePiece), got"
+            f" {model!r}; use a checkpoint with such a tokenizer, or a folder with a tokenizer.json, or load it without"
+            " its tokenizer"
         )
+    tokens = file.get_list("tokenizer.ggml.tokens", str)
+    types = file.get_list("tokenizer.ggml.token_type", int)
+    if len(types) != len(tokens):
+        raise CheckpointError(
+            f"{file.path}: expected one token type per token, got {len(types)} for {len(tokens)} tokens"
+        )
+    if model == "llama":
+        backend, add_bos = sentencepiece_backend(file, tokens, types), True
+    else:
+        backend, add_bos = _byte_level_backend(file, tokens)
+    for special, token_type in ((True, _CONTROL), (False, _USER_DEFINED)):
+        texts = [token for token, kind_of_token in zip(tokens, types, strict=True) if kind_of_token == token_type]
+        backend.add_tokens([tokenizers.AddedToken(text, special=special, normalized=False) for text in texts])
+    special_tokens = {role: _token(file, tokens, key) for role, key in _SPECIAL_TOKENS.items() if key in file.metadata}
+    _add_around(file, backend, special_tokens, add_bos)
+    return Tokenizer(
+        backend,
+        chat_template=file.find("tokenizer.chat_template", str),
+        special_tokens=special_tokens,
+        eos_token_ids=eos_token_ids,
+    )
+
+
+def _byte_level_backend(file: GGUFFile, tokens: list[str]) -> tuple[tokenizers.Tokenizer, bool]:
+    """Returns a byte-level BPE, and whether every text starts with a BOS token if the file does not say."""
     pre = file.get("tokenizer.ggml.pre", str)
     if pre not in KINDS:
         raise CheckpointError(
@@ -105,28 +134,12 @@ def gguf_tokenizer(file: GGUFFile, eos_token_ids: tuple[int, ...]) -> Tokenizer 
             f"{file.path}: tokenizer.ggml.add_space_prefix must be false for byte-level BPE, got true"
         )
     kind = KINDS[pre]
-    tokens = file.get_list("tokenizer.ggml.tokens", str)
     backend = tokenizers.Tokenizer(_bpe(file, tokens, kind.ignore_merges))
     if kind.normalizer is not None:
         backend.normalizer = kind.normalizer()
     backend.pre_tokenizer = kind.pre_tokenizer()
     backend.decoder = decoders.ByteLevel()
-    types = file.get_list("tokenizer.ggml.token_type", int)
-    if len(types) != len(tokens):
-        raise CheckpointError(
-            f"{file.path}: expected one token type per token, got {len(types)} for {len(tokens)} tokens"
-        )
-    for special, token_type in ((True, _CONTROL), (False, _USER_DEFINED)):
-        texts = [token for token, kind_of_token in zip(tokens, types, strict=True) if kind_of_token == token_type]
-        backend.add_tokens([tokenizers.AddedToken(text, special=special, normalized=False) for text in texts])
-    special_tokens = {role: _token(file, tokens, key) for role, key in _SPECIAL_TOKENS.items() if key in file.metadata}
-    _add_around(file, backend, special_tokens, kind.add_bos)
-    return Tokenizer(
-        backend,
-        chat_template=file.find("tokenizer.chat_template", str),
-        special_tokens=special_tokens,
-        eos_token_ids=eos_token_ids,
-    )
+    return backend, kind.add_bos
 
 
 def _bpe(file: GGUFFile, tokens: list[str], ignore_merges: bool) -> models.BPE:

@@ -36,11 +36,13 @@ def hf_weights(folder: Path, config: LlamaConfig) -> Weights:
         CheckpointError: If a file is damaged, if index and shards contradict each other, if tensors are missing,
             surplus, of the wrong shape, or of a dtype other than F32, F16 and BF16.
     """
-    found, read = open_tensors(folder)
+    if config.linear is None:
+        found, read = open_tensors(folder)
+    else:
+        files, stored = _list_tensors(folder)
+        found, read = plain_names(stored, _reader(files), config.linear)
     drafts = tuple(f"model.layers.{config.num_layers + i}." for i in range(config.draft_layers))
     found = {name: shape for name, shape in found.items() if not name.startswith(drafts)}
-    if config.linear is not None:
-        found, read = plain_names(found, _reader(folder), config.linear)
     head, embedding = "lm_head.weight", "model.embed_tokens.weight"
     if config.tie_word_embeddings and head in found and embedding in found:
         if not np.array_equal(read(head).view(np.uint32), read(embedding).view(np.uint32)):
@@ -59,14 +61,13 @@ def open_tensors(folder: Path) -> tuple[dict[str, Shape], Callable[[str], np.nda
         FileNotFoundError: As `hf_weights`.
         CheckpointError: If a file or a dtype is not as `hf_weights` requires.
     """
-    _, found = _list_tensors(folder)
-    read = _reader(folder)
+    files, found = _list_tensors(folder)
+    read = _reader(files)
     return found, lambda name: read(name, None)
 
 
-def _reader(folder: Path) -> Callable[[str, int | None], np.ndarray]:
-    """Returns a function that reads a tensor of the folder, or one of its rows, as float32."""
-    files, _ = _list_tensors(folder)
+def _reader(files: dict[str, Path]) -> Callable[[str, int | None], np.ndarray]:
+    """Returns a function that reads a tensor of the files, or one of its rows, as float32."""
 
     def read(name: str, row: int | None) -> np.ndarray:
         with safetensors.safe_open(files[name], framework="np") as file:
@@ -90,7 +91,7 @@ def _list_tensors(folder: Path) -> tuple[dict[str, Path], dict[str, Shape]]:
     files: dict[str, Path] = {}
     found: dict[str, Shape] = {}
     for path in dict.fromkeys(listed.values()) if listed else [folder / _SINGLE]:
-        for name, shape in _read_header(path).items():
+        for name, shape in read_header(path).items():
             if listed.get(name, path) != path or name in files:
                 raise CheckpointError(
                     f"{path}: holds {name}, which {_INDEX} places elsewhere; get the whole folder again"
@@ -125,7 +126,12 @@ def _listed_shards(folder: Path) -> dict[str, Path]:
     return {name: folder / shard for name, shard in shards.items()}
 
 
-def _read_header(path: Path) -> dict[str, Shape]:
+def read_header(path: Path) -> dict[str, Shape]:
+    """Returns the shape of every tensor in a safetensors file.
+
+    Raises:
+        CheckpointError: If the file is damaged or a dtype is not as `hf_weights` requires.
+    """
     shapes: dict[str, Shape] = {}
     try:
         with safetensors.safe_open(path, framework="np") as file:

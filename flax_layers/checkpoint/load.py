@@ -40,9 +40,9 @@ class Checkpoint:
 def load_checkpoint(path: str | os.PathLike[str], *, tokenizer: bool = True) -> Checkpoint:
     """Opens a checkpoint, a GGUF file or a Hugging Face folder with safetensors.
 
-    A GGUF file may hold a Llama, Qwen2 or Qwen3, a folder a Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE, Qwen3-Next,
-    Gemma 2 or 3, DeepSeek-V2 or V3, Kimi-K2, or the text model of a Qwen3.5 (dense or with experts), whose other parts
-    are left out.
+    A GGUF file may hold a Llama, Qwen2, Qwen3 or Gemma 3, a folder a Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE,
+    Qwen3-Next, Gemma 2 or 3, DeepSeek-V2 or V3, Kimi-K2, or the text model of a Qwen3.5 (dense or with experts), whose
+    other parts are left out.
     Configuration, tokenizer, and the names, shapes and dtypes of all weights are read and checked now; the weights
     themselves are read on access, one at a time. The same model gives the same configuration and weights
     from either format, save for what quantisation has rounded.

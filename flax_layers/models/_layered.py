@@ -2,18 +2,46 @@
 
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .adapters import Group, Stacks, attach
 from .block import Block, Rotary, Stream, added, project, start_tokens
 from .layers import DeltaNetState, Embed, KVCache, LayerCache, Linear, RMSNorm, RotaryEmbedding
 from .llama import Llama
 
 type Stored = tuple[jax.Array, jax.Array | None] | DeltaNetState
 """What a layer keeps: keys and values, latents without values, or a state."""
+
+
+class Additions(NamedTuple):
+    """What a server adds to the blocks of a model.
+
+    Attributes:
+        stacks: The adapters of each block, or None.
+        groups: Which tokens have which adapter.
+        cache_scales: For each block the scales of keys and values in a cache of 8 bits, or None.
+    """
+
+    stacks: tuple[Stacks, ...] | None = None
+    groups: tuple[Group, ...] = ()
+    cache_scales: tuple[tuple[jax.Array, jax.Array], ...] | None = None
+
+    def of_block(self, index: int) -> "OfBlock":
+        """Returns those of one block."""
+        stacks = None if self.stacks is None else self.stacks[index]
+        return OfBlock(stacks, self.groups, None if self.cache_scales is None else self.cache_scales[index])
+
+
+class OfBlock(NamedTuple):
+    """The `Additions` of one block."""
+
+    stacks: Stacks | None = None
+    groups: tuple[Group, ...] = ()
+    cache_scales: tuple[jax.Array, jax.Array] | None = None
 
 
 class Layers:
@@ -46,6 +74,7 @@ class Layers:
         lengths: jax.Array,
         common_prefix: jax.Array | None = None,
         slots: jax.Array | None = None,
+        additions: Additions | None = None,
     ) -> tuple[jax.Array, list[Stored]]:
         """Runs the blocks one after the other.
 
@@ -58,11 +87,12 @@ class Layers:
             lengths: (B,) new tokens of each sequence.
             common_prefix: () tokens that all sequences begin with, in the same pages, or None.
             slots: (B,) where the states of the sequences are; None if state b is that of sequence b.
+            additions: What a server adds, or None.
 
         Returns:
             The residual stream after the last block, and what the layers keep.
         """
-        given = (page_table, start, lengths, common_prefix, slots)
+        given = (page_table, start, lengths, common_prefix, slots, additions)
         return run_blocks(self.blocks, x, angles, stored, *given, one_program=False)
 
 
@@ -76,6 +106,7 @@ def run_blocks(
     lengths: jax.Array,
     common_prefix: jax.Array | None = None,
     slots: jax.Array | None = None,
+    additions: Additions | None = None,
     *,
     one_program: bool,
 ) -> tuple[jax.Array, list[Stored]]:
@@ -86,8 +117,9 @@ def run_blocks(
     """
     written = []
     stream: Stream = (x, None)
-    for (structure, parameters, rotary), layer in zip(blocks, stored, strict=True):
-        given = (angles[rotary], layer, page_table, start, lengths, common_prefix, slots)
+    for index, ((structure, parameters, rotary), layer) in enumerate(zip(blocks, stored, strict=True)):
+        of_block = OfBlock() if additions is None else additions.of_block(index)
+        given = (angles[rotary], layer, page_table, start, lengths, common_prefix, slots, of_block)
         stream, kept = _extend(structure, parameters, stream, *given, alone=not one_program)
         written.append(kept)
     return added(stream), written
@@ -157,10 +189,13 @@ def _extend(
     lengths: jax.Array,
     common_prefix: jax.Array | None,
     slots: jax.Array | None,
+    additions: OfBlock,
     *,
     alone: bool,
 ) -> tuple[Stream, Stored]:
     block: Block = jax.tree.unflatten(structure, parameters)
+    if additions.stacks is not None:
+        attach(block, additions.stacks, additions.groups)
     kept: Stored
     if isinstance(stored, DeltaNetState):
         held = stored if slots is None else stored.rows(slots, start)
@@ -169,7 +204,7 @@ def _extend(
         # The slot of a row of padding must not be written.
         kept = new if slots is None else stored.with_rows(jnp.where(lengths > 0, slots, len(stored.inputs)), new)
     else:
-        cache = LayerCache(*stored, page_table, common_prefix)
+        cache = LayerCache(*stored, page_table, common_prefix, additions.cache_scales)
         stream, after = block.extend(stream, rotary, cache, start=start, lengths=lengths)
         written = cast(LayerCache, after)
         kept = written.keys, written.values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -259,21 +260,30 @@ def load_partitioned(
         ValueError: As `partition`, or if weights and configuration do not belong together.
 
     Guarantee: as `partition`.
+
+    Example:
+        >>> import numpy as np
+        >>> from flax_layers.checkpoint import Checkpoint, LlamaConfig, Weights
+        >>> from flax_layers.checkpoint.weights import expected_shapes
+        >>> config = LlamaConfig(
+        ...     vocab_size=32, hidden_size=8, intermediate_size=16, num_layers=1, num_heads=2, num_kv_heads=1,
+        ...     head_dim=8, rope_theta=10000.0, rms_norm_eps=1e-5, tie_word_embeddings=True,
+        ...     max_position_embeddings=64, bos_token_id=1, eos_token_ids=(2,))
+        >>> shapes = dict(expected_shapes(config))
+        >>> weights = Weights(shapes, lambda name: np.zeros(shapes[name], np.float32))
+        >>> loaded = load_partitioned(Checkpoint(config, weights, tokenizer=None), jax.make_mesh((1,), ("model",)))
+        >>> loaded.params["embed"]["embedding"].shape
+        (32, 8)
     """
     config, cut = checkpoint.config, check_mesh(mesh, axis, leaves)
     check_config(config, cut)
-
-    def whole() -> Llama:
-        return Llama(config, dtype=dtype, param_dtype=param_dtype, rngs=nnx.Rngs(0))
-
-    local: Any = nnx.eval_shape(lambda: cut_model(whole(), cut))
+    make = functools.partial(Llama, config, dtype=dtype, param_dtype=param_dtype)
+    whole = nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0)))
+    local: Any = nnx.eval_shape(lambda: cut_model(make(rngs=nnx.Rngs(0)), cut))
     local._set_rotary()
     found = _laid_out(local, mesh, cut)
-    placed = place_weights(
-        nnx.eval_shape(whole), local, found.params, found._shardings(found.specs), checkpoint.weights
-    )
-    rest = jax.device_put(found.rest, NamedSharding(mesh, P()))
-    return dataclasses.replace(found, params=placed, rest=rest)
+    params = place_weights(whole, local, found.params, found._shardings(found.specs), checkpoint.weights)
+    return dataclasses.replace(found, params=params, rest=jax.device_put(found.rest, NamedSharding(mesh, P())))
 
 
 def _laid_out(local: Llama, mesh: Mesh, cut: Cut) -> PartitionedLlama:

@@ -52,7 +52,7 @@ def check_config(config: LlamaConfig, cut: Cut) -> None:
 
     Raises:
         ValueError: If the devices do not divide its heads, the leaves do not divide a sum, or it has experts,
-            linear attention or an output gate of attention.
+            linear or latent attention, or an output gate of attention.
     """
     if config.num_kv_heads % cut.devices:
         raise ValueError(

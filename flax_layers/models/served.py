@@ -1,8 +1,8 @@
 """A Llama model as inference engines call it: the engine allocates the pages of the cache."""
 
 import functools
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +13,18 @@ from jax.sharding import Mesh
 from pallas_kernels.contract import SplitAttentionContract
 
 from ..ops import PLAIN
-from ._layered import Layers, Stored, _start, run_blocks
+from ._layered import Additions, Layers, Stored, _start, run_blocks
+from .adapters import Adapters, sort_tokens
 from .block import project
 from .layers.delta_net_state import STATE_INTERVAL, DeltaNetSnapshot
 from .llama import Llama
 from .partition import partition
+from .quantized_cache import QuantizedCache
 from .served_partitioned import ServedPartitionedLlama
 from .served_states import Pages, States, by_kind, by_layer, init_snapshots, keep_state, restore_state
+
+if TYPE_CHECKING:
+    from ..checkpoint import LoRA
 
 
 class Structure:
@@ -48,8 +53,13 @@ class ServedLlama:
     Args:
         model: The model.
         one_program: Whether the engine makes one program of a step; by default where the weights are not on a CPU.
+        adapters: LoRA adapters by name, from `flax_layers.checkpoint.load_lora`, which requests can choose.
+        cache_dtype: Dtype of the keys and values in the cache, see `QuantizedCache`; the model's by default.
 
-    Guarantee: row-invariant with a model whose operations are, as `Llama.extend`.
+    Raises:
+        ValueError: If an adapter changes a layer that the model does not have, or there is no such cache.
+
+    Guarantee: row-invariant with a model whose operations are, as `Llama.extend`; see `Adapters` for those.
 
     Example:
         >>> from flax_layers.checkpoint import LlamaConfig
@@ -62,8 +72,19 @@ class ServedLlama:
         (32, 64)
     """
 
-    def __init__(self, model: Llama, *, one_program: bool | None = None) -> None:
+    def __init__(
+        self,
+        model: Llama,
+        *,
+        one_program: bool | None = None,
+        adapters: "Mapping[str, LoRA] | Adapters | None" = None,
+        cache_dtype: str | QuantizedCache | None = None,
+    ) -> None:
         self.model = model
+        self._adapters = (
+            adapters if isinstance(adapters, Adapters) else Adapters.stack(model, adapters) if adapters else None
+        )
+        self._cache = QuantizedCache.choose(model, cache_dtype) if isinstance(cache_dtype, str) else cache_dtype
         self._layers = Layers(model)
         self._linear = tuple(model.config.is_linear(layer) for layer in range(model.config.num_layers))
         if one_program is None:
@@ -87,6 +108,11 @@ class ServedLlama:
         return self.model.config.max_position_embeddings
 
     @property
+    def adapter_names(self) -> tuple[str, ...]:
+        """The adapters that requests can choose."""
+        return () if self._adapters is None else self._adapters.names
+
+    @property
     def least_common_prefix(self) -> int | None:
         """Tokens per attention split, as only whole splits are read once; None without `one_program`."""
         if not self.one_program or self.model.norm.ops is PLAIN or self.model.config.latent is not None:
@@ -101,7 +127,9 @@ class ServedLlama:
     def init_pages(self, num_pages: int, page_size: int) -> Pages:
         """Returns keys and values of each layer that has them, (pages, page_size, K, H); latents have no values."""
         cache = self.model.paged_cache(np.zeros((1, 1), np.int32), num_pages=num_pages, page_size=page_size)
-        return list(zip(cache.keys, cache.values, strict=True))
+        pages: Pages = list(zip(cache.keys, cache.values, strict=True))
+        dtype = None if self._cache is None else self._cache.dtype
+        return pages if dtype is None else jax.tree.map(lambda array: jnp.zeros(array.shape, dtype), pages)
 
     def init_states(self, num_slots: int) -> States:
         """Returns the states of each layer with linear attention."""
@@ -133,6 +161,7 @@ class ServedLlama:
         common_prefix: jax.Array | None = None,
         *,
         slots: jax.Array | None = None,
+        adapters: jax.Array | None = None,
     ) -> tuple[jax.Array, Any]:
         """Appends tokens to sequences.
 
@@ -144,6 +173,7 @@ class ServedLlama:
             lengths: (B,) int32, new tokens of each sequence, 0 for padding.
             common_prefix: () int32, tokens that all sequences begin with, in the same pages; None if that is unknown.
             slots: (B,) int32, where the states of the sequences are, with linear attention.
+            adapters: (B,) int32, 0 for the model itself, i + 1 for adapter i of `adapter_names`; None for the model.
 
         Returns:
             The residual stream (B, T, hidden_size) after the last block, and the cache.
@@ -152,7 +182,11 @@ class ServedLlama:
         stored = by_layer(pages[0], pages[1], self._linear) if stateful else pages
         first: Any = pages[0][0]
         capacity = page_table.shape[1] * (first[0] if stateful else first).shape[1]
-        numbers = (page_table, start, lengths, common_prefix, slots)
+        additions = Additions(cache_scales=None if self._cache is None else self._cache.scales)
+        if adapters is not None and self._adapters is not None:
+            groups = _sort_tokens(self._adapters.members, adapters, length=tokens.shape[1])
+            additions = additions._replace(stacks=self._adapters.blocks, groups=groups)
+        numbers = (page_table, start, lengths, common_prefix, slots, additions)
         if self.one_program:
             given = (self._first, self._parameters)
             hidden, written = _extend_all(self._structure, given, tokens, stored, *numbers, capacity)
@@ -173,15 +207,21 @@ class ServedLlama:
         """Returns the model with weights and cache cut over the devices of a mesh axis.
 
         The arguments, errors and bits are those of `partition`.
+
+        Raises:
+            ValueError: As `partition`, or if it has adapters or a cache of 8 bits, which are not cut.
         """
+        if self._adapters is not None or self._cache is not None:
+            held = "adapters" if self._adapters is not None else "a cache of 8 bits"
+            raise ValueError(f"ServedLlama: a model that is cut over devices must not have {held}; leave them out.")
         return ServedPartitionedLlama(partition(self.model, mesh, axis=axis, leaves=leaves))
 
     def plain(self) -> "ServedLlama":
         """Returns the model with the same weights and stock JAX operations."""
-        return ServedLlama(nnx.with_attributes(self.model, ops=PLAIN), one_program=self.one_program)
+        return self._with_model(nnx.with_attributes(self.model, ops=PLAIN), self._cache)
 
     def with_weights(self, weights: Any) -> "ServedLlama":
-        """Returns the model with other weights.
+        """Returns the model with other weights, and the same adapters.
 
         Args:
             weights: A `Llama` of the same sizes, or its state as `nnx.state(model)` returns it. The arrays are shared,
@@ -200,15 +240,21 @@ class ServedLlama:
         structures: list[Any] = [jax.tree.structure(s) for s in (state, weights)]
         if structures[0] != structures[1] or jax.tree.leaves(ours) != jax.tree.leaves(theirs):
             raise ValueError("ServedLlama: the weights must have the names, shapes and dtypes of the model's own.")
-        return ServedLlama(nnx.merge(graph, weights), one_program=self.one_program)
+        # Scales of a cache belong to the weights.
+        return self._with_model(nnx.merge(graph, weights), None if self._cache is None else self._cache.dtype)
+
+    def _with_model(self, model: Llama, cache: str | QuantizedCache | None) -> "ServedLlama":
+        return ServedLlama(model, one_program=self.one_program, adapters=self._adapters, cache_dtype=cache)
 
 
 def _unflatten(one_program: bool, children: Iterable[Any]) -> ServedLlama:
-    (model,) = children
-    return ServedLlama(model, one_program=one_program)
+    model, adapters, cache = children
+    return ServedLlama(model, one_program=one_program, adapters=adapters, cache_dtype=cache)
 
 
-jax.tree_util.register_pytree_node(ServedLlama, lambda served: ((served.model,), served.one_program), _unflatten)
+jax.tree_util.register_pytree_node(
+    ServedLlama, lambda served: ((served.model, served._adapters, served._cache), served.one_program), _unflatten
+)
 
 
 def _flattened(part: Any) -> tuple[Any, tuple[jax.Array, ...]]:
@@ -227,14 +273,18 @@ def _extend_all(
     lengths: jax.Array,
     common_prefix: jax.Array | None,
     slots: jax.Array | None,
+    additions: Additions,
     capacity: int,
 ) -> tuple[jax.Array, list[Stored]]:
     (first, kinds), (arrays, parameters) = structure.parts, given
     embed, rotaries = jax.tree.unflatten(first, arrays)
     x, angles = _start(embed, rotaries, tokens, start, lengths, capacity)
     blocks = [(kind, arrays, rotary) for (kind, rotary), arrays in zip(kinds, parameters, strict=True)]
-    places = (page_table, start, lengths, common_prefix, slots)
+    places = (page_table, start, lengths, common_prefix, slots, additions)
     return run_blocks(blocks, x, angles, stored, *places, one_program=True)
+
+
+_sort_tokens = jax.jit(sort_tokens, static_argnames=("members", "length"))
 
 
 @functools.partial(jax.jit, static_argnames=("structure", "soft_cap"))

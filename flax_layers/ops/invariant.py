@@ -12,6 +12,7 @@ from bijax.ops.norm.norms import add_rms_norm
 from bijax.ops.rotary.heads import rotate_and_store, rotate_heads
 
 from ..routing import Routing
+from .cache import rotate_and_store_in_8_bits
 from .experts import experts, quantized_experts, route
 from .invariant_linear_attention import InvariantLinearAttention
 
@@ -68,6 +69,10 @@ class InvariantOps(InvariantLinearAttention):
         dtype = x.dtype if preferred_element_type is None else preferred_element_type
         y = bijax.quant_matmul(rows, weight, scale, weight_scale, bias=bias, preferred_element_type=dtype)
         return y.reshape(*x.shape[:-1], weight.shape[1])
+
+    def group_matmul(self, x: jax.Array, w: jax.Array, group_sizes: jax.Array) -> jax.Array:
+        """Multiplies rows x (M, K), sorted by group, by the weights w (G, K, N) of groups of these sizes."""
+        return bijax.group_matmul(x, w, group_sizes)
 
     def embed(self, table: jax.Array, tokens: jax.Array) -> jax.Array:
         """Returns the rows (..., D) of table (V, D) by tokens (...), integers; nan for tokens outside the table."""
@@ -138,8 +143,11 @@ class InvariantOps(InvariantLinearAttention):
         values: jax.Array,
         *,
         to_rotate: jax.Array | None = None,
+        scales: tuple[jax.Array, jax.Array] | None = None,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Rotates the queries and keys in heads (B, T, N + 2 * K, H), and stores keys and values."""
+        if scales is not None:
+            return rotate_and_store_in_8_bits(rotate_heads, heads, cos, sin, rows, keys, values, to_rotate, scales)
         return rotate_and_store(heads, cos, sin, rows, keys, values, to_rotate=to_rotate)
 
     def attention(
@@ -179,6 +187,7 @@ class InvariantOps(InvariantLinearAttention):
         window: int | None = None,
         soft_cap: float | None = None,
         common_prefix: jax.Array | None = None,
+        scales: tuple[jax.Array, jax.Array] | None = None,
     ) -> jax.Array:
         """The same with keys and values in pages (P, page size, K, H), listed by page_table (B, pages)."""
         return bijax.paged_attention(
@@ -193,6 +202,8 @@ class InvariantOps(InvariantLinearAttention):
             query_offset=start,
             query_seq_lengths=lengths,
             common_prefix_length=common_prefix,
+            key_scale=None if scales is None else scales[0],
+            value_scale=None if scales is None else scales[1],
         )
 
     def latent_attention(

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from bijax.ops.rotary.heads import rotate_and_store_in_pieces
 
 from ..routing import Routing
+from .cache import rotate_and_store_in_8_bits
 from .plain_experts import experts, route
 from .plain_linear_attention import PlainLinearAttention
 
@@ -63,6 +64,10 @@ class PlainOps(PlainLinearAttention):
         total = jnp.einsum("...k,kn->...n", rows, weight, preferred_element_type=jnp.int32)
         y = total.astype(jnp.float32) * scale * weight_scale
         return (y if bias is None else y + bias).astype(preferred_element_type or x.dtype)
+
+    def group_matmul(self, x: jax.Array, w: jax.Array, group_sizes: jax.Array) -> jax.Array:
+        """Multiplies rows x (M, K), sorted by group, by the weights w (G, K, N) of groups of these sizes."""
+        return jax.lax.ragged_dot(x, w, group_sizes)
 
     def embed(self, table: jax.Array, tokens: jax.Array) -> jax.Array:
         """Returns the rows (..., D) of table (V, D) by tokens (...), integers; nan for tokens outside the table."""
@@ -154,8 +159,11 @@ class PlainOps(PlainLinearAttention):
         values: jax.Array,
         *,
         to_rotate: jax.Array | None = None,
+        scales: tuple[jax.Array, jax.Array] | None = None,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Rotates the queries and keys in heads (B, T, N + 2 * K, H), and stores keys and values."""
+        if scales is not None:
+            return rotate_and_store_in_8_bits(self.rotate, heads, cos, sin, rows, keys, values, to_rotate, scales)
         return rotate_and_store_in_pieces(self.rotate, heads, cos, sin, rows, keys, values, to_rotate)
 
     def attention(
@@ -195,6 +203,7 @@ class PlainOps(PlainLinearAttention):
         window: int | None = None,
         soft_cap: float | None = None,
         common_prefix: jax.Array | None = None,
+        scales: tuple[jax.Array, jax.Array] | None = None,
     ) -> jax.Array:
         """The same with keys and values in pages (P, page size, K, H), listed by page_table (B, pages)."""
         batch, pages = page_table.shape
@@ -203,6 +212,11 @@ class PlainOps(PlainLinearAttention):
             return stored[page_table].reshape(batch, pages * stored.shape[1], *stored.shape[2:])
 
         keys, values = gather(key_pages), gather(value_pages)
+        if scales is not None:
+            keys, values = (
+                (stored.astype(jnp.float32) * (scale if scale.ndim == 2 else scale[:, None])).astype(query.dtype)
+                for stored, scale in zip((keys, values), scales, strict=True)
+            )
         return self.attention(
             query, keys, values, start=start, lengths=lengths, scale=scale, window=window, soft_cap=soft_cap
         )

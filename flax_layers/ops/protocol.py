@@ -43,6 +43,12 @@ class Ops(LinearAttentionOps, Protocol):
     ) -> jax.Array:
         """Quantises the rows of x (..., K) * smooth_scale (K,) to int8 and multiplies by weight (K, N), int8."""
 
+    def group_matmul(self, x: jax.Array, w: jax.Array, group_sizes: jax.Array) -> jax.Array:
+        """Multiplies rows x (M, K), sorted by group, by the weights w (G, K, N) of groups of these sizes.
+
+        Rows after the last group's have no meaning.
+        """
+
     def embed(self, table: jax.Array, tokens: jax.Array) -> jax.Array:
         """Returns the rows (..., D) of table (V, D) by tokens (...), integers; nan for tokens outside the table."""
 
@@ -104,12 +110,15 @@ class Ops(LinearAttentionOps, Protocol):
         values: jax.Array,
         *,
         to_rotate: jax.Array | None = None,
+        scales: tuple[jax.Array, jax.Array] | None = None,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Rotates the queries and keys in heads (B, T, N + 2 * K, H) as `rotate` does, and stores keys and values.
 
         Each token is stored in its row, of rows (B * T,), in keys and values (X, Y, K, H) with X * Y rows; rows out of
         range are dropped. If passed, `to_rotate` (B, T, N + K, H) is rotated instead of the queries and keys in
-        `heads`. Returns the rotated queries (B, T, N, H), keys and values.
+        `heads`. Returns the rotated queries (B, T, N, H), keys and values. A cache of 8 bits has scales of keys and of
+        values, (K,) or (K, H); it stores the quotients. The query of a token whose keys or values are inf or nan, which
+        such a cache cannot hold, becomes nan.
         """
 
     def attention(
@@ -145,11 +154,12 @@ class Ops(LinearAttentionOps, Protocol):
         window: int | None = None,
         soft_cap: float | None = None,
         common_prefix: jax.Array | None = None,
+        scales: tuple[jax.Array, jax.Array] | None = None,
     ) -> jax.Array:
         """The same with keys and values in pages (P, page size, K, H), listed by page_table (B, pages).
 
         If all sequences begin with the same pages, `common_prefix` () is the number of keys in these, so that they may
-        be read once.
+        be read once. A cache of 8 bits has scales of keys and of values, (K,) or (K, H).
         """
 
     def latent_attention(

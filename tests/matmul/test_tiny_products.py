@@ -1,6 +1,6 @@
 """Stacks of tiny products: one chain over all entries has the bits of the dots that XLA calls for each."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import pytest
 import bijax
 from bijax.testing import assert_batch_invariant, assert_bits_equal, hostile_rows
 from pallas_kernels.contract import MatmulContract
-from pallas_kernels.matmul.cpu import stacked
+from pallas_kernels.matmul.cpu import chain, stacked
 from pallas_kernels.matmul.cpu.stacked import Storage
 from pallas_kernels.matmul.schedule import cpu as schedule
 from pallas_kernels.matmul.schedule.cpu import StackStep
@@ -88,3 +88,32 @@ def test_a_chain_of_rounded_products_is_found_out(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(stacked, "chain", rounded)
     assert not honoured(sizes)
     stacked.honours_contract.cache_clear()
+
+
+def _in_a_small_loop() -> Callable[[jax.Array], jax.Array]:
+    """Products in a loop that XLA:CPU compiles to one function, as part of it is moved out of it."""
+    draw = np.random.default_rng(1)
+    weights = jnp.asarray(draw.standard_normal((19, 7)) / 4, jnp.float32)
+    constant = jnp.asarray(draw.standard_normal(7), jnp.float32)
+
+    def steps(rows: jax.Array) -> jax.Array:
+        def step(rows: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
+            shifted = constant + 2
+            return jnp.tanh(rows * scale), rows @ weights + shifted / shifted
+
+        return jax.lax.scan(step, rows, jnp.asarray([0.5, -1.25, 0.75]))[1].swapaxes(0, 1)
+
+    return bijax.invariant(steps)
+
+
+def test_chains_in_small_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = np.random.default_rng(2).standard_normal((64, 19)).astype(np.float32)
+    sizes = (4, 8, 64)
+    assert_batch_invariant(_in_a_small_loop(), rows, batch_sizes=sizes, modes=("jit",))
+
+    # The control: the chain is compiled together with the loop, and LLVM does not contract all of it.
+    jax.clear_caches()
+    monkeypatch.setattr(chain, "_zero", lambda x, _: opaque_zero().astype(f"uint{8 * x.dtype.itemsize}"))
+    with pytest.raises(AssertionError):
+        assert_batch_invariant(_in_a_small_loop(), rows, batch_sizes=sizes, modes=("jit",))
+    jax.clear_caches()

@@ -93,6 +93,7 @@ def live(
     open_engine=None,
     engine_options=None,
     longest=LONGEST,
+    adapters=None,
     wait=True,
     **options,
 ):
@@ -102,8 +103,9 @@ def live(
         return FakeEngine(**(engine or {}))
 
     model = ServedModel(
-        "fake", "/models/fake", VOCABULARY, longest, ByteTokenizer() if tokenizer is None else tokenizer, load_weights
-    )
+        "fake", "/models/fake", VOCABULARY, longest, ByteTokenizer() if tokenizer is None else tokenizer, load_weights,
+        adapters or {},
+    )  # fmt: skip
     service = Service(model, ServerOptions(port=0, **options), open_engine or open_fake, engine_options)
     running = Live(service)
     running.thread.start()

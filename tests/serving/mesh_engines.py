@@ -17,11 +17,18 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 from bijax import cli
-from bijax.determinism.modes import MODES, Run
-from bijax.serving import Engine, EngineOptions, ModelOptions, RequestOutput, SamplingParams
+from bijax.server.start import _warm_engines
+from bijax.serving import (
+    DisaggregatedEngine,
+    Engine,
+    EngineOptions,
+    ModelOptions,
+    RequestOutput,
+    SamplingParams,
+)
 from bijax.serving.cache_size import choose_num_pages
 from bijax.serving.fingerprint import fingerprint
-from bijax.serving.load import check_model, load_models, tensor_mesh
+from bijax.serving.load import check_model, load_models, load_weights, tensor_mesh
 from bijax.serving.toy import ToyModel
 from bijax.testing import assert_bits_equal
 from flax_layers import Llama, ServedLlama, partition
@@ -83,21 +90,28 @@ def served(engine: Engine) -> list[Any]:
     return results[0]
 
 
-def engines(counts: tuple[int, ...], **changes: Any) -> None:
-    model = ServedLlama(llama(**changes))
-    expected = served(Engine(model, options=SMALL, mesh=mesh(1)))
-    for devices in counts:
-        engine = Engine(model, options=SMALL, mesh=mesh(devices))
-        assert_bits_equal(served(engine), expected)
-        [(keys, _)] = engine._programs._pages
+ONE_BY_ONE = EngineOptions(page_size=4, num_pages=4, max_running=1, max_prefill_tokens=1, max_length=16)
+"""One sequence, one token at a time: the fewest programs."""
+
+
+def any_number() -> None:
+    """Norms of heads, biases and an output projection of its own, over 4 and 8 devices."""
+    model = ServedLlama(llama(qk_norm=True, qkv_bias=True, tie_word_embeddings=False))
+    params = SamplingParams(max_new_tokens=3, seed=1, logprobs=True)
+    results = []
+    for devices in (1, 4, 8):
+        engine = Engine(model, options=ONE_BY_ONE, mesh=mesh(devices))
+        results.append(found(engine.generate([[1, 5, 9]], params)[0]))
+        [(keys, _)] = engine.programs._pages
         assert keys.addressable_shards[0].data.shape[2] == CONFIG["num_kv_heads"] // devices
+    assert_bits_equal(results[1], results[0])
+    assert_bits_equal(results[2], results[0])
 
 
 def smallest() -> None:
-    """One sequence, one token at a time, sums of two leaves: the fewest programs."""
+    """Sums of two leaves on one device and two."""
     model = ServedLlama(llama(num_heads=2, num_kv_heads=2))
-    options = EngineOptions(page_size=4, num_pages=4, max_running=1, max_prefill_tokens=1, max_length=16)
-    cut = [Engine(model.partitioned(mesh(n), leaves=2), options=options) for n in (1, 2)]
+    cut = [Engine(model.partitioned(mesh(n), leaves=2), options=ONE_BY_ONE) for n in (1, 2)]
     one, two = (engine.generate([[1, 5, 9]], SamplingParams(max_new_tokens=3, seed=1, logprobs=True)) for engine in cut)
     assert_bits_equal(found(two[0]), found(one[0]))
 
@@ -125,6 +139,46 @@ def one_program() -> None:
     assert jax.tree.structure(jax.tree.unflatten(tree, leaves)) == tree
 
 
+def disaggregated() -> None:
+    """Prompts on two devices and generation on another: the bits of one device that does both."""
+    model = ServedLlama(llama(num_heads=2, num_kv_heads=2))
+    options = EngineOptions(page_size=4, num_pages=8, max_running=1, max_prefill_tokens=1, max_length=16)
+    params = SamplingParams(max_new_tokens=3, seed=3, logprobs=True)
+    prompts = [[1, 5, 9, 7, 3, 3, 2, 1, 8]]
+
+    def engine(on: Mesh, **changes: Any) -> Engine:
+        return Engine(model.partitioned(on, leaves=2), options=EngineOptions(**{**vars(options), **changes}))
+
+    expected = found(engine(mesh(1)).generate(prompts, params)[0])
+    prefill, decode = engine(mesh(2)), engine(Mesh(np.array(jax.devices()[4:5]), ("model",)))
+    both = DisaggregatedEngine(prefill=prefill, decode=decode)
+    for _ in range(2):  # with a cold cache and a warm one
+        [output] = both.generate(prompts, params)
+        assert_bits_equal(found(output), expected)
+        assert output.cached_tokens == 8
+    assert (prefill.stats().generated_tokens, decode.stats().generated_tokens) == (0, 6)
+    assert (prefill.stats().kv_cache_usage, decode.stats().kv_cache_usage) == (0, 0)
+    both.update_weights(llama(1, num_heads=2, num_kv_heads=2))
+    [changed] = both.generate(prompts, params)
+    decode.flush_cache()
+    assert_bits_equal(found(changed), found(decode.generate(prompts, params)[0]))
+    with pytest.raises(AssertionError):  # they are other weights
+        assert_bits_equal(found(changed), expected)
+
+    def message(second: Engine) -> str:
+        with pytest.raises(ValueError, match="DisaggregatedEngine") as error:
+            DisaggregatedEngine(prefill=prefill, decode=second)
+        return str(error.value)
+
+    assert "must be two engines, got one" in message(prefill)
+    assert "the same page_size, got 4 and 8" in message(engine(mesh(1), page_size=8))
+    assert "decode has prefix_cache=False" in message(engine(mesh(1), prefix_cache=False))
+    deeper = ServedLlama(llama(num_heads=2, num_kv_heads=2, num_layers=2))
+    assert "pages of the same shapes" in message(Engine(deeper, options=options))
+    assert "under the same contracts" in message(Engine(model, options=options))
+    assert "the same weights, got the versions '1' and 'default'" in message(engine(mesh(1)))
+
+
 def weights() -> None:
     """Other weights go into the shards: of a model on one device, of its state, of a model on another mesh."""
     expected = served(Engine(ServedLlama(llama(1)), options=SMALL, mesh=mesh(2)))
@@ -136,7 +190,7 @@ def weights() -> None:
         assert_bits_equal(served(engine), before)
         engine.update_weights(new)
         assert_bits_equal(served(engine), expected)
-        kernel = engine._model.model.params["blocks"][0]["attention"]["out"]["kernel"]
+        kernel = engine.model.model.params["blocks"][0]["attention"]["out"]["kernel"]
         assert kernel.sharding.spec == P("model", None)
         assert len(kernel.sharding.device_set) == 2
     assert engine.stats().compilations == compiled
@@ -153,29 +207,6 @@ def weights() -> None:
     assert_bits_equal(served(engine), expected)
 
 
-def modes(counts: tuple[int, ...]) -> None:
-    """Each mode of `bijax test-deterministic`: the samples of one device."""
-    model = ServedLlama(llama())
-    params = SamplingParams(max_new_tokens=5, seed=7, logprobs=True, ignore_eos=True)
-    tokens = np.random.default_rng(0).integers(0, 64, 40).tolist()
-
-    def samples(mode: str, devices: int) -> Any:
-        def open_engine(*, reload: bool = False, **changes: Any) -> Engine:
-            given = {name: value for name, value in changes.items() if value is not None}
-            own = ServedLlama(llama()) if reload else model
-            return Engine(own, options=EngineOptions(**{**vars(SMALL), **given}), mesh=mesh(devices))
-
-        run = Run(open_engine, lambda n: (tokens * (n // len(tokens) + 1))[:n], params, 3, lambda done: None)
-        every = MODES[mode](run)
-        assert all(s.unique_bits == 1 for s in every), mode
-        return [(s.name, s.completions[0].tokens, [p.logprob for p in s.completions[0].logprobs]) for s in every]
-
-    for mode in MODES:
-        expected = samples(mode, 1)
-        for devices in counts:
-            assert samples(mode, devices) == expected, (mode, devices)
-
-
 def fingerprints() -> None:
     """They name the leaves, and not the number of devices."""
     model = ServedLlama(llama())
@@ -185,7 +216,7 @@ def fingerprints() -> None:
     assert one != fingerprint(model, page_size=4)
 
 
-def folder(path: Path) -> Path:
+def folder(path: Path, seed: int = 0) -> Path:
     """Writes a checkpoint whose heads eight devices divide."""
     fields = checkpoint_files.hf_fields()
     fields |= {"num_attention_heads": 8, "num_key_value_heads": 8, "num_hidden_layers": 1}
@@ -204,7 +235,7 @@ def folder(path: Path) -> Path:
         bos_token_id=0,
         eos_token_ids=(1,),
     )
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     drawn = {n: rng.standard_normal(shape) / shape[-1] ** 0.5 for n, shape in expected_shapes(config)}
     return checkpoint_files.write_folder(path, fields, {n: x.astype(np.float32) for n, x in drawn.items()})
 
@@ -220,6 +251,46 @@ def command() -> None:
                 assert cli.main(arguments) == 0
             [row] = json.loads(printed.getvalue())["requests"]
             assert row["unique_bits"] == 1
+
+
+def start() -> None:
+    """What `bijax serve` starts: equal engines on devices of their own, and weights for both from disk."""
+    with tempfile.TemporaryDirectory() as made, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Engine, "warm_up", lambda self, on_progress: on_progress(1, 1))
+        checkpoint, cut = load_checkpoint(folder(Path(made) / "0")), ModelOptions(tensor_parallel_size=2)
+        engines, name = _warm_engines(checkpoint, 2, cut, SMALL)
+        [one], same = _warm_engines(checkpoint, 1, ModelOptions(tensor_parallel_size=1), SMALL)
+        assert name == same
+        devices = [set(engine.model.mesh.devices.flat) for engine in engines]
+        assert [len(d) for d in devices] == [2, 2]
+        assert not devices[0] & devices[1]
+        assert_bits_equal(*(jax.device_get(engine.model.model.params) for engine in engines))
+        assert_bits_equal(*(jax.device_get(engine.model.model.params) for engine in (engines[0], one)))
+        new = load_weights(load_checkpoint(folder(Path(made) / "1", seed=1)), cut)
+        for engine, own in zip(engines, devices, strict=True):
+            engine.update_weights(new, "1")
+            assert_bits_equal(jax.device_get(engine.model.model.params), jax.device_get(new.params))
+            assert all(leaf.sharding.device_set == own for leaf in jax.tree.leaves(engine.model.model.params))
+
+
+def flags() -> None:
+    """Options that do not fit the model or the devices end the command before weights are read."""
+
+    def message(*arguments: str) -> str:
+        with contextlib.redirect_stderr(io.StringIO()) as printed:
+            assert cli.main(["serve", "--model", model, *arguments]) == 2
+        return printed.getvalue()
+
+    with tempfile.TemporaryDirectory() as made:
+        model = str(folder(Path(made) / "m"))
+        parallel = "--tensor-parallel-size"
+        assert "tensor_parallel_size must be a power of two, got 3" in message(parallel, "3")
+        more = message(parallel, "16", "--tensor-parallel-leaves", "16")
+        assert "must divide the key/value heads, got 16 devices and 8 heads" in more
+        assert "at least 16 devices for 2 models on 8 devices each, got 8" in message(
+            parallel, "8", "--data-parallel-size", "2"
+        )
+        assert "data_parallel_size must be 1 without tensor_parallel_size" in message("--data-parallel-size", "2")
 
 
 def bad_input() -> None:
@@ -275,16 +346,16 @@ def bad_input() -> None:
 
 CHECKS: dict[str, Callable[[], None]] = {
     "smallest": smallest,
-    "one device and two": lambda: engines((2,)),
     "bad input": bad_input,
-    "any number of devices": lambda: engines((4, 8), qk_norm=True, qkv_bias=True, tie_word_embeddings=False),
+    "flags": flags,
+    "start": start,
+    "any number of devices": any_number,
     "plain": plain,
     "one program": one_program,
     "weights": weights,
+    "disaggregated": disaggregated,
     "fingerprints": fingerprints,
     "command": command,
-    "modes on two devices": lambda: modes((2,)),
-    "modes on four and eight devices": lambda: modes((4, 8)),
 }
 
 

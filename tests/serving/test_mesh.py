@@ -7,14 +7,11 @@ from tests.tiers import full_only
 
 FAST = ("fingerprints",)
 OTHERS = (
-    ("bad input", "smallest"),
-    ("one device and two",),
+    ("bad input", "flags", "start", "smallest"),
     ("any number of devices", "plain"),
     ("one program",),
-    ("weights",),
+    ("weights", "disaggregated"),
     ("command",),
-    ("modes on two devices",),
-    ("modes on four and eight devices",),
 )
 
 

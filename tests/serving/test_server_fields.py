@@ -41,6 +41,7 @@ def answer(reply):
 
 # What SGLang's bench_serving and GenerateReqInput, OpenAI's client and vLLM's protocol send where nobody asks.
 NEUTRAL = [
+    ("/generate", {"deterministic": True}),
     ("/generate", {"lora_path": None, "return_logprob": False, "return_routed_experts": False}),
     ("/generate", {"image_data": None, "session_params": None, "custom_logit_processor": None, "priority": None}),
     ("/generate", {"lora_path": [None], "image_data": [], "token_ids_logprob": [], "modalities": ["text"]}),
@@ -84,8 +85,9 @@ def test_the_members_of_a_stream_s_options(server):
 
 
 REFUSED = [
-    ("/generate", {"lora_path": "x"}, "lora_path", 'not served here; leave it out, got "x"'),
-    ("/generate", {"lora_path": ["x", None]}, "lora_path", "not served here"),
+    ("/generate", {"image_data": "x"}, "image_data", 'not served here; leave it out, got "x"'),
+    ("/generate", {"image_data": ["x", None]}, "image_data", "not served here"),
+    ("/generate", {"deterministic": False}, "deterministic", "not served here; leave it out, or send true, got false"),
     ("/generate", {"return_hidden_states": True}, "return_hidden_states", "leave it out, or send false, got true"),
     ("/generate", {"temperature": 0.5}, "temperature", "did you mean sampling_params.temperature?"),
     ("/generate", {"return_logprobs": True}, "return_logprobs", "did you mean return_logprob?"),
@@ -167,8 +169,8 @@ def test_an_error_names_the_field(server, path, name, stream):
 
 
 def test_every_sampling_parameter_has_a_wrong_value():
-    # Fields of the request beside them; grammars have names of their own.
-    others = {"logprobs", "top_logprobs", "prompt_logprobs", "logprob_start_len", "grammar", "embedding"}
+    # Fields of the request beside them; grammars and adapters have names of their own.
+    others = {"logprobs", "top_logprobs", "prompt_logprobs", "logprob_start_len", "grammar", "embedding", "adapter"}
     assert set(WRONG) == {field.name for field in dataclasses.fields(SamplingParams)} - others
 
 

@@ -235,5 +235,6 @@ def test_html_of_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=Shell))
     assert short_line("/tmp/1.py:14") == "In[5]:14"
+    assert short_line("~/tmp/1.py:14") == "~In[5]:14"
     assert short_line("/tmp/2.py:14") == "2.py:14"
     assert short_line("") == ""

@@ -235,7 +235,14 @@ _divide_to_e4m3: Any = elementwise(_to_e4m3)
 
 
 def quantise(op: str, x: jax.Array, scale: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
-    """Returns (T, K, D) in 8 bits, and which tokens can be stored so."""
+    """Returns x (T, K, D) in 8 bits, and (T,) which tokens can be stored so: none with an inf or nan.
+
+    Args:
+        op: Name of the operation, for errors.
+        x: Keys or values of tokens.
+        scale: (K, D) or (K,).
+        dtype: int8 or float8_e4m3fn.
+    """
     divide = _divide_to_int8 if dtype == jnp.int8 else _divide_to_e4m3
 
     def compute(x: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:

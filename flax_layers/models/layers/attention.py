@@ -171,14 +171,14 @@ class Attention(nnx.Module):
         rows = cache.rows(x.shape[1], start, lengths)
         to_rotate = None if self.query_norm is None else query_key
         query, keys, values = self.ops.rotate_and_store(
-            heads, *rotary, rows, cache.keys, cache.values, to_rotate=to_rotate
+            heads, *rotary, rows, cache.keys, cache.values, to_rotate=to_rotate, scales=cache.scales
         )
         cache = cache._replace(keys=keys, values=values)
         options = {"start": start, "lengths": lengths, **self._options()}
         if cache.page_table is None:
             y = self.ops.attention(query, keys, values, **options)
         else:
-            options["common_prefix"] = cache.common_prefix
+            options |= {"common_prefix": cache.common_prefix, "scales": cache.scales}
             y = self.ops.paged_attention(query, keys, values, cache.page_table, **options)
         return self._merge(y, x), cache
 

@@ -28,6 +28,7 @@ class LayerCache(NamedTuple):
         page_table: (B, pages per sequence) int32: page i of a sequence holds its positions from i * page size on. None
             for a contiguous cache.
         common_prefix: () int32, tokens that all sequences begin with, in the same pages; None where that is not known.
+        scales: Of the keys and of the values, (K, H) or (K,) each, in a cache of 8 bits; None in others.
 
     Example:
         >>> cache = LayerCache(jnp.zeros((1, 4, 1, 1)), jnp.zeros((1, 4, 1, 1)))
@@ -40,6 +41,7 @@ class LayerCache(NamedTuple):
     values: jax.Array | None
     page_table: jax.Array | None = None
     common_prefix: jax.Array | None = None
+    scales: tuple[jax.Array, jax.Array] | None = None
 
     @property
     def capacity(self) -> int:
