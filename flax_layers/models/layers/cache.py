@@ -60,16 +60,16 @@ class LayerCache(NamedTuple):
         Raises:
             ValueError: If there are values for a cache of latents, or none for one of keys and values.
         """
-        rows = self.rows(keys.shape[1], start, lengths)
-        written = self._replace(keys=store_rows(self.keys, rows, keys))
-        if self.values is None and values is None:
-            return written
-        if self.values is None or values is None:
+        if (self.values is None) != (values is None):
             came = "no values for a cache that has them" if values is None else "values for one that has none"
             raise ValueError(
                 "LayerCache: a cache of keys and values is written with both, one of latents without values; got"
                 f" {came}."
             )
+        rows = self.rows(keys.shape[1], start, lengths)
+        written = self._replace(keys=store_rows(self.keys, rows, keys))
+        if self.values is None or values is None:
+            return written
         return written._replace(values=store_rows(self.values, rows, values))
 
     def rows(self, length: int, start: jax.Array, lengths: jax.Array) -> jax.Array:
