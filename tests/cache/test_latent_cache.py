@@ -71,11 +71,7 @@ def test_what_a_loop_writes(dtype: str, paged: bool) -> None:
         (
             {"cache": jnp.zeros((2, 4, WIDTH), "bfloat16")},
             TypeError,
-            (
-                {"cache": jnp.zeros((2, 4, WIDTH), "bfloat16")},
-                TypeError,
-                "latents and a cache .* must share one dtype, got latents float32",
-            ),
+            "latents and a cache .* must share one dtype, got latents float32",
         ),
         ({"latents": jnp.zeros((1, 2, 5))}, ValueError, r"latents must have the dimensions \(B, L, 3\) or \(T, 3\)"),
         ({"cache": jnp.zeros((2, 4, WIDTH), "int8")}, ValueError, "latent_scale is needed for a cache of .* got none"),
