@@ -194,7 +194,7 @@ X, C, C8 = jnp.ones((2, 3, K, D)), jnp.ones((2, K, 4, D)), jnp.ones((2, K, 4, D)
         (
             {"k_cache": C8, "v_cache": C8},
             ValueError,
-            r"key_scale is needed for a cache of int8 or float8_e4m3fn, got none beside",
+            r"key_scale is needed for a cache of int8 or float8_e4m3fn, got none with",
         ),
         (
             {"key_scale": jnp.ones((K, D))},

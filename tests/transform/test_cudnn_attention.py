@@ -119,7 +119,7 @@ def test_what_is_not_served_says_what_to_use() -> None:
     ones = jnp.ones((B, 2), jnp.int32)
     offsets = jnp.array([[0, 1, 2]] * B, jnp.int32)
     for options, instead in (
-        ({"dropout_rate": 0.1}, "put the dropout behind attention"),
+        ({"dropout_rate": 0.1}, "apply the dropout after attention"),
         ({"mask_type": cudnn.MaskType.ALIBI}, "alibi_slopes"),
         ({"q_seqlen": ones, "kv_seqlen": ones, "q_offsets": offsets, "kv_offsets": offsets}, "cu_query_seq_lengths"),
         ({"score_mod": jnp.tanh}, "logits_soft_cap"),

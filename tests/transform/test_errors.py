@@ -117,7 +117,7 @@ def test_keys_of_another_kind_name_the_line() -> None:
         ("dot_product_attention_fp8_bwd", "use bijax.dot_product_attention"),
         ("scaled_matmul_wrapper", "bijax.matmul"),
         ("approx_top_k", "use jax.lax.top_k"),
-        ("ffi_call", "use the operation"),
+        ("ffi_call", "use the equivalent operation"),
     ],
 )
 def test_custom_calls_say_what_to_use_instead(name: str, instead: str) -> None:

@@ -17,6 +17,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import Literal, Var
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
+from bijax.core.explicit_axes import is_cut
 from bijax.transform.hook.arguments_cut import Cut, cuts_of
 from bijax.transform.hook.whole_values import UNMARKED
 from bijax.transform.rows import control, elementwise, indexing, library, moves, products, reductions  # noqa: F401
@@ -199,7 +200,10 @@ class _Rows:
         if any(jax.numpy.issubdtype(a.dtype, jax.dtypes.extended) for a in arrays):
             return None
         operands, results = [self._axis(v) for v in eqn.invars], [self._axis(v) for v in eqn.outvars]
-        lost = any(self._has_rows(v) and axis is None for v, axis in zip(eqn.invars, operands, strict=True))
+        lost = any(
+            (self._has_rows(v) or is_cut(getattr(v.aval, "sharding", None))) and axis is None
+            for v, axis in zip(eqn.invars, operands, strict=True)
+        )
         if lost or all(axis is None for axis in operands) or any(axis is None for axis in results):
             return None
         return local_parameters(eqn, operands, [axis for axis in results if axis is not None], self._cut.count)
