@@ -31,7 +31,7 @@ def test_one_answer_each(folder: Path, mode: str, capsys: pytest.CaptureFixture[
 @pytest.mark.tier("full")
 def test_plain_operations_give_several(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The control."""
-    assert main(["test-deterministic", "--mode", "speculative", "--plain", "--model", str(folder), *SMALL]) == 1
+    assert main(["test-deterministic", "--mode", "single", "--plain", "--model", str(folder), *SMALL]) == 1
     assert "plain JAX" in capsys.readouterr().out
 
 
