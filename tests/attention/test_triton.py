@@ -66,6 +66,7 @@ def test_results_and_gradients(case: str) -> None:
         np.testing.assert_allclose(ours, right, atol=1e-5)
 
 
+@pytest.mark.tier("full")
 def test_cap_sinks_slopes_and_values_of_another_width() -> None:
     """In bfloat16: a product is one of the tensor core's in place of six, which compile for long."""
     q, k, v, ct = (x.astype(jnp.bfloat16) for x in (Q, K, V[..., :8], CT[..., :8]))

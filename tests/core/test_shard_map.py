@@ -121,6 +121,7 @@ assert "mosaic_gpu" in text
 """
 
 
+@pytest.mark.tier("full")
 def test_bits_on_two_devices() -> None:
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}

@@ -28,6 +28,7 @@ def test_the_quick_demo(real, tmp_path, capsys, monkeypatch):
     assert other["tokens"] == one["tokens"] > 0
 
 
+@pytest.mark.tier("full")
 def test_the_quantised_demo(tmp_path, capsys, monkeypatch):
     """The same with int8 linear layers, whose perplexity on a passage stands beside the float model's."""
     monkeypatch.setattr("bijax.demo.ways.QUICK_BATCH_SIZES", (5,))

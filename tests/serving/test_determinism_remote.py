@@ -15,6 +15,7 @@ def ask(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[
     return code, [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "│" in line]
 
 
+@pytest.mark.tier("full")
 def test_servers(capsys: pytest.CaptureFixture[str]) -> None:
     """One server in all modes; two that are built in other ways; two with other weights, which do not answer alike."""
     with serve(longest=200) as server, serve(longest=200, prefix_cache=False, dispatch_ahead=False) as other:
