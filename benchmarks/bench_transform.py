@@ -16,7 +16,7 @@ import bijax
 from benchmarks.harness import cell, interleaved_us, run
 from flax_layers import INVARIANT, PLAIN, Llama
 from flax_layers.checkpoint import load_checkpoint, smollm2_path
-from flax_layers.models._layered import LayeredModel, _extend
+from flax_layers.models._layered import LayeredModel, OfBlock, _extend
 
 BATCHES = (1, 8, 64)
 PROMPT, CAPACITY = 64, 128
@@ -46,7 +46,7 @@ def building_s(model: Llama, transform: Any, times: int = 5) -> dict[str, float]
     starts = jnp.zeros(8, jnp.int32)
     rotary = model.rotary(np.zeros((8, 1), np.int32))
     structure, parameters, _ = layers._layers.blocks[0]
-    arguments = (structure, parameters, stream, rotary, *layers._stored[0], None, starts, starts, None)
+    arguments = (structure, parameters, stream, rotary, layers._stored[0], None, starts, starts, None, None, OfBlock())
     for _ in range(times):
         jax.clear_caches()
         at = [time.perf_counter()]

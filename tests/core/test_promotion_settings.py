@@ -120,7 +120,7 @@ WITHOUT_GRADIENT = {
 NO_OPERATIONS = {
     *("AttentionBlockSize", "get_batch_invariant_attention_block_size"),
     *("lowering_for", "prefer_backend", "contracts", "Manifest", "DeltaRuleState"),
-    *("Audit", "GradientSum", "NotInvariantError", "UnsupportedError", "audit", "invariant"),
+    *("Audit", "GradientSum", "NoContractError", "NotInvariantError", "UnsupportedError", "audit", "invariant"),
     *("disable_batch_invariant_mode", "enable_batch_invariant_mode", "is_batch_invariant_mode_enabled"),
     "set_batch_invariant_mode",
 }

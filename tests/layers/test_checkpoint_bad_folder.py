@@ -92,7 +92,7 @@ def test_damaged_generation_config_and_template(tmp_path: Path) -> None:
     ("fields", "message"),
     [
         ({"model_type": "gpt2"}, "expected one of the model types ['llama', 'mistral', "),
-        ({"model_type": None}, "'gemma3_text'], got None"),
+        ({"model_type": None}, "'kimi_k2'], got None"),
         ({"hidden_act": "gelu"}, "hidden_act must be 'silu' or 'swish' or absent, got 'gelu'"),
         ({"attention_bias": "yes"}, "attention_bias must be true or false, got 'yes'"),
         ({"attention_bias": True}, "weights are missing"),

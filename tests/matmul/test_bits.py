@@ -116,13 +116,13 @@ def test_schedules_agree_or_are_not_used(k: int, transpose: bool) -> None:
     assert len(used) >= 3, f"this machine has hardly a fast schedule: {used}"
 
 
-@pytest.mark.parametrize(("transpose", "transposed_w"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(("transpose", "turned"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("n", [40, 192, 300])
-def test_panels_of_the_weights_cover_all_columns(n: int, transpose: bool, transposed_w: bool) -> None:
+def test_panels_of_the_weights_cover_all_columns(n: int, transpose: bool, turned: bool) -> None:
     """Small integers, whose sums are exact in any order; the last panel may repeat columns of the one before."""
     rng = np.random.default_rng(n)
     x, w = (rng.integers(-9, 10, shape).astype(np.float32) for shape in ((3, 70), (70, n)))
-    form = functools.partial(panels, k_block=32, transpose_w=transpose, transposed_w=transposed_w)
+    form = functools.partial(panels, k_block=32, transpose_w=transpose, turned=turned)
     y = jax.jit(form)(x, w.T if transpose else w)
     assert_bits_equal(y, (x.astype(np.float64) @ w.astype(np.float64)).astype(np.float32))
 

@@ -36,7 +36,7 @@ def test_sequences_begin_alike_where_they_have_the_same_page() -> None:
 
 def two_of_four() -> Given:
     """What the model is given for two sequences with two pages in common, and two rows of padding."""
-    rows = np.array([[0, 0, 0, 5, 6, 7], [0, 0, 0, 5, 6, 8]], np.int32)
+    rows = np.array([[0, 0, 0, 0, 0, 5, 6, 7], [0, 0, 0, 0, 0, 5, 6, 8]], np.int32)
     packed = jnp.asarray(pack([(9, 1, -1, 0), (11, 1, -1, 1)], rows, [[3], [4]], 4, 1))
     return unpack(packed, jnp.zeros(8, jnp.int32), table_width=3)
 
