@@ -130,9 +130,6 @@ def attentions() -> Iterator[tuple[str, Case]]:
         shapes = ((1, 150, 4, 192), (1, 150, 2, 192), (1, 150, 2, 128), (4,), (1, 150, 4, 128))
         given = tuple(array(44 + i, s, dtype) for i, s in enumerate(shapes))
         yield f"attention with a cap, sinks, slopes {dtype}", Case(with_gradients(attention_of_heads, among=4), given)
-        shapes = ((1, 150, 4, 576), (1, 150, 576), (1, 150, 4, 512))
-        given = tuple(array(60 + i, s, dtype) for i, s in enumerate(shapes))
-        yield f"latent_attention {dtype}", Case(with_gradients(latent_attention, among=2), given)
     q = array(8, (1, 150, 4, 64), "bfloat16")
     k, v, bias = (
         array(50 + i, s, "bfloat16") for i, s in enumerate(((1, 150, 2, 64), (1, 150, 2, 64), (1, 4, 150, 150)))
@@ -142,12 +139,6 @@ def attentions() -> Iterator[tuple[str, Case]]:
         k, v = ((40 * array(9 + i, (1, 150, 2, 64), "float32")).astype(jnp.dtype(dtype)) for i in range(2))
         scales = [np.abs(array(11 + i, (2, 64) if dtype == "int8" else (2,), "float32")) / 20 for i in range(2)]
         yield f"attention with options {dtype}", Case(quantised_attention, (q, k, v, *scales))
-
-
-def latent_attention(query: Any, latents: Any) -> jax.Array:
-    """Attention of the widths of DeepSeek-V3."""
-    result: jax.Array = bijax.latent_attention(query, latents, value_size=512, scale=192**-0.5)
-    return result
 
 
 def attention_with_options(q: Any, k: Any, v: Any, sinks: Any, bias: Any) -> jax.Array:
