@@ -26,7 +26,7 @@ def gathered_once(*arrays: Any) -> tuple[Any, ...]:
     steps. With a step for each argument, three parts would be added in another order than on one device.
 
     Args:
-        *arrays: Anything; what is not an array of JAX is returned as it is.
+        *arrays: Any values. Values that are not JAX arrays are returned unchanged.
     """
     whole = {id(x): gathered(x) for x in arrays if isinstance(x, jax.Array)}
     return tuple(whole.get(id(x), x) for x in arrays)

@@ -24,7 +24,7 @@ class Replicas:
         engines: The engines, with equal models and options.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If `engines` is empty.
 
     Guarantee: as `bijax.serving.Engine`: bits do not depend on which engine serves a request.
     """

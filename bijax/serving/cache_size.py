@@ -75,7 +75,7 @@ class StateBytes(NamedTuple):
 
     @classmethod
     def of(cls, model: Any) -> "StateBytes":
-        """Returns those of a model, 0 for one that keeps pages alone."""
+        """Returns the bytes for a model; 0 for a model that keeps only pages."""
         if state_interval(model) is None:
             return cls()
         shapes: list[Any] = [

@@ -6,6 +6,7 @@ from typing import Any, Final, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from bijax.core.hashed_once import HashedOnce
 from bijax.sampling._arguments import PENALTIES, read_request
 from bijax.sampling._arithmetic import Arithmetic
 from bijax.sampling._draw import draw
@@ -14,20 +15,6 @@ from bijax.sampling._restrict import what_is_left
 from bijax.serving.model import Model, adapter_names, state_interval
 from bijax.serving.packed import Given, one_step_on, unpack
 from bijax.serving.rows import Extras, Rows
-
-
-class Structure:
-    """A model's structure without its weights: hashed once, and compared by identity first."""
-
-    def __init__(self, tree: Any) -> None:
-        self.tree = tree
-        self._hash = hash(tree)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Structure) and self.tree == other.tree)
 
 
 class Scored(NamedTuple):
@@ -115,7 +102,7 @@ def advance(model: Model, pages: Any, given: Given, *, common_page_size: int | N
     keep_unused=True,
 )
 def advance_and_draw(
-    structure: Structure,
+    structure: HashedOnce,
     weights: list[jax.Array],
     pages: Any,
     last: jax.Array,
@@ -149,7 +136,7 @@ def advance_and_draw(
         of the model's call, a token for each of its rows, and these tokens for the host.
     """
     given = unpack(packed, last, table_width=table_width)
-    model = jax.tree.unflatten(structure.tree, weights)
+    model = jax.tree.unflatten(structure.parts[0], weights)
     found = advance(model, pages, given, common_page_size=common_page_size)
     tokens, last = draw_tokens(found.logits, given, last, batch_invariant=batch_invariant)
     # In the order of the arguments: JAX gives each result the memory of the first argument of its shape.

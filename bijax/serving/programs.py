@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from bijax.core.hashed_once import HashedOnce
 from bijax.sampling._measure import Measured
 from bijax.serving import device
 from bijax.serving.model import Model, state_interval
@@ -66,7 +67,7 @@ class Programs:
     ) -> None:
         self._num_snapshots = num_snapshots
         self._batch_invariant = batch_invariant
-        self._structure: device.Structure | None = None
+        self._structure: HashedOnce | None = None
         self.replace_model(model)
         self.sizes = sizes
         self.slots = Slots(num_slots, table_width, model.vocab_size)
@@ -87,8 +88,8 @@ class Programs:
         if self.model.one_program:
             # Flattened once, since that takes longer than a call.
             self._weights, tree = jax.tree.flatten(self.model)
-            if self._structure is None or self._structure.tree != tree:
-                self._structure = device.Structure(tree)
+            if self._structure is None or self._structure.parts != (tree,):
+                self._structure = HashedOnce(tree)
 
     def start_over(self) -> None:
         """Gives up the cache and all other arrays. Others are made when they are needed."""

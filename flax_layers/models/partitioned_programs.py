@@ -8,12 +8,14 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from bijax.core.hashed_once import HashedOnce
+
 from .block import Block, Rotary, Stream, added, project, start_tokens
 from .layers import LayerCache
 
 
-class OnMesh:
-    """Modules of a model on a mesh, without their arrays: hashed once, and compared by identity first.
+class OnMesh(HashedOnce):
+    """Modules of a model on a mesh, without their arrays.
 
     Args:
         tree: Structure of the modules.
@@ -23,17 +25,8 @@ class OnMesh:
     """
 
     def __init__(self, tree: Any, specs: tuple[P, ...], mesh: Mesh, axis: str) -> None:
+        super().__init__(tree, specs, mesh, axis)
         self.tree, self.specs, self.mesh, self.axis = tree, specs, mesh, axis
-        self._hash = hash((tree, specs, mesh, axis))
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        parts = ("tree", "specs", "mesh", "axis")
-        return isinstance(other, OnMesh) and all(getattr(self, name) == getattr(other, name) for name in parts)
 
 
 def heads_cut(axis: str) -> P:

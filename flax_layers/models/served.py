@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
+from bijax.core.hashed_once import HashedOnce
 from pallas_kernels.contract import SplitAttentionContract
 
 from ..ops import PLAIN
@@ -25,20 +26,6 @@ from .served_states import Pages, States, by_kind, by_layer, init_snapshots, kee
 
 if TYPE_CHECKING:
     from ..checkpoint import LoRA
-
-
-class Structure:
-    """The static parts of a program: hashed once, and compared by identity first."""
-
-    def __init__(self, *parts: Any) -> None:
-        self.parts = parts
-        self._hash = hash(parts)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Structure) and self.parts == other.parts)
 
 
 class ServedLlama:
@@ -93,8 +80,8 @@ class ServedLlama:
         # Arguments are flattened once: flattening a module takes longer than the call.
         first, self._first = _flattened((model.embed, model.rotaries))
         last, self._last = _flattened((model.norm, model.projection))
-        self._structure = Structure(first, tuple((kind, rotary) for kind, _, rotary in self._layers.blocks))
-        self._end = Structure(last)
+        self._structure = HashedOnce(first, tuple((kind, rotary) for kind, _, rotary in self._layers.blocks))
+        self._end = HashedOnce(last)
         self._parameters = tuple(parameters for _, parameters, _ in self._layers.blocks)
 
     @property
@@ -264,7 +251,7 @@ def _flattened(part: Any) -> tuple[Any, tuple[jax.Array, ...]]:
 
 @functools.partial(jax.jit, static_argnames=("structure", "capacity"), donate_argnames="stored")
 def _extend_all(
-    structure: "Structure",
+    structure: HashedOnce,
     given: tuple[tuple[jax.Array, ...], tuple[tuple[jax.Array, ...], ...]],
     tokens: jax.Array,
     stored: list[Stored],
@@ -289,13 +276,13 @@ _sort_tokens = jax.jit(sort_tokens, static_argnames=("members", "length"))
 
 @functools.partial(jax.jit, static_argnames=("structure", "soft_cap"))
 def _project(
-    structure: "Structure", given: tuple[jax.Array, ...], hidden: jax.Array, soft_cap: float | None
+    structure: HashedOnce, given: tuple[jax.Array, ...], hidden: jax.Array, soft_cap: float | None
 ) -> jax.Array:
     norm, projection = jax.tree.unflatten(structure.parts[0], given)
     return project(norm, projection, (hidden, None), soft_cap)
 
 
 @functools.partial(jax.jit, static_argnames="structure")
-def _norm(structure: "Structure", given: tuple[jax.Array, ...], hidden: jax.Array) -> jax.Array:
+def _norm(structure: HashedOnce, given: tuple[jax.Array, ...], hidden: jax.Array) -> jax.Array:
     norm, _ = jax.tree.unflatten(structure.parts[0], given)
     return norm(hidden).astype(jnp.float32)

@@ -12,6 +12,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from bijax.core.hashed_once import HashedOnce
 from pallas_kernels.contract import SplitAttentionContract
 
 from ..ops import PLAIN
@@ -181,21 +182,14 @@ class ServedPartitionedLlama:
         return partition(weights, self.mesh, axis=self.model.axis, leaves=self.model.leaves).params
 
 
-class _Frame:
+class _Frame(HashedOnce):
     """A served model without its arrays, as the static part of a pytree; equal frames run the same programs."""
 
     def __init__(self, model: PartitionedLlama, one_program: bool) -> None:
+        specs: list[P] = jax.tree.leaves(model.specs)
+        super().__init__(one_program, model.mesh, model.axis, model.leaves, model.graph, tuple(specs))
         self.model = dataclasses.replace(model, params={}, rest=None)
         self.one_program = one_program
-        specs: list[P] = jax.tree.leaves(model.specs)
-        self._parts = (one_program, model.mesh, model.axis, model.leaves, model.graph, tuple(specs))
-        self._hash = hash(self._parts)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, _Frame) and self._parts == other._parts)
 
 
 def _flatten(served: ServedPartitionedLlama) -> tuple[tuple[Any, Any], _Frame]:

@@ -36,22 +36,8 @@ from flax_layers.checkpoint import LlamaConfig, load_checkpoint
 from flax_layers.checkpoint.weights import expected_shapes
 from flax_layers.models.partition_checks import check_sizes
 from tests.layers import checkpoint_files
+from tests.layers.partitioned_models import CONFIG
 
-CONFIG: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_layers": 1,
-    "num_heads": 8,
-    "num_kv_heads": 8,
-    "head_dim": 8,
-    "rope_theta": 10000.0,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": True,
-    "max_position_embeddings": 64,
-    "bos_token_id": 1,
-    "eos_token_ids": (2,),
-}
 SMALL = EngineOptions(page_size=4, num_pages=24, max_running=2, max_prefill_tokens=8, max_length=40)
 PROMPTS = [[1, 5, 9, 7], [3, 3, 2, 1, 8, 9, 40, 41, 42, 5, 6]]
 PARAMS = [  # the prefix cache has no log-probabilities of prompts

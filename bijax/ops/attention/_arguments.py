@@ -6,7 +6,7 @@ the others become nan.
 
 import math
 import operator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -159,6 +159,76 @@ def per_sequence(
             f"{op}: {name} must be in [0, {highest}] ({meaning}), got {numbers[wrong[0]]} for sequence {wrong[0]}."
         )
     return numbers.astype(np.int32), None
+
+
+class Numbers(NamedTuple):
+    """Numbers of sequences, (B,) int32 each.
+
+    Attributes:
+        offsets: Position of the first query.
+        queries: Number of queries.
+        keys: Number of keys.
+    """
+
+    offsets: jax.Array | np.ndarray
+    queries: jax.Array | np.ndarray
+    keys: jax.Array | np.ndarray
+
+
+def paged_numbers(
+    op: str,
+    what: str,
+    lengths: Any,
+    query_seq_lengths: Any,
+    query_offset: Any,
+    batch: int,
+    queries: int,
+    capacity: int,
+) -> tuple[Numbers, jax.Array | None]:
+    """Returns the numbers of sequences in pages, and which are in range, as `per_sequence` does.
+
+    Args:
+        op: Name of the operation.
+        what: What pages hold, for messages.
+        lengths: An int or (B,) ints, keys of each sequence.
+        query_seq_lengths: (B,) ints, queries of each sequence; all by default.
+        query_offset: An int or (B,) ints; lengths - query_seq_lengths by default.
+        batch: Number B of sequences.
+        queries: Largest number of queries.
+        capacity: Largest number of keys.
+
+    Raises:
+        TypeError: If the numbers are not integers.
+        ValueError: If a shape is wrong, or a known number is out of range.
+    """
+    key_lengths, valid = per_sequence(op, "lengths", lengths, batch, capacity, f"the {what} that the page table holds")
+    query_lengths, valid_queries = per_sequence(
+        op, "query_seq_lengths", query_seq_lengths, batch, queries, "the queries given, T"
+    )
+    meaning = "the last position supported"
+    if query_offset is None:
+        query_offset = key_lengths - query_lengths
+        meaning = f"lengths - query_seq_lengths by default: lengths counts the {what} of the queries too"
+    offsets, valid_offsets = per_sequence(op, "query_offset", query_offset, batch, LAST_POSITION, meaning)
+    return Numbers(offsets, query_lengths, key_lengths), both(both(valid, valid_queries), valid_offsets)
+
+
+def table_of(op: str, page_table: Any, batch: int) -> jax.Array | np.ndarray:
+    """Returns a page table (B, n) of integers.
+
+    Args:
+        op: Name of the operation.
+        page_table: The argument.
+        batch: Number B of sequences.
+
+    Raises:
+        TypeError: If it does not hold integers.
+        ValueError: If it has another shape.
+    """
+    table: jax.Array | np.ndarray = integer_array(op, "page_table", page_table, on_host=False)
+    if table.ndim != 2 or table.shape[0] != batch:
+        raise ValueError(f"{op}: page_table must have the shape ({batch}, pages of a sequence), got {describe(table)}.")
+    return table
 
 
 def limits_of(

@@ -66,15 +66,9 @@ def keys_and_values(
     """
     arrays, factors = [], []
     for name, array, scale, scale_name in zip(names, given, scales, ("key_scale", "value_scale"), strict=True):
-        quantised = str(getattr(array, "dtype", "")) in QUANTISED
-        found = gathered(jnp.asarray(array)) if quantised else float_array(op, name, array)
-        if not quantised and found.dtype != query.dtype:
-            raise TypeError(
-                f"{op}: the arguments must share one dtype, got query {describe(query)} and {name} {describe(found)};"
-                f" convert them to a common one first. Only {' and '.join(QUANTISED)} may differ, with {scale_name}."
-            )
+        found = stored_array(op, query, name, array, scale_name)
         arrays.append(found)
-        factors.append(_factors(op, name, found, scale_name, scale, quantised))
+        factors.append(_factors(op, name, found, scale_name, scale))
     key, value = arrays
     if key.dtype != value.dtype:
         raise TypeError(
@@ -83,12 +77,67 @@ def keys_and_values(
     return (key, value), (factors[0], factors[1])
 
 
-def _factors(op: str, name: str, array: jax.Array, scale_name: str, scale: Any, quantised: bool) -> jax.Array | None:
-    if (scale is None) == quantised:
+def stored_array(op: str, query: jax.Array, name: str, given: Any, scale_name: str) -> jax.Array:
+    """Returns an array that a cache may hold: of the dtype of the queries, or quantised.
+
+    Args:
+        op: Name of the operation.
+        query: The queries.
+        name: Name of the array.
+        given: The array passed.
+        scale_name: Name of its scales.
+
+    Raises:
+        TypeError: If its dtype is unsupported, or another than that of the queries.
+    """
+    if str(getattr(given, "dtype", "")) in QUANTISED:
+        return gathered(jnp.asarray(given))
+    found = float_array(op, name, given)
+    if found.dtype != query.dtype:
+        raise TypeError(
+            f"{op}: the arguments must share one dtype, got query {describe(query)} and {name} {describe(found)};"
+            f" convert them to a common one first. Only {' and '.join(QUANTISED)} may differ, with {scale_name}."
+        )
+    return found
+
+
+def check_scale(op: str, name: str, array: jax.Array, scale_name: str, scale: Any) -> None:
+    """Checks that there are scales of an array exactly if it is quantised.
+
+    Raises:
+        ValueError: If not.
+    """
+    if (scale is None) == (str(array.dtype) in QUANTISED):
         raise ValueError(
             f"{op}: {scale_name} is needed for {name} of {' or '.join(QUANTISED)} and belongs to no other, got"
             f" {'none' if scale is None else 'one'} with {name} {describe(array)}."
         )
+
+
+def column_scales(op: str, name: str, scale: Any, columns: int) -> jax.Array:
+    """Returns scales of latents, () or (columns,).
+
+    Args:
+        op: Name of the operation.
+        name: Name of the array that they belong to.
+        scale: The scales passed, whose name is "latent_scale".
+        columns: Columns of the array.
+
+    Raises:
+        TypeError: If they have no floating dtype.
+        ValueError: If they have another shape.
+    """
+    scales = float_array(op, "latent_scale", scale)
+    if scales.shape not in ((), (columns,)):
+        raise ValueError(
+            f"{op}: latent_scale must have the shape (), or ({columns},) of the columns of {name}, got"
+            f" {describe(scales)}."
+        )
+    return scales
+
+
+def _factors(op: str, name: str, array: jax.Array, scale_name: str, scale: Any) -> jax.Array | None:
+    check_scale(op, name, array, scale_name, scale)
     if scale is None:
         return None
     factors = float_array(op, scale_name, scale)

@@ -3,21 +3,21 @@
 from typing import Any, Final
 
 import jax
-import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from bijax.core.checks import describe, flag, float_array, integer, integer_array
-from bijax.core.explicit_axes import gathered
+from bijax.core.checks import describe, flag, float_array, integer
 from bijax.ops.attention._arguments import (
     LAST_POSITION,
     both,
     check_pages,
     limits_of,
     narrowed_table,
+    paged_numbers,
     per_sequence,
     scale_factor,
+    table_of,
 )
-from bijax.ops.attention._options import QUANTISED
+from bijax.ops.attention._options import check_scale, column_scales, stored_array
 from bijax.ops.attention._rule import attend
 from pallas_kernels.attention.call import AttentionCall, AttentionOptions
 
@@ -167,27 +167,14 @@ def paged_latent_attention(
     number, page = key.shape[:2]
     if page < 1:
         raise ValueError(f"{_PAGED}: a page must hold at least 1 latent, got latent_pages of {page} each.")
-    table: Any = integer_array(_PAGED, "page_table", page_table, on_host=False)
-    if table.ndim != 2 or table.shape[0] != batch:
-        raise ValueError(
-            f"{_PAGED}: page_table must have the shape ({batch}, pages of a sequence), got {describe(table)}."
-        )
+    table = table_of(_PAGED, page_table, batch)
     options = _options(_PAGED, key, value_size, scale, is_causal)
-    key_lengths, valid = per_sequence(
-        _PAGED, "lengths", lengths, batch, page * table.shape[1], "the latents that the page table holds"
+    numbers, valid = paged_numbers(
+        _PAGED, "latents", lengths, query_seq_lengths, query_offset, batch, length, page * table.shape[1]
     )
-    query_lengths, valid_queries = per_sequence(
-        _PAGED, "query_seq_lengths", query_seq_lengths, batch, length, "the queries given, T"
-    )
-    meaning = "the last position supported"
-    if query_offset is None:
-        query_offset = key_lengths - query_lengths
-        meaning = "lengths - query_seq_lengths by default: lengths counts the latents of the queries too"
-    offsets, valid_offsets = per_sequence(_PAGED, "query_offset", query_offset, batch, LAST_POSITION, meaning)
-    check_pages(_PAGED, table, key_lengths, page, number)
-    limits = limits_of(offsets, query_lengths, key_lengths)
-    call = _call(query, key, options, factors, limits=limits, page_table=narrowed_table(table))
-    return attend(call, both(both(valid, valid_queries), valid_offsets), _PAGED)[0]
+    check_pages(_PAGED, table, numbers.keys, page, number)
+    call = _call(query, key, options, factors, limits=limits_of(*numbers), page_table=narrowed_table(table))
+    return attend(call, valid, _PAGED)[0]
 
 
 def _query(op: str, given: Any) -> jax.Array:
@@ -203,32 +190,16 @@ def _latents(
     op: str, name: str, query: jax.Array, given: Any, scale: Any, dims: str
 ) -> tuple[jax.Array, jax.Array | None]:
     """Returns latents as keys of one head, and their scales (1, 1, W or 1) if they have 8 bits."""
-    quantised = str(getattr(given, "dtype", "")) in QUANTISED
-    array = gathered(jnp.asarray(given)) if quantised else float_array(op, name, given)
-    if not quantised and array.dtype != query.dtype:
-        raise TypeError(
-            f"{op}: the arguments must share one dtype, got query {describe(query)} and {name} {describe(array)};"
-            f" convert them to a common one first. Only {' and '.join(QUANTISED)} may differ, with latent_scale."
-        )
+    array = stored_array(op, query, name, given, "latent_scale")
     if array.ndim != 3 or array.shape[2] != query.shape[3] or array.shape[2] < 1:
         raise ValueError(
             f"{op}: {name} must have the dimensions {dims}, with the width W of the queries, at least 1, got"
             f" {describe(array)} and query {describe(query)}."
         )
-    if (scale is None) == quantised:
-        raise ValueError(
-            f"{op}: latent_scale is needed for {name} of {' or '.join(QUANTISED)} and belongs to no other, got"
-            f" {'none' if scale is None else 'one'} with {name} {describe(array)}."
-        )
+    check_scale(op, name, array, "latent_scale", scale)
     if scale is None:
         return array[:, :, None], None
-    factors = float_array(op, "latent_scale", scale)
-    if factors.shape not in ((), (array.shape[2],)):
-        raise ValueError(
-            f"{op}: latent_scale must have the shape (), or ({array.shape[2]},) of the columns of {name}, got"
-            f" {describe(factors)}."
-        )
-    return array[:, :, None], factors.reshape(1, 1, -1)
+    return array[:, :, None], column_scales(op, name, scale, array.shape[2]).reshape(1, 1, -1)
 
 
 def _options(op: str, key: jax.Array, value_size: Any, scale: Any, is_causal: Any) -> AttentionOptions:

@@ -1,25 +1,24 @@
 """Attention to paged keys, with the bits of contiguous ones."""
 
-from typing import Any, Final, Literal, Unpack, overload
+from typing import Final, Literal, Unpack, overload
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import ArrayLike
 
-from bijax.core.checks import describe, flag, float_array, integer_array
+from bijax.core.checks import describe, flag, float_array
 from bijax.ops._packed import check_packed, find_packed
 from bijax.ops._sequences import Names
 from bijax.ops.attention._arguments import (
-    LAST_POSITION,
     both,
     check_heads,
     check_pages,
     limits_of,
     narrowed_table,
-    per_sequence,
+    paged_numbers,
     scale_factor,
     score_array,
+    table_of,
     window_sizes,
 )
 from bijax.ops.attention._common_prefix import check_common_prefix
@@ -201,7 +200,7 @@ def paged_attention(
     number, page = key_pages.shape[:2]
     if page < 1:
         raise ValueError(f"{_OP}: a page must hold at least 1 key, {came}.")
-    page_table = _table(page_table, batch)
+    page_table = table_of(_OP, page_table, batch)
     options = AttentionOptions(
         scale_factor(_OP, scale, query.shape[3]),
         flag(_OP, "is_causal", is_causal),
@@ -209,18 +208,9 @@ def paged_attention(
         soft_cap(_OP, logits_soft_cap),
     )
     capacity = page * page_table.shape[1]
-    key_lengths, valid = per_sequence(_OP, "lengths", lengths, batch, capacity, "the keys that the page table holds")
-    query_lengths, valid_queries = per_sequence(
-        _OP, "query_seq_lengths", query_seq_lengths, batch, length, "the queries given, T"
-    )
-    meaning = "the last position supported"
-    if query_offset is None:
-        query_offset = key_lengths - query_lengths
-        meaning = "lengths - query_seq_lengths by default: lengths counts the keys of the queries too"
-    offsets, valid_offsets = per_sequence(_OP, "query_offset", query_offset, batch, LAST_POSITION, meaning)
-    valid = both(both(valid, valid_queries), valid_offsets)
-    check_pages(_OP, page_table, key_lengths, page, number)
-    common_prefix, valid_prefix = check_common_prefix(_OP, common_prefix_length, page_table, key_lengths, page)
+    numbers, valid = paged_numbers(_OP, "keys", lengths, query_seq_lengths, query_offset, batch, length, capacity)
+    check_pages(_OP, page_table, numbers.keys, page, number)
+    common_prefix, valid_prefix = check_common_prefix(_OP, common_prefix_length, page_table, numbers.keys, page)
     valid = both(valid, valid_prefix)
     sizes = (batch, query.shape[2], length, capacity)
     call = AttentionCall(
@@ -236,18 +226,9 @@ def paged_attention(
         key_scale=key_scale,
         value_scale=value_scale,
         common_prefix=common_prefix,
-        limits=limits_of(offsets, query_lengths, key_lengths),
+        limits=limits_of(*numbers),
     )
     out, lse = attend(call, valid, _OP)
     if packed is not None:
         out, lse = packed.unpad(out), packed.unpad(lse, -jnp.inf)
     return (out, lse) if flag(_OP, "return_residual", return_residual) else out
-
-
-def _table(page_table: Any, batch: int) -> jax.Array | np.ndarray:
-    table: jax.Array | np.ndarray = integer_array(_OP, "page_table", page_table, on_host=False)
-    if table.ndim != 2 or table.shape[0] != batch:
-        raise ValueError(
-            f"{_OP}: page_table must have the shape ({batch}, pages of a sequence), got {describe(table)}."
-        )
-    return table

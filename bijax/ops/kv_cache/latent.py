@@ -3,17 +3,15 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from bijax.core.checks import FLOATS, describe, float_array, integer_array
+from bijax.core.checks import describe, float_array
 from bijax.core.forward_only import forward_only
-from bijax.ops._engine_arguments import check_shape
 from bijax.ops._sequences import locate_tokens
-from bijax.ops.attention._options import QUANTISED
+from bijax.ops.attention._options import QUANTISED, column_scales
 from bijax.ops.kv_cache._write import Blocks, Targets, find_targets, write
-from bijax.ops.kv_cache.store import quantise
+from bijax.ops.kv_cache.store import cache_array, check_scale, quantise, table_blocks
 
 
 def store_latent_cache(
@@ -54,7 +52,7 @@ def store_latent_cache(
             or to one place twice.
         UnsupportedError: In differentiation.
 
-    Guarantee: row-invariant: what is written depends on the token alone, and nothing else in the cache is touched.
+    Guarantee: row-invariant: the stored values depend on the token alone, and the rest of the cache does not change.
 
     Example:
         >>> cache, stored = store_latent_cache(jnp.ones((1, 2, 1)), jnp.zeros((2, 4, 1)), kv_ids=[1], kv_lens=[1])
@@ -103,7 +101,7 @@ def store_paged_latent_cache(
             or to one place twice.
         UnsupportedError: In differentiation.
 
-    Guarantee: row-invariant: what is written depends on the token alone, and nothing else in the cache is touched.
+    Guarantee: row-invariant: the stored values depend on the token alone, and the rest of the cache does not change.
 
     Example:
         >>> latents = jnp.array([1.0, 2.0]).reshape(1, 2, 1)
@@ -113,18 +111,14 @@ def store_paged_latent_cache(
     """
     op = "bijax.store_paged_latent_cache"
     array = _cache(op, cache, "(blocks, size, W)")
-    table = integer_array(op, "block_table", block_table)
-    check_shape(op, "block_table", table, ("slots", "blocks of a slot"), {})
+    blocks = table_blocks(op, block_table, *array.shape[:2])
     lengths = {"q_lens": q_lens, "accum_q_len": accum_q_len}
     places = {"kv_ids": kv_ids, "kv_lens": kv_lens}
-    return _store(op, latents, array, Blocks(table, *array.shape[:2]), lengths, places, latent_scale)
+    return _store(op, latents, array, blocks, lengths, places, latent_scale)
 
 
 def _cache(op: str, cache: Any, dims: str) -> jax.Array:
-    if getattr(cache, "dtype", None) is None or str(cache.dtype) not in (*FLOATS, *QUANTISED):
-        came = type(cache).__name__ if getattr(cache, "dtype", None) is None else describe(cache)
-        raise TypeError(f"{op}: cache must be an array of {', '.join((*FLOATS, *QUANTISED))}, got {came}.")
-    array = jnp.asarray(cache)
+    array = cache_array(op, "cache", cache)
     if array.ndim != 3:
         raise ValueError(f"{op}: cache must have the dimensions {dims}, got {describe(array)}.")
     return array
@@ -150,7 +144,7 @@ def _store(
             f"{op}: latents must have the dimensions (B, L, {width}) or (T, {width}) for cache {describe(cache)}, got"
             f" {describe(rows)}."
         )
-    factors = _scale(op, scale, quantised, cache)
+    factors = _scale(op, scale, cache)
     tokens = locate_tokens(op, rows.shape[:-1], **lengths, max_q_len=None, name="latents")
     flat, allowed = rows.reshape(tokens.inside.size, 1, width), None
     if factors is not None:
@@ -165,18 +159,10 @@ def _store(
     return written, targets.stored
 
 
-def _scale(op: str, scale: Any, quantised: bool, cache: jax.Array) -> jax.Array | None:
-    """Returns the scales as those of one key head, (1,) or (1, W)."""
-    if (scale is None) == quantised:
-        wanted = f"{'is needed for' if quantised else 'belongs to'} a cache of {' or '.join(QUANTISED)}"
-        came = "none" if scale is None else "one"
-        raise ValueError(f"{op}: latent_scale {wanted}, got {came} with cache {describe(cache)}.")
+def _scale(op: str, scale: Any, cache: jax.Array) -> jax.Array | None:
+    """Returns the scales for one key head, (1,) or (1, W)."""
+    check_scale(op, "latent_scale", scale, "cache", cache)
     if scale is None:
         return None
-    factors = float_array(op, "latent_scale", scale)
-    if factors.shape not in ((), (cache.shape[2],)):
-        raise ValueError(
-            f"{op}: latent_scale must have the shape (), or ({cache.shape[2]},) of the columns of cache, got"
-            f" {describe(factors)}."
-        )
+    factors = column_scales(op, "cache", scale, cache.shape[2])
     return factors.reshape((1,) if factors.ndim == 0 else (1, cache.shape[2]))

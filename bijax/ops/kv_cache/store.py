@@ -64,7 +64,7 @@ def store_kv_cache(
             or to one place twice.
         UnsupportedError: In differentiation.
 
-    Guarantee: row-invariant: what is written depends on the token alone, and nothing else in the cache is touched.
+    Guarantee: row-invariant: the stored values depend on the token alone, and the rest of the cache does not change.
 
     Source: "store_kv_cache" of xpu-perf (https://github.com/bytedance/xpu-perf).
 
@@ -126,7 +126,7 @@ def store_paged_kv_cache(
             or to one place twice.
         UnsupportedError: In differentiation.
 
-    Guarantee: row-invariant: what is written depends on the token alone, and nothing else in the cache is touched.
+    Guarantee: row-invariant: the stored values depend on the token alone, and the rest of the cache does not change.
 
     Source: "store_paged_kv_cache" of xpu-perf (https://github.com/bytedance/xpu-perf).
 
@@ -138,21 +138,59 @@ def store_paged_kv_cache(
     """
     op = "bijax.store_paged_kv_cache"
     caches = _caches(op, k_cache, v_cache, "(blocks, K, size, D)")
-    table = integer_array(op, "block_table", block_table)
-    check_shape(op, "block_table", table, ("slots", "blocks of a slot"), {})
-    blocks = Blocks(table, caches[0].shape[0], caches[0].shape[2])
+    blocks = table_blocks(op, block_table, caches[0].shape[0], caches[0].shape[2])
     lengths = {"q_lens": q_lens, "accum_q_len": accum_q_len, "max_q_len": max_q_len}
     places = {"kv_ids": kv_ids, "kv_lens": kv_lens}
     return _store(op, (key, value), caches, blocks, lengths, places, (key_scale, value_scale))
 
 
+def table_blocks(op: str, block_table: Any, number: int, size: int) -> Blocks:
+    """Returns the blocks of a paged cache by slot.
+
+    Args:
+        op: Name of the operation, for errors.
+        block_table: (slots, blocks of a slot) ints.
+        number: Blocks of the cache.
+        size: Tokens of a block.
+
+    Raises:
+        TypeError: If the table does not hold integers.
+        ValueError: If it has another rank.
+    """
+    table = integer_array(op, "block_table", block_table)
+    check_shape(op, "block_table", table, ("slots", "blocks of a slot"), {})
+    return Blocks(table, number, size)
+
+
+def cache_array(op: str, name: str, cache: Any) -> jax.Array:
+    """Returns a cache as an array.
+
+    Raises:
+        TypeError: If it is not an array of a supported dtype.
+    """
+    if getattr(cache, "dtype", None) is None or str(cache.dtype) not in (*FLOATS, *QUANTISED):
+        came = type(cache).__name__ if getattr(cache, "dtype", None) is None else describe(cache)
+        raise TypeError(f"{op}: {name} must be an array of {', '.join((*FLOATS, *QUANTISED))}, got {came}.")
+    return jnp.asarray(cache)
+
+
+def check_scale(op: str, name: str, scale: Any, cache_name: str, cache: jax.Array) -> None:
+    """Checks that there is a scale exactly if the cache is quantised.
+
+    Raises:
+        ValueError: If not.
+    """
+    quantised = str(cache.dtype) in QUANTISED
+    if (scale is None) == quantised:
+        wanted = f"{'is needed for' if quantised else 'belongs to'} a cache of {' or '.join(QUANTISED)}"
+        came = f"got {'none' if scale is None else 'one'} with {cache_name} {describe(cache)}"
+        raise ValueError(f"{op}: {name} {wanted}, {came}.")
+
+
 def _caches(op: str, k_cache: Any, v_cache: Any, dims: str) -> tuple[jax.Array, jax.Array]:
     caches = []
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        if getattr(cache, "dtype", None) is None or str(cache.dtype) not in (*FLOATS, *QUANTISED):
-            came = type(cache).__name__ if getattr(cache, "dtype", None) is None else describe(cache)
-            raise TypeError(f"{op}: {name} must be an array of {', '.join((*FLOATS, *QUANTISED))}, got {came}.")
-        caches.append(jnp.asarray(cache))
+        caches.append(cache_array(op, name, cache))
     k, v = caches
     if k.dtype != v.dtype:
         raise TypeError(f"{op}: k_cache and v_cache must share one dtype, got {describe(k)} and {describe(v)}.")
@@ -185,7 +223,7 @@ def _store(
             f"{op}: key and value must have the dimensions (B, L, {heads}, {width}) or (T, {heads}, {width}) for"
             f" k_cache {describe(caches[0])}, got key {describe(key)} and value {describe(value)}."
         )
-    factors = _scales(op, scales, quantised, (heads, width), caches[0])
+    factors = _scales(op, scales, (heads, width), caches[0])
     tokens = locate_tokens(op, key.shape[:-2], **lengths, name="key")
     flat = [x.reshape(tokens.inside.size, heads, width) for x in (key, value)]
     allowed = None
@@ -204,13 +242,10 @@ def _store(
     return k, v, targets.stored
 
 
-def _scales(op: str, scales: tuple[Any, Any], quantised: bool, shape: tuple[int, int], cache: jax.Array) -> list[Any]:
+def _scales(op: str, scales: tuple[Any, Any], shape: tuple[int, int], cache: jax.Array) -> list[Any]:
     found = []
     for name, scale in zip(("key_scale", "value_scale"), scales, strict=True):
-        if (scale is None) == quantised:
-            wanted = f"{'is needed for' if quantised else 'belongs to'} a cache of {' or '.join(QUANTISED)}"
-            came = f"got {'none' if scale is None else 'one'} with k_cache {describe(cache)}"
-            raise ValueError(f"{op}: {name} {wanted}, {came}.")
+        check_scale(op, name, scale, "k_cache", cache)
         found.append(None if scale is None else cache_scale(op, name, scale, dict(zip("KD", shape, strict=True))))
     return found
 

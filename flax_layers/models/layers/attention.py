@@ -12,6 +12,7 @@ from ._initializers import LECUN_NORMAL
 from .cache import LayerCache
 from .linear import Linear
 from .rms_norm import RMSNorm
+from .rotary import check_angles
 
 
 class Attention(nnx.Module):
@@ -187,14 +188,7 @@ class Attention(nnx.Module):
 
     def _heads(self, x: jax.Array, rotary: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         """Returns all heads, and the queries and keys to rotate, (B, T, heads, head_dim) each."""
-        if x.ndim != 3:
-            raise ValueError(f"Attention: x must have the shape (batch, tokens, features), got {x.shape}.")
-        expected = (*x.shape[:2], self.head_dim // 2)
-        if any(angles.shape != expected for angles in rotary):
-            raise ValueError(
-                f"Attention: rotary must be a pair of arrays of shape {expected} for x of shape {x.shape},"
-                f" got {[angles.shape for angles in rotary]}."
-            )
+        check_angles("Attention", x, rotary, self.head_dim)
         heads = self.qkv(x).reshape(*x.shape[:2], self.num_heads + 2 * self.num_kv_heads, self.head_dim)
         to_rotate = self.num_heads + self.num_kv_heads
         query_key = heads[:, :, :to_rotate]

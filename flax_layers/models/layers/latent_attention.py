@@ -13,6 +13,7 @@ from ._initializers import LECUN_NORMAL
 from .cache import LayerCache
 from .linear import Linear
 from .rms_norm import RMSNorm
+from .rotary import check_angles
 
 _HEADS = nnx.initializers.lecun_normal(batch_axis=(0,))
 
@@ -173,14 +174,7 @@ class LatentAttention(nnx.Module):
 
     def _heads(self, x: jax.Array, rotary: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         """Returns queries (B, T, heads, rank + rope_head_dim) and latents (B, T, rank + rope_head_dim)."""
-        if x.ndim != 3:
-            raise ValueError(f"LatentAttention: x must have the shape (batch, tokens, features), got {x.shape}.")
-        expected = (*x.shape[:2], self.rope_head_dim // 2)
-        if any(angles.shape != expected for angles in rotary):
-            raise ValueError(
-                f"LatentAttention: rotary must be a pair of arrays of shape {expected} for x of shape {x.shape},"
-                f" got {[angles.shape for angles in rotary]}."
-            )
+        check_angles("LatentAttention", x, rotary, self.rope_head_dim)
         low = x if self.query_down is None else self.query_norm(self.query_down(x))
         query = self.query(low).reshape(*x.shape[:2], self.num_heads, self.nope_head_dim + self.rope_head_dim)
         latent = self.latent(x)

@@ -99,6 +99,28 @@ class RotaryEmbedding(nnx.Module):
         return cos, sin
 
 
+def check_angles(layer: str, x: jax.Array, rotary: tuple[jax.Array, jax.Array], rotated: int) -> None:
+    """Checks the inputs of a layer of attention.
+
+    Args:
+        layer: Name of the layer, for errors.
+        x: Its input.
+        rotary: Cosines and sines of the tokens' positions.
+        rotated: Columns of a head that are rotated.
+
+    Raises:
+        ValueError: If x is not (batch, tokens, features), or cosines and sines are not (batch, tokens, rotated / 2).
+    """
+    if x.ndim != 3:
+        raise ValueError(f"{layer}: x must have the shape (batch, tokens, features), got {x.shape}.")
+    expected = (*x.shape[:2], rotated // 2)
+    if any(angles.shape != expected for angles in rotary):
+        raise ValueError(
+            f"{layer}: rotary must be a pair of arrays of shape {expected} for x of shape {x.shape},"
+            f" got {[angles.shape for angles in rotary]}."
+        )
+
+
 def rotary_order(head_dim: int, rotary_dim: int) -> np.ndarray:
     """Returns the columns of a head of which the first `rotary_dim` turn, in the order of `RotaryEmbedding`'s pairs.
 
