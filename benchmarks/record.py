@@ -46,6 +46,7 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
     "linear_bf16": ("case", "x", "w", "what"),
     "loss_bf16": ("rows", "width", "words"),
     "matmul_bf16": ("m", "k", "n"),
+    "matmul_bf16_jax_triton": ("m", "k", "n"),
     "matmul_f16": ("m", "k", "n"),
     "matmul_f32": ("m", "k", "n", "transpose_w", "precision"),
     "model_bf16": ("layers", "model", "case", "params", "remat"),
