@@ -97,6 +97,7 @@ def test_chunks_and_longer_caches() -> None:
         assert_bits_equal(found, tuple(x[:, part] for x in whole))
 
 
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("name", [full_only("bias"), full_only("mask"), "both"])
 def test_vmap(name: str) -> None:
     q, k, v, _ = ARRAYS

@@ -133,7 +133,7 @@ def test_every_way_to_cut_a_sequence(dtype: str, window: tuple[int, int] | None,
             assert (lse[:, used:] == -np.inf).all()
 
 
-@pytest.mark.tier("full", fast=("256",))
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("page", [5, 16, 48, 256])
 def test_pages_hold_the_same_sequences(page: int) -> None:
     """Pages of any size and order, with garbage around the sequences and in the unused part of the table."""
@@ -204,6 +204,7 @@ def test_signs_of_masked_values_leave_no_trace() -> None:
         assert_bits_equal(result, results[0])
 
 
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("every", [False, full_only(True)], ids=["few", "every"])
 def test_transformations_keep_the_bits(every: bool) -> None:
     q, k, v = sequences("float32")

@@ -94,6 +94,7 @@ def attend(case: Case, *, together: bool) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(out), np.asarray(lse)
 
 
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("name", [name if name == "tiles of several sequences" else full_only(name) for name in CASES])
 def test_shared_splits_have_the_bits_of_own_ones(name: str, races: Races) -> None:
     case = CASES[name]

@@ -201,6 +201,7 @@ def test_traced_pages_out_of_range_give_nan() -> None:
         np.testing.assert_array_equal(out[0], right[0])
 
 
+@pytest.mark.tier("full")
 def test_traced_pages_that_differ_in_the_common_prefix_give_nan() -> None:
     """Whole pages that the sequence has keys for count: the second ones differ."""
     table = np.array([[0, 1], [0, 3]])

@@ -86,6 +86,7 @@ def test_prefill_and_decode(quantised: bool, every: bool) -> None:
     assert_bits_equal(packed, y)
 
 
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("every", [False, full_only(True)], ids=["bits", "every form"])
 def test_whole_sequences_and_decoding(every: bool) -> None:
     qkv, lengths = normal(0, 2, 9, HEADS + 2 * KEYS, WIDTH), {"q_head_num": HEADS, "kv_head_num": KEYS}

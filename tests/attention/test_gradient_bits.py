@@ -75,7 +75,7 @@ def test_sequences_keep_their_bits_in_a_batch(dtype: str) -> None:
     )
 
 
-@pytest.mark.tier("full", fast=("0.0",))
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("garbage", [0.0, np.nan, -np.inf])
 def test_padding_leaves_no_trace(garbage: float) -> None:
     arrays = sequences("float32")

@@ -112,7 +112,7 @@ def test_the_backward_kernels_compile(target: str, kind: str) -> None:
 
 
 @needs_triton
-@pytest.mark.tier("full", fast=("pages",))
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("case", ["pages", "options", "8 bits", "gradients", "not finite", "latents"])
 def test_numbers_by_the_interpreter(case: str) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "JAX_PLATFORMS": "cpu"}

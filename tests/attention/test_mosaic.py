@@ -262,7 +262,7 @@ def test_8_bits_have_the_bits_of_their_contract(name: str) -> None:
         assert_bits_equal(ours, theirs)
 
 
-@pytest.mark.tier("full", fast=("decode, all keys at once",))
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("name", [name for name in CASES if "all keys at once" in name])
 def test_all_keys_at_once_have_the_bits_of_merged_splits(name: str) -> None:
     case = CASES[name]
@@ -284,7 +284,7 @@ CHUNKS: Final = {
 }
 
 
-@pytest.mark.tier("full", fast=("17 queries, int8",))
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("name", CHUNKS)
 def test_chunks_have_the_same_bits_by_either_kernel(name: str, races: Races) -> None:
     case, *others = CHUNKS[name]
@@ -297,7 +297,7 @@ def test_chunks_have_the_same_bits_by_either_kernel(name: str, races: Races) -> 
     assert not races()
 
 
-@pytest.mark.tier("full", fast=("prefill",))
+@pytest.mark.tier("full")
 @pytest.mark.parametrize(
     ("schedule", "outside"), [(DECODE, -1), (WHOLE, 6), (PREFILL, -1)], ids=["decode", "whole", "prefill"]
 )
@@ -420,7 +420,7 @@ def test_large_caches_of_bytes_are_copied_one_by_one(monkeypatch: pytest.MonkeyP
     assert_bits_equal(attend(CASES[name], *data(CASES[name])), expected)
 
 
-@pytest.mark.tier("full", fast=("256",))
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("size", SPLIT_HEAD_SIZES)
 def test_every_width_fits_into_shared_memory(size: int) -> None:
     """Mosaic raises where a kernel does not; tiles with several splits take most."""

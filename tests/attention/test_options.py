@@ -55,6 +55,7 @@ def reference(q: Any, k: Any, v: Any, sinks: Any, bias: Any) -> tuple[Any, Any]:
 
 
 # That of `make test` has the program of the next test.
+@pytest.mark.tier("full")
 @pytest.mark.parametrize(
     "shape",
     [
@@ -109,6 +110,7 @@ def test_what_is_masked_leaves_no_trace() -> None:
     assert_bits_equal(found[:3], whole[:3])
 
 
+@pytest.mark.tier("full")
 def test_pages_and_longer_caches() -> None:
     """With everything at once; the arrays hold nan beyond the keys."""
     options = {**OPTIONS, "sinks": SINKS, "return_residual": True}
@@ -139,6 +141,7 @@ def test_vmap_keeps_the_bits_of_gradients() -> None:
         assert_bits_equal(tuple(x[i] for x in found), compiled(*(x[i : i + 1] for x in (Q, K, V, CT)), None, bias))
 
 
+@pytest.mark.tier("full")
 def test_a_sink_of_minus_infinity_is_none() -> None:
     q, k, v = Q[:1], K[:1], V[:1]
     # A soft cap, as in the other tests, so that the same tiles are compared.

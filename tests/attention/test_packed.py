@@ -76,6 +76,7 @@ def test_each_sequence_has_the_bits_of_its_own(arrays: tuple[np.ndarray, ...], s
         assert all(np.isnan(np.asarray(x)).all() for x in wrong[:2])
 
 
+@pytest.mark.tier("full")
 def test_pages() -> None:
     """Packed queries on pages have the bits of packed queries on packed keys, and of each sequence alone."""
     page, table = 16, np.random.default_rng(0).permutation(27).reshape(3, 9)

@@ -78,6 +78,7 @@ def test_float64_and_vmap() -> None:
     assert_bits_equal(found[1], bijax.dot_product_attention(q, *caches, **doubled))
 
 
+@pytest.mark.tier("full")
 def test_what_a_cache_of_e4m3_holds() -> None:
     """Rounded to nearest even, at most 448; a quotient that is not finite is reported."""
     key = jnp.asarray([1.0625, 17.0, 1000.0, -1e9, 2**-9], jnp.float32).reshape(5, 1, 1, 1)

@@ -113,6 +113,7 @@ def test_values_that_are_columns_of_the_keys() -> None:
     assert_bits_equal(run(None), run(k[..., :8]))
 
 
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("dtype", ["int8", full_only("float8_e4m3fn")])
 def test_keys_and_values_of_8_bits(dtype: str) -> None:
     q = Q.astype(jnp.bfloat16)
@@ -131,6 +132,7 @@ def test_every_number_of_e4m3() -> None:
     assert_bits_equal(found, expected)
 
 
+@pytest.mark.tier("full")
 def test_pages_and_what_is_not_seen() -> None:
     whole = attend(Q, K, V)
     table = jnp.array([[3, 1, 9, 0, 5], [2, 4, 6, 8, 7]])

@@ -156,6 +156,7 @@ print("jax.experimental.pallas" in sys.modules, "jax.experimental.mosaic.gpu" in
 """
 
 
+@pytest.mark.tier("full")
 def test_another_process_can_compile_the_gpu_s_kernels(folder: Path) -> None:
     # The import of Mosaic names the library that launches its kernels: without it XLA compiles none.
     found = []

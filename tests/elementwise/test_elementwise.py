@@ -173,6 +173,7 @@ def test_transformations_keep_the_bits(every: bool) -> None:
         assert_bits_equal(jax.jit(f)(x, y, g, w), expected, err_msg="x64")
 
 
+@pytest.mark.tier("full")
 def test_gradients_of_broadcast_arguments_do_not_mind_the_layout() -> None:
     """A number, a row, a column: summed in one fixed order, eager, under jit and vmap."""
     x, _, g, w = batch(77, "float32", hostile=False)

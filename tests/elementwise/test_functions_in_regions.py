@@ -46,7 +46,7 @@ def doubled_and_one(v: jax.Array) -> jax.Array:
     return v + v + jnp.ones((), v.dtype)
 
 
-@pytest.mark.tier("full", fast=("float32",))
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
 def test_scatters_apply_a_function_as_often_as_indices_meet(dtype: str) -> None:
     x = jnp.round(X * 4).astype(dtype)

@@ -44,6 +44,7 @@ def test_the_length_of_the_axis_does_not_matter() -> None:
             assert_bits_equal(run(data[:, :n]), prefix, err_msg=f"{name} {n}")
 
 
+@pytest.mark.tier("full")
 def test_a_prefix_does_not_see_what_follows() -> None:
     x = normal(2, 3, 300)
     hostile = x.at[:, 77:].set(jnp.nan).at[:, 200].set(jnp.inf)

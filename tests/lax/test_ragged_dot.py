@@ -42,6 +42,7 @@ def test_rows_keep_their_bits_among_others() -> None:
         assert_bits_equal(found, (alone[0], alone[1], np.asarray(alone[2])[expert]), err_msg=name)
 
 
+@pytest.mark.tier("full")
 def test_rows_have_the_bits_of_a_plain_product() -> None:
     x, w = normal(3, 40, K), normal(4, G, K, N)
     sizes = jnp.array([0, 17, 1, 20, 0])
@@ -114,6 +115,7 @@ def test_results_are_those_of_lax(numbers: Any, lhs: tuple[int, ...], rhs: tuple
         np.testing.assert_allclose(*(np.asarray(a, np.float64) for a in (ours, stock)), rtol=0, atol=bound)
 
 
+@pytest.mark.tier("full")
 def test_vmap_keeps_the_bits() -> None:
     x, w, g = normal(11, 3, 30, K), normal(12, 3, G, K, N), normal(13, 3, 30, N)
     sizes = jnp.array([[5, 5, 5, 5, 10], [0, 0, 30, 0, 0], [1, 2, 3, 4, 5]])

@@ -79,6 +79,7 @@ def test_names_that_do_not_fit_in_one_number(monkeypatch: pytest.MonkeyPatch) ->
     assert_bits_equal(*both(65, "elements", "even", "float32", lax.add))
 
 
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("m", [full_only(5), 300])
 def test_gradients_of_an_embedding(m: int) -> None:
     rng = np.random.default_rng(m)

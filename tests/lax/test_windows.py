@@ -163,6 +163,7 @@ def test_gradients_where_negative_padding_cuts_elements_off(kind: str) -> None:
     assert_bits_equal(found, jnp.pad(cut, ((1, 0), (0, 1))))
 
 
+@pytest.mark.tier("full")
 def test_vmap_keeps_the_bits_and_other_platforms_lower() -> None:
     x = normal(4, 3, 2, 8, 7, 4)
     run = jax.jit(substitute(jax.vmap(lambda x: everything(x, WINDOWS[1])), RULES))

@@ -73,6 +73,7 @@ def test_nnx_in_place_with_shared_layers(gradient: bool) -> None:
     assert type(shared) is nnx.Linear
 
 
+@pytest.mark.tier("full")
 def test_nnx_jitted_before() -> None:
     model, x = nnx_model(), rows(8, K)
     run = flax_nnx.jit(lambda model, x: model(x))

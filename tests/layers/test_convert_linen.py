@@ -132,6 +132,7 @@ def test_linen_report() -> None:
         conversion_report(nnx.Linear(K, 3, rngs=nnx.Rngs(0)), inputs=(shape,))
 
 
+@pytest.mark.tier("full")
 def test_linen_rules() -> None:
     class Doubled(linen.Dense):
         @nn.compact

@@ -217,7 +217,7 @@ def test_automatic_names_and_initial_values(every: bool) -> None:
     drop_ins.assert_same_bits(found, expected)
 
 
-@pytest.mark.tier("full", fast=("results-jit",))
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("lift", [nn.jit, nn.remat, stacked], ids=["jit", "remat", "scan of remat"])
 @pytest.mark.parametrize("gradient", [False, True], ids=["results", "and gradients"])
 def test_lifted(gradient: bool, lift: Callable[..., Any]) -> None:

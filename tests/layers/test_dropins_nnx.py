@@ -111,6 +111,7 @@ def test_an_original_differs() -> None:
     assert not drop_ins.is_invariant(linear, rows(8, K))
 
 
+@pytest.mark.tier("full")
 def test_embed_and_attend() -> None:
     ours, theirs = pair("Embed", 77, K)
     ids = drop_ins.tokens(8, 3, below=77)
@@ -188,6 +189,7 @@ def test_jit_vmap_and_grad(gradients: bool) -> None:
     drop_ins.assert_same_bits(jax.tree.leaves(inside), jax.tree.leaves(outside))
 
 
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("gradient", [False, full_only(True)], ids=["results", "and gradients"])
 def test_scan_over_layers_and_remat(gradient: bool) -> None:
     @flax_nnx.split_rngs(splits=3)
@@ -205,6 +207,7 @@ def test_scan_over_layers_and_remat(gradient: bool) -> None:
     drop_ins.assert_invariant(functional(layers, run), rows(8, K), gradient=gradient)
 
 
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("gradient", [False, full_only(True)], ids=["results", "and gradients"])
 def test_rnn(gradient: bool) -> None:
     rnn = flax_nnx.RNN(nnx.GRUCell(K, 40, rngs=flax_nnx.Rngs(0)), rngs=flax_nnx.Rngs(1))

@@ -133,6 +133,7 @@ def test_the_numbers_are_those_of_the_originals_which_follow_the_batch(
     assert any((np.asarray(a) != np.asarray(w)[:1]).any() for a, w in zip(alone, whole, strict=True))
 
 
+@pytest.mark.tier("full")
 def test_dropout_of_a_row_follows_key_and_place_not_the_batch() -> None:
     x = rows(8, 12)
 

@@ -21,7 +21,7 @@ def parameters(model: Llama) -> dict:
     return nnx.to_pure_dict(nnx.state(model, nnx.Param))
 
 
-@pytest.mark.tier("full", fast=("False",))
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("tied", [False, True])
 def test_both_formats_give_the_same_parameters(tmp_path: Path, tied: bool) -> None:
     weights = files.random_weights(tied=tied)
@@ -57,7 +57,7 @@ def test_untied_output_projection() -> None:
     np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.tier("full", fast=("dtypes-bfloat16-0.15",))
+@pytest.mark.tier("full")
 @pytest.mark.parametrize(("dtype", "bound"), [(jnp.bfloat16, 0.15), (jnp.float16, 0.02)])
 @pytest.mark.parametrize("numbers", [False, True], ids=["dtypes", "numbers"])
 def test_narrow_dtypes(numbers: bool, dtype: jnp.dtype, bound: float) -> None:

@@ -50,6 +50,7 @@ def test_of_equal_scores_the_lower_expert_is_selected() -> None:
     assert route(logits, None, groups)[0].tolist() == [[1, 2, 0], [0, 1, 2]]
 
 
+@pytest.mark.tier("full")
 def test_experts_in_int8_are_those_of_plain_jax() -> None:
     rng = np.random.default_rng(0)
     x, factors = jnp.asarray(normal(1, 6, 16)), jnp.asarray(normal(2, 6, 2))
@@ -121,7 +122,7 @@ def random(shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.tier("full", fast=("deepseek_v2",))
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("kind", ["deepseek_v2", "deepseek_v3"])
 def test_expert_blocks_of_folders(tmp_path: Path, kind: str) -> None:
     shapes = {"model.layers.0.mlp.gate_proj.weight": (3, 3), "model.layers.1.self_attn.kv_a_proj.weight": (5, 4)}

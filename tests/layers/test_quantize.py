@@ -20,7 +20,7 @@ def normal(seed: int, *shape: int) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
 
 
-@pytest.mark.tier("full", fast=("ones",))
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("smooth", [False, True], ids=["ones", "smooth scales"])
 def test_numbers_of_a_layer(smooth: bool) -> None:
     kernel, bias, x = normal(0, 20, 6), normal(1, 6), normal(2, 3, 20)
@@ -45,6 +45,7 @@ def sequential() -> Any:
     return flax_nnx.Sequential(shared, flax_nnx.relu, shared, flax_nnx.LayerNorm(8, rngs=r), Linear(8, 3, rngs=r))
 
 
+@pytest.mark.tier("full")
 def test_layers_are_converted_where_the_rules_say() -> None:
     model, x = sequential(), normal(0, 5, 8) * jnp.arange(8)
     before, graph = model(x), flax_nnx.graphdef(model)
@@ -62,6 +63,7 @@ def test_layers_are_converted_where_the_rules_say() -> None:
     assert_bits_equal(jax.jit(lambda x: model(x))(x), model(x))
 
 
+@pytest.mark.tier("full")
 def test_calibration_evens_out_columns() -> None:
     """A column a thousand times larger than the others takes their accuracy away, but for the smooth scales."""
     kernel, x = normal(0, 16, 4), normal(1, 64, 16).at[:, 3].multiply(1000)

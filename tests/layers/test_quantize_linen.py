@@ -77,6 +77,7 @@ def parameters(model: Any, x: jax.Array) -> Any:
     return jax.tree.map(lambda leaf: normal(1, *leaf.shape) / leaf.shape[0] ** 0.5, shapes)
 
 
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("calibrated", [(True,), full_only((False, True))])
 def test_a_model_is_converted_with_its_variables(calibrated: tuple[bool, ...]) -> None:
     model, x = Net(), normal(0, 6, 16) * jnp.arange(16)

@@ -78,6 +78,7 @@ def test_what_follows_the_product_is_what_stands_alone() -> None:
     assert_bits_equal(bijax.gated_matmul(X, W, UP), swiglu(z, up))
 
 
+@pytest.mark.tier("full")
 def test_a_split_is_the_tree_of_its_shards() -> None:
     splits = 8  # of which a K of 333 fills 6
     length = split_length(K, splits)

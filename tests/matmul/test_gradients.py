@@ -42,6 +42,7 @@ def test_values_and_gradients(m: int, k: int, n: int, dtype: str, transpose: boo
     close(db, gd.sum(0), abs(gd).sum(0), m, u)
 
 
+@pytest.mark.tier("full")
 def test_second_derivative() -> None:
     x, w, _, _ = (jnp.asarray(a) for a in data(5, 7, 3, "float32"))
 

@@ -81,7 +81,7 @@ def test_the_scheduler_meets_every_place_once(sizes: tuple[int, ...], swap: bool
     "case",
     tiered(
         [(name, sizes) for name in INTERPRETED for sizes in SIZES],
-        fast=[("narrow", "some"), ("wide", "some"), ("narrow, in turn", "odd")],
+        fast=[("wide", "some"), ("narrow, in turn", "odd")],
     ),
     ids=str,
 )
@@ -106,6 +106,7 @@ def test_interpreted_kernel_multiplies(case: tuple[str, str], races: Races) -> N
     assert not races()
 
 
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("sizes", tiered(SIZES, fast=["some"]))
 def test_interpreted_kernel_sums_outer_products(sizes: str, races: Races) -> None:
     rng = np.random.default_rng(0)
@@ -127,6 +128,7 @@ def test_interpreted_kernel_sums_outer_products(sizes: str, races: Races) -> Non
     assert not races()
 
 
+@pytest.mark.tier("full")
 @pytest.mark.parametrize(
     "case",
     tiered(

@@ -220,6 +220,7 @@ print(json.dumps(errors))
 """
 
 
+@pytest.mark.tier("full")
 @needs_triton
 def test_numbers_in_the_interpreter() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "JAX_PLATFORMS": "cpu"}

@@ -30,6 +30,7 @@ def test_accuracy_of_rows_in_parts(count: int) -> None:
     assert_bits_equal(parts.matmul(x[7:8], w, contract=PartsContract(count), interpret=INTERPRET), y[7:8])
 
 
+@pytest.mark.tier("full")
 def test_weights_in_parts_and_a_bias() -> None:
     x, w, bias = normal(2, 9, 64, dtype="bfloat16"), normal(3, 24, 64), normal(4, 24)
     y = parts.matmul(x, w, contract=PartsContract(3), transpose_w=True, bias=bias, interpret=INTERPRET)
@@ -37,6 +38,7 @@ def test_weights_in_parts_and_a_bias() -> None:
     np.testing.assert_allclose(y, exact, rtol=0, atol=2e-5)
 
 
+@pytest.mark.tier("full")
 def test_gradient_of_weights() -> None:
     x, g = normal(5, 39, 64, dtype="bfloat16"), normal(6, 39, 32)
     dw = parts.weight_gradient(x, g, contract=PartsChunkContract(2), interpret=INTERPRET)

@@ -65,7 +65,7 @@ def tokens_of_rows(case: dict[str, Any], offset: np.ndarray) -> np.ndarray:
 OFTEN = ("a rank with shared experts", "no token", "all to one expert, none to others", "padding")
 
 
-@pytest.mark.tier("full", fast=("a rank with shared experts",))
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("name", CASES)
 def test_rows_of_the_oracle(name: str) -> None:
     case = CASES[name]

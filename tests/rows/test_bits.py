@@ -107,6 +107,7 @@ def test_axes_are_rows(axis: Any) -> None:
     assert_bits_equal(y.transpose(order), bijax.softmax(flat, -1).reshape(moved.shape))
 
 
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("gradients", [False, full_only(True)], ids=["results", "and gradients"])
 def test_tiles_and_their_tails(gradients: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large batches run in tiles; their bits are those of one tile."""
@@ -137,6 +138,7 @@ def test_tiles_and_their_tails(gradients: bool, monkeypatch: pytest.MonkeyPatch)
     assert_bits_equal(run("tiles of 5 rows and a tail of 1"), whole)
 
 
+@pytest.mark.tier("full")
 @pytest.mark.parametrize(
     "name", ["rms_norm", full_only("head_rms_norm"), full_only("layer_norm"), full_only("elementwise")]
 )

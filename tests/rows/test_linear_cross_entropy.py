@@ -56,6 +56,7 @@ def test_rows_do_not_depend_on_their_batch(monkeypatch: pytest.MonkeyPatch) -> N
     assert_bits_equal(stacked(x.reshape(2, 150, WIDTH), w, labels.reshape(2, 150)), whole.reshape(2, 150))
 
 
+@pytest.mark.tier("full")
 def test_no_array_of_all_logits_is_made() -> None:
     """8192 rows of 128256 words: 4 GiB of logits, and as much for their gradients."""
     shapes = ((8192, 64), "bfloat16"), ((64, 128256), "bfloat16"), ((8192,), "int32")

@@ -26,6 +26,7 @@ NAMES = tuple(
 
 
 # Segments of 1024 columns and of 4096, with a last block that is not whole.
+@pytest.mark.tier("full")
 @pytest.mark.parametrize(("columns", "every"), [(2144, False), full_only(2144, True), full_only(8800, True)])
 def test_every_schedule_gives_the_same_bits(columns: int, every: bool, races: Races) -> None:
     x = jnp.asarray(np.random.default_rng(0).standard_normal((2, columns)).astype(np.float32) * 3)

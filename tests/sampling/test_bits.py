@@ -74,6 +74,7 @@ def test_plain_operations_do_not() -> None:
     assert (np.array(alone).view(np.int32) != theirs[20:60].view(np.int32)).any()
 
 
+@pytest.mark.tier("full")
 def test_a_filter_that_is_off_leaves_no_trace() -> None:
     """A row without filters, penalties and biases has the bits of a program that has none of them."""
     neutral = rows(slice(20, 60))
@@ -105,6 +106,7 @@ def test_log_probabilities_are_those_of_log_softmax() -> None:
     assert_bits_equal(found.top_logprobs[index], np.take_along_axis(logprobs, found.top_tokens, 1)[index])
 
 
+@pytest.mark.tier("full")
 def test_multinomial_with_seed_in_any_batch() -> None:
     p = np.asarray(jax.nn.softmax(jnp.asarray(arguments()["logits"][20:120])))
     seeds, positions = np.arange(100), np.arange(100)[::-1].copy()

@@ -44,6 +44,7 @@ def test_no_sum_is_above_its_bound(temperature: float) -> None:
     assert ((room > 0.001) & (room < 0.01)).all()
 
 
+@pytest.mark.tier("full")
 def test_a_nan_is_found_behind_what_nothing_is_above() -> None:
     logits = np.zeros((2, COLUMNS), np.float32)
     logits[:, 3], logits[1, 1200] = np.inf, np.nan

@@ -90,6 +90,7 @@ def test_the_device_goes_on_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all_pages_are_back(served)
 
 
+@pytest.mark.tier("full")
 def test_programs_write_what_the_host_reads_into_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU."""
     kinds: set[str] = set()

@@ -89,6 +89,7 @@ def test_log_probabilities_of_decoding_are_those_of_a_prompt(invariant: bool) ->
     assert same == invariant
 
 
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("one_program", [True, full_only(False)])
 def test_nothing_compiles_after_the_warm_up(one_program: bool) -> None:
     # Bound to a device, as a trainer's weights are.
@@ -141,6 +142,7 @@ def test_samples_of_one_prompt_are_those_of_their_seeds() -> None:
         assert (one.tokens, one.logprobs) == (completion.tokens, completion.logprobs)
 
 
+@pytest.mark.tier("full")
 def test_requests_without_a_seed_are_different_samples_and_tell_their_seeds() -> None:
     prompt, params = (5, 6, 7), SamplingParams(max_new_tokens=12, ignore_eos=True, logprobs=True)
     outputs = engine(seed_from_prompt=False, max_running=4).generate([prompt] * 4, params)

@@ -111,6 +111,7 @@ def test_additions_join_the_units_program_on_a_gpu_alone(platform: str, barriers
     assert len(found) == barriers
 
 
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("every", [False, full_only(True)], ids=["few", "every"])
 def test_uneven_cuts_and_ways_to_call(every: bool) -> None:
     (gradient, whole), batch = of_tied(), (X, Y, WEIGHTS)
@@ -193,6 +194,7 @@ def test_nnx_state() -> None:
     assert_same(in_parts(gradient, 4, X, Y, params=params), whole)
 
 
+@pytest.mark.tier("full")
 def test_narrow_integers_and_bools_are_counted() -> None:
     def loss_fn(p: Params, x: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
         many = {f"int{n}": jnp.full((2,), 100, f"int{n}") for n in (8, 16, 32)}
@@ -209,6 +211,7 @@ def test_narrow_integers_and_bools_are_counted() -> None:
     }
 
 
+@pytest.mark.tier("full")
 def test_empty_last_unit_filled_with_weights_of_zero() -> None:
     gradient = jax.jit(bijax.accumulate_gradients(summed, unit=UNIT, reduction="sum", has_aux=True))
     plain = jax.jit(summed)

@@ -95,7 +95,7 @@ def test_the_log_sum_exp_vmap_and_a_sequence_alone() -> None:
     assert_bits_equal(one(Q[:, None], KEY[:, None], VALUE[:, None])[:, 0], out)
 
 
-@pytest.mark.tier("full", fast=("BTNH",))
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("layout", ["BNTH", "BTNH"])
 def test_pages_and_layouts(layout: str) -> None:
     page, order = 10, np.random.default_rng(0).permutation(B * S // 10)

@@ -21,7 +21,7 @@ WITHOUT_CALLBACKS = [name for name in FUNCTIONS if not name.startswith(("error_i
 def test_rows_do_not_depend_on_the_batch(name: str) -> None:
     function = jax.jit(bijax.invariant(FUNCTIONS[name]))
     whole = function(X)
-    for size in (1, 5, 16):
+    for size in (1, 5) if name in QUICK else (1, 5, 16):
         assert_bits_equal(function(X[:size]), whole[:size])
     with bijax.set_batch_invariant_mode():
         assert_bits_equal(jax.jit(lambda x: FUNCTIONS[name](x))(X), whole)

@@ -125,6 +125,7 @@ def test_threefry_whose_counter_follows_the_shape_is_refused() -> None:
         program(jax.random.key(0))
 
 
+@pytest.mark.tier("full")
 def test_threefry_that_is_not_partitionable_is_kept_where_no_shape_shows() -> None:
     def number(place: jax.Array) -> jax.Array:
         key, other = jax.random.split(jax.random.fold_in(jax.random.key(0), place))

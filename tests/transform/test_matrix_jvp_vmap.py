@@ -43,7 +43,7 @@ COMPOSITIONS = {
 }
 
 
-@pytest.mark.tier("full", fast=("vmap of grad",))
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("name", COMPOSITIONS)
 def test_no_batch_size_changes_a_bit(name: str) -> None:
     COMPOSITIONS[name].check_with_control()

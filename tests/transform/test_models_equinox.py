@@ -64,6 +64,7 @@ def test_filtered_transforms() -> None:
     assert_bits_equal(rows(model, X[:3]), rows(model, X)[:3])
 
 
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("depth", [0, full_only(1)])
 def test_gradient_of_a_module(depth: int) -> None:
     model = eqx.nn.MLP(76, 5, 300, depth, key=jax.random.key(1))

@@ -55,6 +55,7 @@ def test_control_small() -> None:
     check_control(forward, small()[1], SHIFT, TOKENS)
 
 
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("fewer", [False, full_only(True)])
 def test_padding_behind_the_tokens(fewer: bool) -> None:
     """Tokens that come later do not change a bit, be there more or fewer of them."""

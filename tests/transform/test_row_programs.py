@@ -179,15 +179,14 @@ CASES: dict[str, tuple[Callable[..., Any], Arrays, int]] = {
     "something between": (with_something_between, (SCORES,), 0),
     "short rows": (jax.nn.softmax, (SCORES[..., :120],), 0),
 }
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.tier("full")] if {"mapped", "token", "tokens"} & {*name.split()} else [])
-        for name in CASES
-    ],
+FEW = (
+    *("not finite", "cross entropy", "optax", "norm", "layer norm", "norm of float32", "something between"),
+    "short rows",
 )
+
+
+@pytest.mark.tier("full", fast=FEW)
+@pytest.mark.parametrize("name", CASES)
 def test_programs_have_the_bits_of_the_pieces(name: str) -> None:
     function, arrays, count = CASES[name]
     traced = jax.make_jaxpr(function)(*arrays)
@@ -200,6 +199,7 @@ def test_programs_have_the_bits_of_the_pieces(name: str) -> None:
     assert_bits_equal(found, evaluate(traced.jaxpr, traced.consts, arrays))
 
 
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("weights", [(COLUMNS, 16), pytest.param((16, COLUMNS), marks=pytest.mark.tier("full"))])
 def test_gradients_of_logits_are_written_in_parts(weights: tuple[int, int]) -> None:
     """Where products by bfloat16 alone take them: the parts are those that the products would make."""
@@ -249,6 +249,7 @@ PRODUCTS: list[tuple[tuple[int, ...], Dimensions, Dimensions, bool]] = [
 """The other operand of a product, what is contracted, what is a batch, and whether it takes the parts of rows."""
 
 
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("on_the_left", [True, False])
 def test_products_take_parts(on_the_left: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "launch", SimpleNamespace(matmul=exact_product, weight_gradient=exact_gradient))

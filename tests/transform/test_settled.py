@@ -22,6 +22,7 @@ def normalized(x: jax.Array) -> jax.Array:
 X = np.random.default_rng(0).standard_normal((9, 40)).astype(np.float32)
 
 
+@pytest.mark.tier("full")
 def test_the_bits_are_those_without(monkeypatch: pytest.MonkeyPatch) -> None:
     settled: list[int] = []
     stock = lowering.with_settled_reshapes
