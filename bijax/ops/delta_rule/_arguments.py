@@ -106,7 +106,7 @@ class DeltaRuleState:
             jnp.zeros((b, h, CHUNK, CHUNK), jnp.float32),
             jnp.zeros((b, h, CHUNK), jnp.float32),
             at,
-            at,
+            jnp.array(at, copy=True),  # an array of its own, so that a state can be donated
         )
 
 
