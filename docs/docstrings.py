@@ -43,7 +43,7 @@ def _escape(paragraph: str) -> str:
     for i, part in enumerate(parts):
         if i % 2 == 0:
             parts[i] = _MARKS.sub(lambda m: m[0] if len(m[0]) > 1 else f"\\{m[0]}", part)
-            if i and part[:1].isalnum():  # a plural behind code
+            if i and part[:1].isalnum():  # a plural after code
                 parts[i] = rf"\ {parts[i]}"
     return (f"**{label[1]}:**" if label else "") + "".join(parts)
 

@@ -13,7 +13,7 @@ def composed(attend: Callable[..., Any], query: Any, caches: Any, factors: Any, 
     """Returns what attention to caches gives, by attention to numbers of the queries' dtype.
 
     Args:
-        attend: Maps queries (B, T, N, H), keys and values to the results, alone or with the log-sum-exp behind.
+        attend: Maps queries (B, T, N, H), keys and values to the results, alone or with the log-sum-exp after.
         query: Queries.
         caches: Keys and values of 8 bits.
         factors: Their factors, (B or 1, K, H or 1), or (K,) or (K, H) with `heads`.

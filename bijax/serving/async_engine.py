@@ -126,7 +126,7 @@ class AsyncEngine:
                 yield output
         finally:
             if not finished:
-                # Behind `add` in the queue, so that a request which is just being added ends too.
+                # After `add` in the queue, so that a request which is just being added ends too.
                 self._submit(lambda: self._leave(name, mailbox))
 
     async def generate(

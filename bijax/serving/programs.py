@@ -190,7 +190,7 @@ class Programs:
         left = logits if rows is None else self._left(logits, rows, fed)
         if drawn is None or left is not logits:
             self._known.add(("draw", logits.shape))
-            # Behind the one program the last tokens are new ones, but drawing does not look at those that were fed.
+            # After the one program the last tokens are new ones, but drawing does not look at those that were fed.
             given = given or device.begin(packed, self._last, table_width=width)
             drawn, self._last = device.draw_tokens(left, given, self._last, batch_invariant=invariant)
             read = drawn

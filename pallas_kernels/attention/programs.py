@@ -15,7 +15,7 @@ Binary = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def dot(a: jax.Array, b: jax.Array, dimensions: DotDimensions) -> jax.Array:
-    """Returns XLA's dot, alone behind a barrier, in full float32 on every platform."""
+    """Returns XLA's dot, alone after a barrier, in full float32 on every platform."""
     return isolated_dot(a, b, dimensions, precision=lax.Precision.HIGHEST)
 
 

@@ -71,7 +71,7 @@ def whole(dtype: str, window: tuple[int, int] | None = None) -> tuple[np.ndarray
 
 
 def stored(x: np.ndarray, length: int, garbage: float, capacity: int) -> np.ndarray:
-    """A cache with the first tokens of x and garbage behind them."""
+    """A cache with the first tokens of x and garbage after them."""
     cache = np.full((x.shape[0], capacity, *x.shape[2:]), garbage).astype(x.dtype)
     cache[:, :length] = x[:, :length]
     return cache

@@ -49,7 +49,7 @@ def whole(size: int, dtype: str, function: Callable[..., Results] = causal) -> R
 
 
 def until(x: jax.Array, lengths: Any) -> jax.Array:
-    """Copies of a sequence (S, K, H) that hold nan behind their lengths (n,)."""
+    """Copies of a sequence (S, K, H) that hold nan after their lengths (n,)."""
     inside = jnp.arange(x.shape[0])[None, :, None, None] < jnp.asarray(lengths)[:, None, None, None]
     return jnp.where(inside, x[None], jnp.nan).astype(x.dtype)
 

@@ -116,7 +116,7 @@ def softmax(case: Case, sequence: int, scores: np.ndarray) -> tuple[np.ndarray, 
 
 @functools.cache
 def arrays(name: str) -> Arrays:
-    """Random arrays, with nan in whatever is behind a length, and what the forward pass makes of them."""
+    """Random arrays, with nan in whatever is after a length, and what the forward pass makes of them."""
     case, rng = CASES[name], np.random.default_rng(0)
     given = []
     of_values = case.value_size or case.size

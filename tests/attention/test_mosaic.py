@@ -153,7 +153,7 @@ def what_is_multiplied(case: Case, query: np.ndarray, key: np.ndarray, value: np
 
 
 def data(case: Case) -> list[np.ndarray]:
-    """Queries, keys and values, with nan in whatever is behind a length."""
+    """Queries, keys and values, with nan in whatever is after a length."""
     rng = np.random.default_rng(0)
     found = []
     widths = (case.size, case.size, case.value_size or case.size)
@@ -271,7 +271,7 @@ def test_all_keys_at_once_have_the_bits_of_merged_splits(name: str) -> None:
         assert_bits_equal(ours, theirs)
 
 
-# A chunk behind keys of a cache, by tiles of queries and by packed tiles; the second sequence has fewer queries.
+# A chunk after keys of a cache, by tiles of queries and by packed tiles; the second sequence has fewer queries.
 CHUNKS: Final = {
     "17 queries, pages": (Case((90, 3), (17, 0), (107, 4), 2, DECODE, page=16), WHOLE, PREFILL),
     "33 queries, window": (Case((90, 3), (33, 20), (123, 23), 2, DECODE, True, (40, 0)), WHOLE, PREFILL),
@@ -302,7 +302,7 @@ def test_chunks_have_the_same_bits_by_either_kernel(name: str, races: Races) -> 
     ("schedule", "outside"), [(DECODE, -1), (WHOLE, 6), (PREFILL, -1)], ids=["decode", "whole", "prefill"]
 )
 def test_what_is_out_of_range_gives_nan(schedule: PrefillSchedule | DecodeSchedule, outside: int) -> None:
-    """A page that holds keys, and a number of queries; not a page behind the last key."""
+    """A page that holds keys, and a number of queries; not a page after the last key."""
     keys = np.array([20, 70, 20])
     query = jnp.ones((3, 1, 2, 64), jnp.bfloat16)
     cache = jnp.asarray(np.random.default_rng(0).standard_normal((6, 32, 1, 64)), jnp.bfloat16)

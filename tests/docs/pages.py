@@ -3,7 +3,7 @@
 `python -m tests.docs.pages PAGE` runs one page, in the present folder; several pages run in a folder and in a process
 of their own each, which begins where the libraries have been imported:
 
-- a block of `python` is executed, all of them in one namespace; a block of `text` right behind one is what it prints;
+- a block of `python` is executed, all of them in one namespace; a block of `text` right after one is what it prints;
 - a block of `python` with a caption is a file of that name;
 - in a block of `console`, lines that start with `$` are commands, and the others what they print.
 
@@ -43,7 +43,7 @@ class Block:
     """A fenced block of a page.
 
     Attributes:
-        language: What stands behind the fence.
+        language: What follows the fence.
         content: The lines inside.
         line: Number of its first line in the page.
         caption: Name of the file that it is, or "".

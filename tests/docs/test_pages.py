@@ -74,7 +74,7 @@ def test_blocks_have_a_known_language(page: Path) -> None:
     for block in blocks(page):
         kind = block.language.split(" ")[0]
         assert kind in LANGUAGES | DIRECTIVES, f"{name(page)}:{block.line}: {block.language!r}"
-        # A text is compared only behind the block that prints it.
+        # A text is compared only after the block that prints it.
         assert block.language != "text", f"{name(page)}:{block.line}: nothing prints this"
 
 

@@ -33,7 +33,7 @@ def array(seed: int, shape: tuple[int, ...], dtype: Any = "bfloat16") -> np.ndar
 
 
 def with_gradients(function: Callable[..., Any], *, among: int) -> Callable[..., Any]:
-    """Returns the results and the gradients of the first arrays for a cotangent, which is the array behind them."""
+    """Returns the results and the gradients of the first arrays for a cotangent, which is the array after them."""
 
     def call(*arrays: Any) -> Any:
         y, pull = jax.vjp(lambda *own: function(*own, *arrays[among + 1 :]), *arrays[:among])

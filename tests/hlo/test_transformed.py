@@ -87,7 +87,7 @@ WHOLE = REWRITTEN.replace("f32[8,2]{1,0}", "f32[8,2,1]{2,1,0}").replace("f32[8,8
 
 
 def test_a_product_of_a_kernel_that_lost_an_axis_is_found() -> None:
-    """As XLA:CPU compiled stacks of one-row products of ours behind a transpose, with other bits at batch 1."""
+    """As XLA:CPU compiled stacks of one-row products of ours after a transpose, with other bits at batch 1."""
     report = hlo.inspect_text(REWRITTEN, platform="cpu")
     assert [(v.kind, v.verdict) for v in report.findings] == [("dot", "variant")]
     assert "took the axis" in report.variant[0].reason

@@ -95,7 +95,7 @@ def test_attention_and_its_gradients_keep_their_bits(size: int, dtype: str) -> N
     for i in range(3):
         alone = run(*(x[i : i + 1] for x in (q, k, v, g)), bias, 0, LENGTH)
         assert_bits_equal(alone, tuple(x[i : i + 1] for x in whole))
-    # Chunks of queries, one query, and garbage behind the length.
+    # Chunks of queries, one query, and garbage after the length.
     for part, used in ((slice(60, 130), 130), (slice(70, 71), 71)):
         cache = (x.at[:, used:].set(jnp.nan) for x in (k, v))
         found = run(q[:, part], *cache, g[:, part], bias[:, :, part], part.start, used)

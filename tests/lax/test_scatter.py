@@ -88,7 +88,7 @@ def test_narrow_sums_are_rounded_once(dtype: str) -> None:
 
 
 def test_updates_for_others_do_not_matter() -> None:
-    """Rows of a table with the updates of others between, before and behind them, hostile ones included."""
+    """Rows of a table with the updates of others between, before and after them, hostile ones included."""
     rng = np.random.default_rng(3)
     for name, mine in hostile_rows(3, (40, 5), "float32").items():
         ids = rng.integers(0, 4, 40)
@@ -112,7 +112,7 @@ def test_untouched_elements_stay_as_they_are() -> None:
 
 
 def test_gradient_of_a_look_up() -> None:
-    """Cut at any row the sum goes on where it stopped, and examples of zeros behind change nothing."""
+    """Cut at any row the sum goes on where it stopped, and examples of zeros after change nothing."""
     table, names = jnp.zeros((30, 4)), jnp.asarray(np.random.default_rng(5).integers(0, 30, (6, 50)))
     g = normal(5, 6, 50, 4)
 

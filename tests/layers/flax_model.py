@@ -47,7 +47,7 @@ class Block(nnx.Module):
 
 
 class FlaxModel(nnx.Module):
-    """Tokens (B, T) to float32 logits; `from_rows` starts behind the embedding.
+    """Tokens (B, T) to float32 logits; `from_rows` starts after the embedding.
 
     With `decode` each call takes the next token (B, 1) of sequences in the cache that `init_cache` has made.
     """

@@ -30,7 +30,7 @@ CONFIG = LlamaConfig(
 )
 
 LENGTHS = (150, 37, 5, 129)
-"""Sequences that end inside, before, behind a block of 128 keys."""
+"""Sequences that end inside, before, after a block of 128 keys."""
 
 
 LENGTH = 160

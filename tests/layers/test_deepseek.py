@@ -20,14 +20,7 @@ from tests.layers import checkpoint_files as files
 from tests.layers import reference_deepseek
 from tests.layers import small_llama as small
 from tests.layers.deepseek_files import CASES, V2, V3, YARN, write_model
-
-LENGTHS = (22, 9)
-
-
-@functools.cache
-def sequences() -> tuple[np.ndarray, ...]:
-    rng = np.random.default_rng(0)
-    return tuple(rng.integers(0, files.VOCAB, length).astype(np.int32) for length in LENGTHS)
+from tests.layers.short_sequences import LENGTHS, log_probabilities, sequences
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +35,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def expected(case: str, folder: Path, row: np.ndarray, **changed: Any) -> np.ndarray:
-    """The log-probabilities of the tokens behind the first."""
+    """The log-probabilities of the tokens after the first."""
     fields = {**CASES[case], **changed}
     logits = reference_deepseek.logits(load_checkpoint(folder).weights, fields, row.tolist())
-    logprobs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
-    return logprobs[np.arange(len(row) - 1), row[1:]]
+    return log_probabilities(logits, row)
 
 
 @pytest.mark.tier("full", fast=("V3",))

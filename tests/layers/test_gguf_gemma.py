@@ -19,6 +19,7 @@ from flax_layers.checkpoint.weights import expected_shapes
 from tests.layers import checkpoint_files as files
 from tests.layers import reference_family
 from tests.layers import small_llama as small
+from tests.layers.short_sequences import log_probabilities
 
 LAYERS, WIDTH = 7, 256  # one layer beyond a period of windows; rows are whole blocks of K-quants
 FIELDS: dict[str, Any] = files.hf_fields() | {
@@ -246,10 +247,9 @@ def test_gemma_3_270m_against_float64(tmp_path: Path) -> None:
         "head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 512,
     }  # fmt: skip
     logits = reference_family.logits(checkpoint.weights, fields, tokens)
-    logprobs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     row = np.array(tokens, np.int32)
     (found,) = small.in_full(Llama.from_checkpoint(checkpoint, ops=PLAIN), (row,), len(tokens))
-    np.testing.assert_allclose(found, logprobs[np.arange(len(row) - 1), row[1:]], rtol=0, atol=1e-3)
+    np.testing.assert_allclose(found, log_probabilities(logits, row), rtol=0, atol=1e-3)
     assert tokenizer.decode([int(logits[-1].argmax())]) == " Rome"
 
 

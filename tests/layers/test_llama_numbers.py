@@ -15,6 +15,7 @@ from flax_layers.checkpoint import load_checkpoint
 from tests.layers import checkpoint_files as files
 from tests.layers import reference_llama
 from tests.layers import small_llama as small
+from tests.layers.short_sequences import log_probabilities
 
 
 def parameters(model: Llama) -> dict:
@@ -44,8 +45,7 @@ def test_log_probabilities_against_float64(ops: Ops) -> None:
     rows = small.sequences()
     for row, actual in zip(rows, small.in_full(small.model(ops), rows), strict=True):
         logits = reference_llama.logits(small.weights(), small.CONFIG, row.tolist())
-        logprobs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
-        np.testing.assert_allclose(actual, logprobs[np.arange(len(row) - 1), row[1:]], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(actual, log_probabilities(logits, row), rtol=0, atol=1e-5)
 
 
 @pytest.mark.tier("full")

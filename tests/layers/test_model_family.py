@@ -20,6 +20,7 @@ from flax_layers.models._layered import Layers
 from tests.layers import checkpoint_files as files
 from tests.layers import reference_family
 from tests.layers import small_llama as small
+from tests.layers.short_sequences import LENGTHS, log_probabilities, sequences
 from tests.tiers import full_only, tiered
 
 LLAMA3 = {
@@ -50,17 +51,10 @@ CASES: dict[str, dict[str, Any]] = {
         "hidden_activation": "gelu_pytorch_tanh", "rope_scaling": {"rope_type": "linear", "factor": 8.0},
     },
 }  # fmt: skip
-LENGTHS = (22, 9)
 
 
 def fields(case: str) -> dict[str, Any]:
     return {**files.hf_fields(), **CASES[case]}
-
-
-@functools.cache
-def sequences() -> tuple[np.ndarray, ...]:
-    rng = np.random.default_rng(0)
-    return tuple(rng.integers(0, files.VOCAB, length).astype(np.int32) for length in LENGTHS)
 
 
 @pytest.fixture(scope="module")
@@ -82,10 +76,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def expected(fields: dict[str, Any], folder: Path, row: np.ndarray) -> np.ndarray:
-    """The log-probabilities of the tokens behind the first."""
+    """The log-probabilities of the tokens after the first."""
     logits = reference_family.logits(load_checkpoint(folder).weights, fields, row.tolist())
-    logprobs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
-    return logprobs[np.arange(len(row) - 1), row[1:]]
+    return log_probabilities(logits, row)
 
 
 WITHOUT: dict[str, dict[str, Any]] = {
@@ -139,7 +132,7 @@ def test_bits(folders: Any, case: str, one_program: bool) -> None:
 
 
 def in_pages(served: ServedLlama, rows: tuple[np.ndarray, ...], chunk: int) -> list[np.ndarray]:
-    """Residual streams of sequences behind the last block."""
+    """Residual streams of sequences after the last block."""
     held, parts = served.init_pages(12, 4), []
     table = np.random.default_rng(1).permutation(12)[: 6 * len(rows)].reshape(len(rows), 6).astype(np.int32)
     for start in range(0, max(map(len, rows)), chunk):

@@ -281,7 +281,7 @@ OPTIMIZER: Final = optax.adamw(1e-3)
 
 
 def trained(model: Any, parts: int, accumulate: bool = True) -> Any:
-    """Returns the parameters behind 20 steps of which each sees its batch in so many parts."""
+    """Returns the parameters after 20 steps of which each sees its batch in so many parts."""
     graph, state, others = nnx.split(model, nnx.Param, ...)
 
     def loss(state: Any, texts: jax.Array) -> jax.Array:

@@ -49,7 +49,7 @@ PAIRS = {
     "weights, wide": MatmulSchedule(True, 128, 64, 64, 3),
     "weights, two warpgroups": MatmulSchedule(True, 128, 64, 64, 3, 2),
 }
-# A shape and what is given behind the product: bias, activation, residual, dtype of the result.
+# A shape and what is given after the product: bias, activation, residual, dtype of the result.
 EPILOGUES = [
     ("aligned", True, "gelu", False, "bfloat16"),
     ("aligned", True, "silu", True, "bfloat16"),

@@ -118,7 +118,7 @@ def test_gradients_have_the_bits_of_the_rows_alone(k: int, n: int, out: str) -> 
     for load, sizes in loads(m - 1, g).items():
         y = program(x, d, jnp.asarray(sizes))
         for group, (end, size) in enumerate(zip(np.cumsum(sizes), sizes, strict=True)):
-            # Rows of zeros behind the group's own add exact zeros.
+            # Rows of zeros after the group's own add exact zeros.
             own = [jnp.zeros_like(a).at[:size].set(a[end - size : end]) for a in (x, d)]
             assert_bits_equal(y[group], alone(*own), err_msg=f"{load}, group {group}")
 

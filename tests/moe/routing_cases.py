@@ -35,7 +35,7 @@ COUNTS: dict[str, tuple[list[int], int]] = {
 PLACES: dict[str, tuple[list[int], int]] = {
     "some": ([2, -1, 0, 5, 3], 6),
     "twice": ([1, 4, 1, -7], 6),
-    "behind the last": ([1, 6, 0], 6),
+    "after the last": ([1, 6, 0], 6),
 }
 
 

@@ -52,14 +52,14 @@ def test_rows_by_count(name: str) -> None:
     assert bool(found[1]) == (name == "some")
 
 
-@pytest.mark.tier("full", fast=("behind the last",))
+@pytest.mark.tier("full", fast=("after the last",))
 @pytest.mark.parametrize("name", PLACES)
 def test_rows_of_tokens(name: str) -> None:
     offset, places = PLACES[name]
     given = jnp.array(offset, jnp.int32)
     found = expert_rows_triton.rows_of_tokens(given, places=places, interpret=True)
     assert_bits_equal(found, expert_rows.rows_of_tokens(given, places=places))
-    assert ((found == -2).sum() == {"some": 0, "twice": 1, "behind the last": 6}[name]).item()
+    assert ((found == -2).sum() == {"some": 0, "twice": 1, "after the last": 6}[name]).item()
 
 
 @pytest.mark.tier("full", fast=("int8-64",))

@@ -101,7 +101,7 @@ def test_rows_at_every_position_among_any_neighbours(name: str, every: tuple[int
 
 
 def test_plain_jax_is_not_invariant() -> None:
-    """The control: the sweep above finds what XLA does to a norm behind a dot."""
+    """The control: the sweep above finds what XLA does to a norm after a dot."""
     x = jnp.asarray(hostile_rows(0, (16, 1024), "float32")["normal"])
     w = jnp.asarray(hostile_rows(1, (1024,), "float32")["normal"])
 

@@ -1,4 +1,4 @@
-"""The cross entropy of a linear layer in chunks of rows: the bits of the product and of the cross entropy behind it."""
+"""The cross entropy of a linear layer in chunks of rows: the bits of the product and of the cross entropy after it."""
 
 import functools
 from typing import Any

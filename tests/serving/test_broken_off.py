@@ -18,7 +18,7 @@ PARAMS = SamplingParams(max_new_tokens=9, ignore_eos=True, logprobs=True, prompt
 
 
 def break_off(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, *, call: int, before: bool) -> None:
-    """Lets a function raise at one call, before or behind what it does."""
+    """Lets a function raise at one call, before or after what it does."""
     found: Callable[..., Any] = getattr(where, name)
     calls = 0
 
@@ -36,7 +36,7 @@ def break_off(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, *, call: i
 
 
 def run(served: Engine) -> dict[str, Any]:
-    """Steps to the end, going on behind what is broken off."""
+    """Steps to the end, going on after what is broken off."""
     outputs = {}
     breaks = 0
     while served.has_work:

@@ -38,7 +38,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def reads_before_the_next_dispatch(events: list[str]) -> int:
-    """Returns how many reads had no step in the device behind theirs; the last one of all never has."""
+    """Returns how many reads had no step in the device after theirs; the last one of all never has."""
     ahead = early = 0
     for event in events:
         ahead += 1 if event == "dispatch" else -1
@@ -187,7 +187,7 @@ def test_a_pause_and_new_weights_with_a_step_in_flight() -> None:
 
 
 def test_logits_that_are_not_numbers_end_one_request() -> None:
-    """A row of nan samples no token; what was dispatched behind it harms nobody."""
+    """A row of nan samples no token; what was dispatched after it harms nobody."""
     weights = model().weights
     broken = ToyModel(weights._replace(positions=weights.positions.at[14].set(np.nan)))
     served = Engine(broken, options=EngineOptions(**(SMALL | {"speculative_tokens": 0})))

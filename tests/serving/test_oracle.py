@@ -19,7 +19,7 @@ _sample = jax.jit(functools.partial(sample, num_top=0))
 
 
 def logits_of(tokens: list[int]) -> np.ndarray:
-    """Returns the logits behind each token, (T, V), from the model alone, in calls of the engine's shape."""
+    """Returns the logits after each token, (T, V), from the model alone, in calls of the engine's shape."""
     size, page, pages = (SMALL[name] for name in ("max_prefill_tokens", "page_size", "num_pages"))
     table = np.arange(LONGEST // page, dtype=np.int32)[None]
     held, found = model().init_pages(pages, page), []

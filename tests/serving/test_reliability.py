@@ -1,4 +1,4 @@
-"""The script behind `docs/reliability.md`, in small."""
+"""The script that makes `docs/reliability.md`, in small."""
 
 import copy
 from typing import Any

@@ -176,7 +176,7 @@ def test_a_call_that_was_given_up_does_not_break_the_end(monkeypatch):
 
         monkeypatch.setattr(inner, "step", step)
         engine = AsyncEngine(inner)
-        await engine.resume()  # a step comes behind it
+        await engine.resume()  # a step comes after it
         waiting = asyncio.create_task(engine.flush_cache())
         await asyncio.sleep(0.05)
         waiting.cancel()

@@ -169,7 +169,7 @@ def test_the_cache_of_a_prompt_is_found() -> None:
     prompt, params = tuple(range(20)), SamplingParams(max_new_tokens=2, prompt_logprobs=True, logprob_start_len=9)
     cold = served.generate([prompt], params)[0]
     warm = served.generate([prompt], params)[0]
-    assert (cold.cached_tokens, warm.cached_tokens) == (0, 8)  # the log-probability of token 9 is that behind token 8
+    assert (cold.cached_tokens, warm.cached_tokens) == (0, 8)  # the log-probability of token 9 is that after token 8
     assert bits(cold) == bits(warm)
     served.flush_cache()
     assert served.generate([prompt], params)[0].cached_tokens == 0

@@ -21,7 +21,7 @@ def test_trainer_and_sampler_have_the_same_bits(monkeypatch: pytest.MonkeyPatch)
     """At each step, and so with new weights; ratios are exactly 1. A sampler that keeps old weights is seen."""
 
     def on_step(step: int, _: Comparison) -> None:
-        if step == 1:  # the weights behind the next step do not reach the sampler
+        if step == 1:  # the weights after the next step do not reach the sampler
             monkeypatch.setattr(Engine, "update_weights", lambda *_, **__: None)
 
     found = train(dataclasses.replace(SMALL, steps=4), on_step)

@@ -1,4 +1,4 @@
-"""Primitives as other libraries register them: JAX code behind rules of several shapes, and rules of their own."""
+"""Primitives as other libraries register them: JAX code in rules of several shapes, and rules of their own."""
 
 import functools
 from collections.abc import Callable
@@ -77,7 +77,7 @@ def emitting(name: str) -> Primitive:
 
 
 def moving(name: str) -> Primitive:
-    """Returns a primitive whose rule hands on what a program returns, behind a barrier of its own."""
+    """Returns a primitive whose rule hands on what a program returns, after a barrier of its own."""
 
     def rule(ctx: Any, x: Any) -> Any:
         (first,) = by_lower_fun(product)(ctx, x)

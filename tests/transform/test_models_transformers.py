@@ -92,7 +92,7 @@ def test_control_linen() -> None:
 @pytest.mark.tier("full")
 @pytest.mark.parametrize("kind", ["linen", "nnx"])
 def test_dropout(kind: str) -> None:
-    """The same key gives the same bits; a row at its place keeps them, whatever stands behind it.
+    """The same key gives the same bits; a row at its place keeps them, whatever stands after it.
 
     Which numbers are drawn for a row follows from its place in the batch, so a row that moves gets others.
     """

@@ -40,7 +40,7 @@ SHAPE: Final = (3, 1, 45)
 
 
 def trained(optimizer: optax.GradientTransformation, params: jax.Array, grads: jax.Array) -> jax.Array:
-    """Returns the parameters behind a step for each gradient."""
+    """Returns the parameters after a step for each gradient."""
 
     @jax.jit
     @bijax.invariant

@@ -79,7 +79,7 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
 
 def gradients(q: jax.Array, k: jax.Array, v: jax.Array) -> Arrays:
-    """Of something behind it: otherwise the gradient would not wait for the forward pass."""
+    """Of something after it: otherwise the gradient would not wait for the forward pass."""
     y, pull = jax.vjp(lambda *a: jnp.tanh(attention(*a)), q, k, v)
     return (y, *pull(y))
 
@@ -133,7 +133,7 @@ def loss_and_gradient(logits: jax.Array, labels: jax.Array) -> Arrays:
 
 
 def residual_norm(x: jax.Array, y: jax.Array, weight: jax.Array) -> Arrays:
-    """RMSNorm behind a residual addition, both of which go on."""
+    """RMSNorm after a residual addition, both of which go on."""
     total = x + y
     wide = total.astype(jnp.float32)
     scale = jax.lax.rsqrt(jnp.mean(jnp.square(wide), -1, keepdims=True) + 1e-5)

@@ -107,7 +107,7 @@ def with_gradients(loss: Callable[..., jax.Array]) -> Callable[..., Arrays]:
 
 
 def norms(x: jax.Array, y: jax.Array, weight: jax.Array, bias: jax.Array) -> Arrays:
-    """RMSNorm behind a residual addition, both of which go on, and Flax's LayerNorm of another sum."""
+    """RMSNorm after a residual addition, both of which go on, and Flax's LayerNorm of another sum."""
     total = x + y
     wide = total.astype(jnp.float32)
     scale = jax.lax.rsqrt(jnp.mean(jnp.square(wide), -1, keepdims=True) + 1e-5)

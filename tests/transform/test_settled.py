@@ -1,4 +1,4 @@
-"""Reshapes of sums and maxima: a barrier behind each one on a CPU, and the bits that there are without it."""
+"""Reshapes of sums and maxima: a barrier after each one on a CPU, and the bits that there are without it."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -114,7 +114,7 @@ def mirrored(x: jax.Array) -> jax.Array:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 def test_subnormal_numbers_compare_as_zeros(dtype: str) -> None:
-    """As in plain JAX. Behind a maximum of integers LLVM compared bits: hypot of bfloat16 depended on the shape."""
+    """As in plain JAX. After a maximum of integers LLVM compared bits: hypot of bfloat16 depended on the shape."""
     with jax.enable_x64(dtype == "float64"):
         x = np.full(33, special_values(dtype)[2])
         for rows in (1, 2, 33):

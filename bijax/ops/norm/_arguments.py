@@ -29,6 +29,6 @@ def add_offset(op: str, weight: jax.Array | None, weight_offset: float) -> jax.A
         return weight
     if weight is None:
         raise ValueError(f"{op}: weight_offset={weight_offset} is added to weight, but got no weight; pass both.")
-    # Behind a barrier, or a product that made the weight would be contracted with this sum.
+    # After a barrier, or a product that made the weight would be contracted with this sum.
     (weight,) = isolate(weight)
     return weight.astype(jnp.float32) + jnp.float32(weight_offset)

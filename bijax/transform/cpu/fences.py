@@ -1,7 +1,7 @@
 """Stopping XLA:CPU's rewrites of element-wise code, in the lowered program.
 
 XLA and LLVM see through everything but an unknown value, so a zero is derived from such a value
-(`pallas_kernels.parts.xla.opaque` explains why a constant behind a barrier is not enough). It costs an integer
+(`pallas_kernels.parts.xla.opaque` explains why a constant after a barrier is not enough). It costs an integer
 operation per element and no pass over memory, since the fused loop remains one loop.
 """
 

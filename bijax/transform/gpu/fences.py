@@ -18,7 +18,7 @@ How an element's bits could depend on the shape of the program, and how that is 
 The shift `b | b & b >> 1` changes nothing: XLA's rewrites do not look through it, but the compiler of its kernels does
 and removes it. In float64 the shift only decides a select that always takes the value: XLA leaves a bitcast after it
 out of the fusion, and a transpose would then store the bits of a double as an integer, which ptxas 13.0 does by
-converting its lower half (`F2I.U32.F64`; 13.5 does not). The zero is a constant behind a barrier: XLA removes the
+converting its lower half (`F2I.U32.F64`; 13.5 does not). The zero is a constant after a barrier: XLA removes the
 barrier after its last rewrites, and passes the constant to the kernel in memory. It costs an instruction per product.
 Neither costs a pass over memory or a kernel.
 """
@@ -227,7 +227,7 @@ def _in_region() -> bool:
 
 
 def _expanded(value: Value) -> Value:
-    """Expands a function for which XLA has no instruction, with a fence behind each product and function in it."""
+    """Expands a function for which XLA has no instruction, with a fence after each product and function in it."""
     owner = value.owner
     if not isinstance(owner, (ir.Operation, ir.OpView)) or owner.operation.name not in _EXPANDED:
         return value

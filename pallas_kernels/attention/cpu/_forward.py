@@ -109,7 +109,7 @@ def block_step(
     (decay,) = run_flat(lambda x: (jnp.exp(x),), state.maximum - shift)
     block_total = lane_tree(weights, lax.add)
     block_values = seen_product(weights, seen, values, (((3,), (1,)), ((0, 1), (0, 2))), finite=finite)
-    # Behind a barrier the product is rounded before the sum, wherever the element stands in a vector.
+    # After a barrier the product is rounded before the sum, wherever the element stands in a vector.
     total, kept = isolate(state.total * decay, state.values * decay[..., None])
     changed = rows.in_block(start, keys.shape[1])[:, None, :]
     new = State(maximum, total + block_total, kept + block_values)
@@ -135,7 +135,7 @@ def finish(state: State, rows: MaskBounds, sinks: jax.Array | None, *, masked: b
     A row that sees no key gives zeros and -inf; so does, with a bias or a mask, one without a weight above 0.
 
     Args:
-        state: Behind the last key.
+        state: After the last key.
         rows: (b, R), what each row sees.
         sinks: (b, K, R) scores that belong to no key, or None.
         masked: Whether there is a bias or a mask.

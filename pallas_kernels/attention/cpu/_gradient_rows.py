@@ -115,7 +115,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class Sequence:
-    """One sequence; its queries are padded by a block in front and by a tile behind.
+    """One sequence; its queries are padded by a block in front and by a tile after.
 
     Attributes:
         shared: What it shares with the others.

@@ -44,7 +44,7 @@ class ScoreArrays(NamedTuple):
         return any(x is not None for x in self)
 
     def padded(self, front: int, back: int, keys: int) -> "ScoreArrays":
-        """Returns the arrays with further queries before and behind, and whole blocks of keys."""
+        """Returns the arrays with further queries before and after, and whole blocks of keys."""
 
         def pad(x: jax.Array) -> jax.Array:
             queries = (front, back) if x.shape[2] > 1 else (0, 0)
@@ -131,7 +131,7 @@ def block_scores(
     raw = dot(query, keys, (((3,), (3,)), ((0, 1), (0, 2))))
     if soft_cap is None and arrays.bias is None and arrays.slopes is None:
         return Scores(isolate(jnp.where(seen, raw * factor, -jnp.inf))[0], None)
-    # Behind a barrier a product is rounded before the sum.
+    # After a barrier a product is rounded before the sum.
     (scores,) = isolate(raw * factor)
     bent = None
     if soft_cap is not None:

@@ -35,7 +35,7 @@ class KeySource:
         return 1 if self.page is None else max(1, self.block // self.page)
 
     def pages(self, table: Any, sequence: Any, index: Any) -> Pages:
-        """Returns the pages of a block, which may lie behind the end of the table; no query sees what is read there.
+        """Returns the pages of a block, which may lie after the end of the table; no query sees what is read there.
 
         Pages outside of the cache become others: no memory outside is touched; see `leads_outside`.
 

@@ -101,7 +101,7 @@ class ScoreOperands:
 
     @staticmethod
     def _within(start: Any, count: int, ref: Any) -> Any:
-        """Returns a start that leaves room: the block of a query that sees no key may lie behind the end."""
+        """Returns a start that leaves room: the block of a query that sees no key may lie after the end."""
         return jnp.minimum(start, max(ref.shape[2] - count, 0))
 
 

@@ -25,7 +25,7 @@ def keep_band(
     interpret: bool,
     words: tuple[jax.Array, ...] = (),
 ) -> jax.Array:
-    """Returns a tile with `other` in each row's columns before `first`, behind `last`, and without a bit.
+    """Returns a tile with `other` in each row's columns before `first`, after `last`, and without a bit.
 
     A thread compares its limits with constants, so that no mask takes registers.
 

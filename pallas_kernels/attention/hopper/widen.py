@@ -25,7 +25,7 @@ _GROUP: Final = 8  # rows of a tile of swizzled memory
 def read_bytes(source: Any, interpret: bool) -> jax.Array:
     """Returns 8-bit numbers of shared memory in the registers of a warpgroup, for `write_widened`.
 
-    All are read before any is written: ptxas keeps a read behind the writes before it, one latency for each.
+    All are read before any is written: ptxas keeps a read after the writes before it, one latency for each.
 
     Args:
         source: Shared memory (rows, n) int8, row by row; n is a multiple of 32, rows one of 64.
@@ -56,7 +56,7 @@ def read_bytes(source: Any, interpret: bool) -> jax.Array:
 def write_widened(numbers: jax.Array, target: Any, fp8: bool, interpret: bool) -> None:
     """Writes 8-bit numbers, in units of `EightBitContract`, with the dtype of the target: exactly.
 
-    A warpgroup does so. Who reads the target waits for a barrier behind a fence.
+    A warpgroup does so. Who reads the target waits for a barrier after a fence.
 
     Args:
         numbers: What `read_bytes` returned.

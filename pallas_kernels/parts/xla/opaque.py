@@ -1,6 +1,6 @@
 """A zero that no compiler can prove to be zero.
 
-A constant behind an optimization barrier is not enough: XLA:CPU compiles a small loop, body included, to one LLVM
+A constant after an optimization barrier is not enough: XLA:CPU compiles a small loop, body included, to one LLVM
 function, in which the constant is visible again. So the zero is computed from the replica id, which is only known at
 run time.
 """
