@@ -179,6 +179,7 @@ def test_traced_lengths_out_of_range_give_nan() -> None:
         np.testing.assert_array_equal(out[0], right[0])
 
 
+@pytest.mark.tier("full")
 def test_traced_lengths_out_of_range_give_nan_gradients() -> None:
     @jax.jit
     def traced(keys: Any) -> Any:
@@ -189,6 +190,7 @@ def test_traced_lengths_out_of_range_give_nan_gradients() -> None:
         assert np.isfinite(np.asarray(gradient[0])).all()
 
 
+@pytest.mark.tier("full")
 def test_traced_pages_out_of_range_give_nan() -> None:
     run = jax.jit(lambda table, lengths: paged(Q, PAGES, PAGES, table, lengths))
     right = run(TABLE, np.array([8, 8]))

@@ -93,12 +93,14 @@ def test_the_meaning_is_that_of_jax_nn(options: dict[str, Any]) -> None:
     np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
+@pytest.mark.tier("full")
 def test_no_gradient_flows_through_the_residual() -> None:
     q, k, v, _ = arrays(5, 150, "float32")
     gradient = jax.grad(lambda q: bijax.dot_product_attention(q, k, v, return_residual=True)[1].sum())(q)
     assert not np.asarray(gradient).any()
 
 
+@pytest.mark.tier("full")
 def test_a_query_that_sees_nothing_has_no_gradient() -> None:
     q, k, v, ct = arrays(5, 150, "float32")
     n = np.array([0, 150])

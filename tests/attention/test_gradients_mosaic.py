@@ -297,7 +297,7 @@ def test_programs_for_hopper_hold_the_kernels(wide: bool, mapped: bool) -> None:
     assert "320x320" not in text
 
 
-@pytest.mark.tier("full", fast=("192-128",))
+@pytest.mark.tier("full")
 @pytest.mark.parametrize(("size", "value_size"), [(96, 96), (192, 128), (256, 256)])
 def test_other_widths_and_options_have_kernels_too(size: int, value_size: int) -> None:
     query, key, value = (jax.ShapeDtypeStruct((1, 320, 2, n), "bfloat16") for n in (size, size, value_size))
@@ -306,6 +306,7 @@ def test_other_widths_and_options_have_kernels_too(size: int, value_size: int) -
     assert len(re.findall(r"custom_call @mosaic_gpu\w*", text)) == 3
 
 
+@pytest.mark.tier("full")
 @pytest.mark.parametrize(
     ("size", "dtype", "scale", "architecture"),
     [(80, "bfloat16", None, "sm_90"), (128, "float32", None, "sm_90"), (64, "float16", -1.0, "sm_90"),

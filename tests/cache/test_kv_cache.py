@@ -68,6 +68,7 @@ def test_what_the_oracle_writes(case: dict[str, Any], dtype: str, paged: bool) -
     assert_bits_equal(traced(*packed, ids, past, lengths), (*expected, all_stored), err_msg="packed")
 
 
+@pytest.mark.tier("full")
 def test_defaults() -> None:
     key, (k, v) = normal(0, 2, 3, K, D), (cache(i, "bfloat16", 3, 5) for i in (0, 1))
     expected = oracles.store(k, key, np.arange(3)[:, None], [0, 1], [0, 0], [3, 3])
@@ -118,6 +119,7 @@ def test_what_is_traced_and_leads_outside_touches_nothing() -> None:
     check([2, 1, 1, 0], [2, 2, 4, 0], [3, 3, 1, 0], [3])  # a sequence that meets one that is taken out anyway
 
 
+@pytest.mark.tier("full")
 def test_what_int8_cannot_hold_is_reported() -> None:
     k, v = (cache(i, "int8", 3, 4) for i in (0, 1))
     key = normal(0, 3, 2, K, D, dtype="float32").at[1, 1, 0, 0].set(jnp.nan).at[2, 0, 0, 0].set(jnp.inf)

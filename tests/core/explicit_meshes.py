@@ -46,7 +46,7 @@ def main() -> None:
 
     cases: list[tuple[Callable[..., Any], jax.Array, list[PartitionSpec]]] = [
         (products, x, [P(None, "data"), P(None, None, "data")]),
-        (attend, heads, [P("data"), P(None, "data"), P(None, None, "data")]),
+        (attend, heads, [P("data"), P(None, None, "data")]),
         # A product of queries and keys that are both cut has no type, in plain JAX either.
         (attend_to_itself, heads, [P("data")]),
         (several_times(functools.partial(bijax.dot_product_attention, is_causal=True)), heads, [P("data")]),
@@ -63,7 +63,7 @@ def main() -> None:
             with jax.set_mesh(mesh):
                 cut = jax.device_put(argument, NamedSharding(mesh, spec))
                 assert_bits_equal(jax.jit(function)(cut), expected)
-                if spec == specs[0]:
+                if spec == specs[0] and argument is not heads:
                     assert_bits_equal(function(cut), expected)
     print("held")
 

@@ -207,7 +207,6 @@ def test_every_operation_and_every_replaced_primitive_is_here() -> None:
     fast=(
         "sum-float32",
         "softmax_cross_entropy-bfloat16",
-        "dot_product_attention-bfloat16",
         "embed-float32",
         "elementwise-bfloat16",
     ),
@@ -229,7 +228,7 @@ def test_operations(name: str, dtype: str) -> None:
                 jax.block_until_ready(operation(*args))
 
 
-@pytest.mark.tier("full", fast=("paged_attention-float32",))
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", WITHOUT_GRADIENT)
 def test_operations_without_gradients(name: str, dtype: str) -> None:

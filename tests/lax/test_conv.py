@@ -76,7 +76,7 @@ def test_results_are_those_of_lax(name: str) -> None:
         assert (np.abs(np.asarray(ours, np.float64) - exact) <= 2700 * 2.0**-24 * np.asarray(size) + 1e-30).all()
 
 
-@pytest.mark.tier("full", fast=("None-bfloat16",))
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("out", [None, jnp.float32])
 def test_narrow_results_are_rounded_once(out: Any, dtype: str) -> None:
@@ -165,6 +165,7 @@ def test_vmap_keeps_the_bits(name: str) -> None:
         assert_bits_equal(jax.tree.map(lambda a: a[2], mapped), expected, err_msg=str(axes))
 
 
+@pytest.mark.tier("full")
 def test_sums_are_those_of_a_product() -> None:
     """Few terms are one product of patches and weights, more are groups of positions, added upwards."""
     for features, groups in ((3, 1), (300, 9)):

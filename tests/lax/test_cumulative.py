@@ -120,6 +120,7 @@ def test_gradients_and_vmap() -> None:
     assert_bits_equal(run(x[2:3], g[2:3])[0], run(x, g)[2])
 
 
+@pytest.mark.tier("full")
 def test_zeros_infinities_and_other_platforms() -> None:
     zeros = cumulative.cumsum(jnp.array([-0.0, -0.0]), axis=0, reverse=False)
     assert_bits_equal(zeros, jnp.zeros(2))

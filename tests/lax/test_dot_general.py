@@ -158,7 +158,7 @@ def test_control_plain_jax_differs() -> None:
     assert sum(differing) > 0
 
 
-@pytest.mark.tier("full", fast=("bik,bjk->bij-float16-float16", "ki,kj->ij-float16-float16"))
+@pytest.mark.tier("full")
 @pytest.mark.parametrize(("left", "right"), [("bfloat16", "bfloat16"), ("float16", "float16"), ("bfloat16", "float32")])
 @pytest.mark.parametrize("spec", ["bik,bkj->bij", "bik,bjk->bij", "ki,kj->ij"])
 def test_narrow_types_are_summed_in_float32(spec: str, left: str, right: str) -> None:
@@ -206,7 +206,7 @@ def test_vmap_gives_the_bits_of_the_single_product(
         assert_bits_equal(mapped[entry], product(single)(*alone), err_msg=f"entry {entry}")
 
 
-@pytest.mark.tier("full", fast=("stack, transposed", "inner product"))
+@pytest.mark.tier("full")
 @pytest.mark.parametrize(
     ("spec", "shapes", "contract"),
     [
@@ -311,7 +311,7 @@ def test_float64(spec: str) -> None:
         )
 
 
-@pytest.mark.tier("full", fast=("float32-Storage(transpose_x=True, transpose_w=False)",))
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("storage", [Storage(), Storage(transpose_w=True), Storage(transpose_x=True)])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_stack_without_a_program_keeps_its_bits(

@@ -52,7 +52,7 @@ def test_columns_and_scattered_axes_keep_their_bits() -> None:
     assert_bits_equal(jax.tree.map(lambda a: a[3], mapped), inside(x[3]), err_msg="an axis between the reduced ones")
 
 
-@pytest.mark.tier("full", fast=("(3, 2, 300)-(2,)", "(2, 3, 5, 7)-(1, 3)", "(4, 0)-(1,)"))
+@pytest.mark.tier("full")
 @pytest.mark.parametrize(
     ("shape", "axes"), [((3, 2, 300), (2,)), ((3, 5, 2, 41), (0, 1)), ((2, 3, 5, 7), (1, 3)), ((4, 0), (1,))]
 )
@@ -173,6 +173,7 @@ def test_errors_and_other_platforms() -> None:
     assert lowers_for_cuda(lambda x: every(x, (0,)), jnp.ones((200, 3), jnp.bfloat16))
 
 
+@pytest.mark.tier("full")
 @pytest.mark.parametrize(("shape", "axis"), [((3, 2048), 1), ((2, 2, 700), 2), ((2, 300, 40), 1)])
 def test_passes_of_a_gpu_keep_the_order(shape: tuple[int, ...], axis: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Into how many passes a sum is cut depends on the number of elements, the order does not."""

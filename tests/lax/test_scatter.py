@@ -141,6 +141,7 @@ def test_one_window_for_each_entry_of_a_batch_is_no_loop() -> None:
     assert_bits_equal(jax.jit(ours)(u, i), jax.jit(gradient)(u, i))
 
 
+@pytest.mark.tier("full")
 def test_narrow_and_wide_indices() -> None:
     x, u = jnp.zeros(300), jnp.ones(4)
     with jax.enable_x64(True):

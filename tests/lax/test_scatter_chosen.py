@@ -25,7 +25,7 @@ def test_bits_are_those_of_one_update_after_the_other(name: str) -> None:
     check_bits(name, lambda f: substitute(f, RULES))
 
 
-@pytest.mark.tier("full", fast=("float16", "float64"))
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64", "float8_e4m3fn"])
 def test_other_floats(dtype: str) -> None:
     with jax.enable_x64(dtype == "float64"):
@@ -36,7 +36,7 @@ def test_other_floats(dtype: str) -> None:
             assert_bits_equal(*(bits(y, how) for y in (ours, jax.jit(function)(*args))), err_msg=how)
 
 
-@pytest.mark.tier("full", fast=("bool", "uint32", "key"))
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint32", "complex64", "key"])
 def test_whatever_is_written(dtype: str) -> None:
     def run(x: jax.Array, i: jax.Array, u: jax.Array) -> jax.Array:
@@ -83,7 +83,7 @@ def test_updates_for_others_do_not_matter(how: str) -> None:
         assert_bits_equal(run(jnp.zeros((9, 5)), all_ids, rows)[:4], alone, err_msg=f"{how} {others}")
 
 
-@pytest.mark.tier("full", fast=("max", "min"))
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("how", HOW)
 def test_gradients_follow_the_winner(how: str) -> None:
     x, i, u = operands(CASES["rows"])

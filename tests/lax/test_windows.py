@@ -136,6 +136,7 @@ def test_ties_nans_and_empty_windows() -> None:
         assert ours.shape == (1, 0)
 
 
+@pytest.mark.tier("full")
 def test_eight_bits_without_infinities() -> None:
     x = (normal(7, 4, 6) * 100).astype("float8_e4m3fn")
     window: Any = {"window_dimensions": (2, 2), "window_strides": (1, 2), "padding": ((0, 1), (1, 0))}

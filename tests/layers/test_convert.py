@@ -106,6 +106,7 @@ def test_nnx_rules() -> None:
     assert [type(model.blocks[0].down), type(model.blocks[0].norm)] == [flax_nnx.Linear, nnx.LayerNorm]
 
 
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("gradient", [False, full_only(True)], ids=["results", "and gradients"])
 def test_nnx_subclasses_are_reported_and_converted_by_a_rule(gradient: bool) -> None:
     model = flax_nnx.Sequential(OwnLinear(K, 33, rngs=flax_nnx.Rngs(0)), flax_nnx.relu)

@@ -204,6 +204,7 @@ def stacked(layers: Any) -> nn.Module:
     return nn.scan(lifted, variable_axes={"params": 0}, split_rngs={"params": True}, length=2)()
 
 
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("every", [False, full_only(True)], ids=["of a block", "eager and of a cell"])
 def test_automatic_names_and_initial_values(every: bool) -> None:
     x = rows(2, 8)
@@ -237,6 +238,7 @@ def test_rnn() -> None:
     drop_ins.assert_invariant(lambda x: ours.apply(variables, x), x)
 
 
+@pytest.mark.tier("full")
 def test_vmap_scan_and_jit_give_the_same_bits() -> None:
     layer, x = linen.Dense(33), rows(8, K)
     variables = layer.init(KEY, x)

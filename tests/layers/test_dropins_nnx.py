@@ -119,6 +119,7 @@ def test_embed_and_attend() -> None:
     drop_ins.assert_invariant(ours.attend, rows(8, K))
 
 
+@pytest.mark.tier("full")
 def test_rotary_embedding() -> None:
     x = rows(4, 6, 8)
     assert_bits_equal(nnx.RoPE()(x)[:1], nnx.RoPE()(x[:1]))
@@ -148,6 +149,7 @@ def test_sharding_metadata_stays() -> None:
     assert [layer.kernel.get_metadata("note") for layer in layers] == ["kept", "kept"]
 
 
+@pytest.mark.tier("full")
 def test_a_checkpoint_of_the_original_loads() -> None:
     ours = nnx.MultiHeadAttention(4, 32, decode=False, rngs=flax_nnx.Rngs(5))
     _, theirs = pair("MultiHeadAttention", 4, 32, decode=False)

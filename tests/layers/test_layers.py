@@ -90,6 +90,7 @@ def test_parameters_are_those_of_flax() -> None:
         assert_bits_equal(*(nnx.to_pure_dict(nnx.state(layer, nnx.Param)) for layer in (ours, theirs)))
 
 
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("ops", [INVARIANT, PLAIN])
 def test_dtypes(ops: Ops) -> None:
     x = jnp.ones((2, FEATURES), jnp.bfloat16)

@@ -52,6 +52,7 @@ def test_rows_that_are_none_leave_the_cache_as_it_is() -> None:
     assert_same((keys, values), given[4:])
 
 
+@pytest.mark.tier("full")
 def test_gradients() -> None:
     given, to_rotate = arrays("float32")
     rest = [x.astype(jnp.float32) for x in (*given[:3], *given[4:], to_rotate)]

@@ -64,6 +64,7 @@ def test_every_number_of_rows(k: int, transpose: bool, sizes: tuple[int, ...]) -
         assert_bits_equal(bijax.matmul(rows, w, transpose_w=transpose), whole[start : start + m], err_msg=f"{m} rows")
 
 
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("every", [False, full_only(True)], ids=["few", "every"])
 def test_transformations_keep_the_bits(every: bool) -> None:
     w = weights(333, 77, "float32")
@@ -106,7 +107,7 @@ def test_the_contract_is_what_is_computed(k: int, transpose: bool) -> None:
     assert_bits_equal(y, emulate(x, w, contract))
 
 
-@pytest.mark.tier("full", fast=("333-True",))
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("transpose", [False, True])
 @pytest.mark.parametrize("k", [333, 576, 1100])
 def test_schedules_agree_or_are_not_used(k: int, transpose: bool) -> None:

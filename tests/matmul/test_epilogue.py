@@ -73,7 +73,7 @@ def test_activation_and_residual(name: str, races: Races) -> None:
     assert not races()
 
 
-@pytest.mark.tier("full", fast=("in turn",))
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("name", PAIRS)
 def test_gated_pair(name: str, races: Races) -> None:
     (m, k, n), transpose_w, out, schedule = PAIRS[name]
@@ -94,7 +94,7 @@ def test_gated_pair(name: str, races: Races) -> None:
     assert not races()
 
 
-@pytest.mark.tier("full", fast=("padded",))
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("name", SPLITS)
 def test_shards_of_k(name: str, races: Races) -> None:
     (m, k, n), transpose_w, out, schedule = SPLITS[name]

@@ -109,7 +109,7 @@ def test_six_products_have_float32_accuracy(kind: str) -> None:
     assert np.sqrt(((kept - exact) ** 2).sum()) <= 2.0**-26 * np.sqrt((exact**2).sum())
 
 
-@pytest.mark.tier("full", fast=("tf32",))
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("which", MATMULS)
 def test_a_matrix_belongs_to_every_entry_of_a_stack(which: str) -> None:
     x, _ = operands((5, 64), 32, False)
@@ -118,6 +118,7 @@ def test_a_matrix_belongs_to_every_entry_of_a_stack(which: str) -> None:
     assert_bits_equal(y, MATMULS[which](jnp.stack([x, x]), w, interpret=interpreter()))
 
 
+@pytest.mark.tier("full")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("weights", ["normal", full_only("ones")])
 def test_what_is_not_finite_comes_out_as_in_float32(weights: str) -> None:

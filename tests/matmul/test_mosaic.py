@@ -86,6 +86,7 @@ def test_the_interpreter_finds_a_missing_wait(races: Races, monkeypatch: pytest.
     assert races()
 
 
+@pytest.mark.tier("full")
 def test_a_row_of_nan_stays_in_its_row() -> None:
     x, w = operands((13, 128), 64, False, "bfloat16")
     alone = matmul(x, w, contract=CONTRACT, schedule=NARROW, interpret=interpreter())

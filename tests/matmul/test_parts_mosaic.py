@@ -19,6 +19,7 @@ def normal(seed: int, *shape: int, dtype: str = "float32") -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
 
 
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("count", [2, 3])
 def test_accuracy_of_rows_in_parts(count: int) -> None:
     x, w = normal(0, 32, 80), normal(1, 80, 64, dtype="bfloat16")

@@ -169,6 +169,7 @@ def test_gradients_of_the_16_bit_path() -> None:
         assert np.abs(found - wanted).max() <= 1e-5 * max(1, np.abs(wanted).max())
 
 
+@pytest.mark.tier("full")
 def test_what_is_traced_and_does_not_fit_is_nan() -> None:
     x, selected = normal(0, 4, C), np.zeros((4, 2), np.int32)
     options: dict[str, Any] = {"expert_end_idx": 2, "allocated_tokens": 5, "num_shared_experts_per_rank": 1}

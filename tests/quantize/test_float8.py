@@ -32,6 +32,7 @@ def test_sums_that_are_exact() -> None:
     assert_bits_equal(turned, found)
 
 
+@pytest.mark.tier("full")
 def test_experts_and_rows_alone() -> None:
     x = jax.random.normal(jax.random.key(0), (21, 260), "bfloat16")
     w = jax.random.normal(jax.random.key(1), (3, 260, 24), "float32")
@@ -67,6 +68,7 @@ def test_dtypes_that_differ_are_an_error() -> None:
         bijax.scale_dynamic_quant(jnp.ones((2, 4)), dtype=jnp.float32)
 
 
+@pytest.mark.tier("full")
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("groups", [full_only(None), 3])
 def test_the_kernel_for_hopper_under_the_interpreter(groups: int | None) -> None:

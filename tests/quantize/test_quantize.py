@@ -69,7 +69,7 @@ def test_rows_that_int8_cannot_hold() -> None:
     assert np.isnan(z.astype(jnp.float32)).all(1).tolist() == [False, True, True, False, False, True]
 
 
-@pytest.mark.tier("full", fast=("float32-False", "bfloat16-True"))
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_norm_and_quantisation_in_one(dtype: str, residual: bool) -> None:

@@ -61,6 +61,7 @@ def test_positions_start_at_0_by_default() -> None:
     assert_bits_equal(bijax.rotary_embedding(x, sin, cos, **HEADS), oracles.rotary(x, sin, cos, KV, [0, 0], [3, 3]))
 
 
+@pytest.mark.tier("full")
 def test_what_is_traced_and_out_of_range_is_nan() -> None:
     x, (sin, cos) = normal(0, 3, 2, H, D), tables()
     call = jax.jit(lambda x, p, q: bijax.rotary_embedding(x, sin, cos, position_ids=p, q_lens=q, **HEADS))

@@ -189,6 +189,7 @@ def test_a_second_derivative_says_that_it_is_not_supported(f: Function) -> None:
         jax.grad(lambda x: jax.grad(lambda x: f(x).sum())(x).sum())(jnp.ones((2, 3)))
 
 
+@pytest.mark.tier("full")
 def test_values_that_are_not_finite_mean_what_they_mean_in_jax() -> None:
     inf, nan = jnp.inf, jnp.nan
     rows = [[1.0, 2.0], [-inf, -inf], [inf, 1.0], [-inf, 1.0], [inf, -inf], [inf, inf], [nan, 1.0], [1.0, nan]]
@@ -222,6 +223,7 @@ def test_heads_that_are_not_named_stay_as_they_are() -> None:
         assert np.isfinite(np.asarray(found[:, 1:3])).all()
 
 
+@pytest.mark.tier("full")
 def test_each_head_has_the_bits_of_its_own_norm() -> None:
     rng = np.random.default_rng(8)
     x, g = (jnp.asarray(rng.standard_normal((6, 3, 70)), jnp.bfloat16) for _ in range(2))

@@ -114,6 +114,7 @@ def test_multinomial_with_seed_in_any_batch() -> None:
     assert_bits_equal(np.asarray(multinomial_with_seed(p[50:51], seeds[50:51], positions[50:51])), every[50:51])
 
 
+@pytest.mark.tier("full")
 def test_wide_rows_are_drawn_like_narrow_ones() -> None:
     """A CPU draws them one by one."""
     rng = np.random.default_rng(1)

@@ -183,6 +183,7 @@ def test_the_sign_of_zero_counts():
     assert error.report.max_ulp_distance == 0
 
 
+@pytest.mark.tier("full")
 def test_a_seed_repeats_a_sweep_and_another_changes_it():
     def fn(x):
         return bump(x, (jnp.arange(x.shape[0]) == 2)[:, None])
@@ -213,6 +214,7 @@ def test_exact_row_functions_pass(fn, dtype):
     assert_batch_invariant(fn, X.astype(dtype))
 
 
+@pytest.mark.tier("full")
 def test_hostile_rows_may_be_under_test_themselves():
     for x in hostile_rows(0, (8, 6), "bfloat16").values():
         sweep(lambda x: jnp.flip(x, axis=-1), x, modes=("jit",))
@@ -245,6 +247,7 @@ def test_axes_and_pytrees():
     )
 
 
+@pytest.mark.tier("full")
 def test_integer_rows_keep_given_values():
     seen = set()
 

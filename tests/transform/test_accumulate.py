@@ -137,6 +137,7 @@ def test_uneven_cuts_and_ways_to_call(every: bool) -> None:
     assert_same(scanned(PARAMS, tuple(a.reshape(2, 16, *a.shape[1:]) for a in batch)), whole)
 
 
+@pytest.mark.tier("full")
 def test_several_arguments_and_arguments_without_examples() -> None:
     def loss_fn(a: jax.Array, x: jax.Array, shift: jax.Array, b: jax.Array, *, power: int) -> jax.Array:
         return (((x.mean(1) + shift) @ a @ b) ** power).mean()

@@ -129,6 +129,7 @@ EXACT = frozenset(
 """Kernels that compare, count and copy integers and numbers, which no order changes (`bijax.dispatch.routing`)."""
 
 
+@pytest.mark.tier("full")
 def test_every_registered_kernel_has_a_contract_on_every_target(table: list[Row]) -> None:
     for target in ("cpu", "sm_90", "sm_80"):
         reached = {name for row in table if row.target == target for name in row.primitives}
@@ -136,6 +137,7 @@ def test_every_registered_kernel_has_a_contract_on_every_target(table: list[Row]
     assert all(row.contracts for row in table)
 
 
+@pytest.mark.tier("full")
 def test_every_operation_with_an_order_has_a_contract(table: list[Row]) -> None:
     exact = {*CHOOSING, "reduce_max", "reduce_min", "reduce_window_max", "reduce_window_min", "select_and_gather_add"}
     # A scatter writes, and its kin choose, in no order that shows; the others share a rule with one that is here.
@@ -152,6 +154,7 @@ def kernels(table: list[Row]) -> Iterator[tuple[str, Any]]:
             yield name, getattr(importlib.import_module(module), function)
 
 
+@pytest.mark.tier("full")
 def test_every_kernel_takes_its_contract_and_reads_it(table: list[Row]) -> None:
     found = dict(kernels(table))
     assert len(found) > 40

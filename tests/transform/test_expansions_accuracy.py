@@ -89,6 +89,7 @@ def test_tridiagonal_systems(dtype: str, n: int, perturb: bool) -> None:
         assert np.abs(a @ got - b).max() <= 4 * np.finfo(dtype).eps * scale
 
 
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("dtype", ["float32", full_only("float64")])
 def test_what_jax_writes_out_by_itself(dtype: str) -> None:
     x = matrices(dtype, 7, 5)
@@ -111,6 +112,7 @@ def test_what_jax_writes_out_by_itself(dtype: str) -> None:
     assert_close(updated.swapaxes(1, 2) @ updated, gram + wide[:, 0, :, None] * wide[:, 0, None], dtype, 60)
 
 
+@pytest.mark.tier("full")
 def test_singular_tridiagonal_systems_are_nan_and_the_others_are_not() -> None:
     diagonal = np.ones((2, 4), np.float32)
     diagonal[0, 2] = 0
@@ -122,6 +124,7 @@ def test_singular_tridiagonal_systems_are_nan_and_the_others_are_not() -> None:
     assert np.isfinite(run(solve, nothing, diagonal, nothing, right)).all()
 
 
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("shape", [(6, 4), full_only((4, 6)), full_only((1, 1)), full_only((33, 20))])
 @pytest.mark.parametrize("dtype", DTYPES)
 @WRITTEN_OUT
@@ -153,6 +156,7 @@ def test_orthogonal_factors(
     assert (np.diff(values) >= 0).all()
 
 
+@pytest.mark.tier("full")
 @pytest.mark.parametrize(
     ("dtype", "lengths"),
     [("complex64", (60, 67)), full_only("complex64", (1, 2, 31, 61, 128, 1000)), full_only("complex128", (60, 134))],

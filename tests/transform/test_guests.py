@@ -116,6 +116,7 @@ class registered:
     def __exit__(self, *_: object) -> None: ...
 
 
+@pytest.mark.tier("full")
 def test_equal_equations_are_lowered_once_as_before() -> None:
     use_everything()
     program = jax.jit(lambda x: _twice_p.bind(_twice_p.bind(x) + _twice_p.bind(x)))

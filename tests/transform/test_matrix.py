@@ -48,6 +48,7 @@ def test_no_batch_size_changes_a_bit(name: str) -> None:
     COMPOSITIONS[name].check_with_control()
 
 
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("name", ["jit", full_only("dw inside"), full_only("jitted before")])
 def test_under_the_mode(name: str) -> None:
     composition = COMPOSITIONS[name]

@@ -84,7 +84,7 @@ def invariant(programs: Programs) -> Programs:
     return {name: bijax.invariant(program) for name, program in programs.items()}
 
 
-@pytest.mark.tier("full", fast=("3-bfloat16-((1,), (33,))",))
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("shapes", [SHAPES, MORE_SHAPES], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("step", [3, 1])
@@ -100,7 +100,7 @@ def test_rows(step: int, dtype: str, batches: Batches) -> None:
     assert not differing_rows(invariant(every(step, ROWS)), dtype, batches, 2)
 
 
-@pytest.mark.tier("full", fast=("max", "min", "relu"))
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("name", ["max", "min", "relu", "clip", "clamp", "convert and back", "sub"])
 def test_alone_in_a_program(name: str) -> None:
     for dtype in ("bfloat16", "float16"):
