@@ -23,9 +23,10 @@ def test_bits_under_settings(names: list[str]) -> None:
     assert fake_devices.run("tests.core.callers_settings", *names) == names
 
 
-@pytest.mark.tier("fault")
-def test_arrays_of_explicit_meshes() -> None:
-    assert fake_devices.run("tests.core.explicit_meshes") == ["held"]
+@pytest.mark.tier("full", fault=("few",))
+@pytest.mark.parametrize("which", ["few", "everything"])
+def test_arrays_of_explicit_meshes(which: str) -> None:
+    assert fake_devices.run("tests.core.explicit_meshes", which) == ["held"]
 
 
 def test_checks_for_nans_and_infinities() -> None:
