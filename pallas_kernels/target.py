@@ -13,6 +13,7 @@ _ARCHITECTURE: Final = re.compile(r"sm_(\d{2,3})")
 
 _FEATURES: Final[dict[str, range]] = {
     "mma": range(80, 1000),  # mma.sync on bfloat16 and TF32
+    "float8": range(89, 1000),  # products of float8 on tensor cores
     "wgmma": range(90, 100),
     "tma": range(90, 1000),
     "tcgen05": range(100, 120),  # not GPUs of compute capability 12
@@ -70,11 +71,11 @@ class Target:
 
     @property
     def features(self) -> frozenset[str]:
-        """The instruction families that kernels may require: "mma", "wgmma", "tma", "tcgen05".
+        """The instruction families that kernels may require: "mma", "float8", "wgmma", "tma", "tcgen05".
 
         Example:
             >>> sorted(Target.parse("sm_90").features)
-            ['mma', 'tma', 'wgmma']
+            ['float8', 'mma', 'tma', 'wgmma']
         """
         return frozenset(name for name, generations in _FEATURES.items() if self.generation in generations)
 
