@@ -35,7 +35,9 @@ from pallas_kernels.registry import Kernel
 _HOPPER: Final = "sm_90"
 _OTHERS: Final = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_100", "sm_103", "sm_120", "sm_121")
 """The GPUs with mma.sync on bfloat16 and without kernels of their own."""
-_WITH_FLOAT8: Final = _OTHERS[3:]
+_WITH_FLOAT8: Final = ("sm_89", "sm_120", "sm_121")
+"""Those with mma.sync on float8: for sm_100, Triton multiplies it as float16 in tiles of few rows."""
+
 _A_PRODUCT: Final = ProductSpec(("bfloat16", "bfloat16"), "float32")
 
 _OPS: Final = "pallas_kernels"

@@ -98,7 +98,7 @@ def test_errors_of_8_bit_products() -> None:
 
     float8 = Float8Contract("wgmma32")
     for arguments, options, message in (
-        ((AMPERE, "float8_e4m3fn"), {"contract": Float8Contract("mma32")}, "8.9 and later"),
+        ((AMPERE, "float8_e4m3fn"), {"contract": Float8Contract("mma32")}, "on float8"),
         ((ADA, "float8_e4m3fn"), {"contract": float8}, "mma32"),
         ((HOPPER, "float8_e4m3fn"), {"contract": float8, "tile": Tile(16, 16, 128, 4, 3)}, "64 rows or more"),
         ((HOPPER, "float8_e4m3fn"), {"contract": float8, "tile": Tile(64, 16, 64, 4, 3)}, "depth is a block"),
@@ -128,7 +128,8 @@ def test_the_registry_takes_these_kernels_where_there_are_no_others() -> None:
 
     x, w = (jax.ShapeDtypeStruct(s, "float8_e4m3fn") for s in ((8, 64), (64, 32)))
     assert Float8Contract("mma32").id in served(float8, x, w, architecture="sm_89")
-    assert Float8Contract("float32").id in served(float8, x, w, architecture="sm_80")
+    for architecture in ("sm_80", "sm_100"):
+        assert Float8Contract("float32").id in served(float8, x, w, architecture=architecture)
     assert Float8Contract("wgmma32").id in served(float8, x, w, architecture="sm_90", backend="jax_triton")
     assert served(bijax.group_matmul, X, W, COUNTS, architecture="sm_86") == {MmaContract().id}
     wgmma = served(bijax.group_matmul, X, W, COUNTS, architecture="sm_90")

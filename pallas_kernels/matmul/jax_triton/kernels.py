@@ -64,7 +64,6 @@ def tensor_core_kernel(
     entry, row_tile, column_tile = _place(row_tiles, COLUMNS, TILE_ROWS, TILE_COLUMNS, GROUP)
     first_row = row_tile * TILE_ROWS
     end_row = rows
-    is_used = True
     length = depth
     if GROUPED == "rows":
         entry, first_row, end_row, is_used, fit = _group_of_tile(
@@ -150,9 +149,13 @@ def tensor_core_kernel(
         if SPLITS > 2:
             first += second
     if HAS_SCALES:
-        # Scales of rows without a group are not read: their product with a sum of zero could be nan.
-        row_scale = tl.load(row_scale_ptr + r, mask=(r < rows) & is_used, other=0.0)
-        column_scale = tl.load(column_scale_ptr + entry * COLUMNS + c, mask=(c < COLUMNS) & is_used, other=0.0)
+        scaled_rows = end_row
+        scaled_columns = COLUMNS
+        if GROUPED == "rows":  # without a group no scale is read: its product with a sum of zero could be nan
+            scaled_rows = tl.where(is_used, end_row, 0)
+            scaled_columns = tl.where(is_used, COLUMNS, 0)
+        row_scale = tl.load(row_scale_ptr + r, mask=r < scaled_rows, other=0.0)
+        column_scale = tl.load(column_scale_ptr + entry * COLUMNS + c, mask=c < scaled_columns, other=0.0)
         first = first.to(tl.float32) * row_scale[:, None] * column_scale.to(tl.float32)[None, :]
     if GROUPED != "":
         first = tl.where(fit, first, float("nan"))

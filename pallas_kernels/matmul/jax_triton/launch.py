@@ -28,7 +28,8 @@ from pallas_kernels.contract import (
     honour,
 )
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.matmul.activations import ACTIVATIONS, activate
+from pallas_kernels.matmul.activations import activate
+from pallas_kernels.matmul.jax_triton.checks import check_epilogue, check_gradient, check_product
 from pallas_kernels.matmul.jax_triton.run import Additions, Sizes, in_chains, in_splits_at_once, on_tensor_cores
 from pallas_kernels.matmul.schedule.jax_triton import SplitTile, Tile, split_tile
 from pallas_kernels.target import Target
@@ -36,20 +37,6 @@ from pallas_kernels.target import Target
 _OP: Final = "pallas_kernels.matmul.jax_triton.launch.matmul"
 _GATED_OP: Final = "pallas_kernels.matmul.jax_triton.launch.gated_matmul"
 _GRADIENT_OP: Final = "pallas_kernels.matmul.jax_triton.launch.weight_gradient"
-_16_BITS: Final = ("bfloat16", "float16")
-_ON_TENSOR_CORES: Final = {
-    MmaContract: _16_BITS,
-    WgmmaContract: _16_BITS,
-    SplitMmaContract: _16_BITS,
-    SplitWgmmaContract: _16_BITS,
-    MmaChunkContract: _16_BITS,
-    WgmmaChunkContract: _16_BITS,
-    MmaTf32Contract: ("float32",),
-    Tf32Contract: ("float32",),
-}
-"""The dtypes of the operands under each contract of a chain on tensor cores. On Hopper mma.sync and wgmma give the same
-bits, so the registry chooses wgmma's contracts there."""
-
 ProductContract = (
     MmaContract
     | WgmmaContract
@@ -109,9 +96,9 @@ def matmul(
     """
     honour(_OP, functions, PTX_FUNCTIONS)
     out_dtype = jnp.dtype(out_dtype)
-    _check_product(_OP, x, w, contract, transpose_w)
+    check_product(_OP, x, w, contract, transpose_w)
     (m, k), n, lead = x.shape[-2:], w.shape[-2 if transpose_w else -1], w.shape[:-2]
-    _check_epilogue(contract, (*lead, m, n), bias, activation, residual, out_dtype)
+    check_epilogue(_OP, contract, (*lead, m, n), bias, activation, residual, out_dtype)
     if 0 in (*lead, m, k, n):
         return _without_products((*lead, m, n), bias, activation, residual, out_dtype)
     sizes = _sizes_of_product(x, w, transpose_w)
@@ -172,9 +159,9 @@ def gated_matmul(
             " it for each product of a stack, and `matmul` twice for another contract."
         )
     for w in (w_gate, w_up):
-        _check_product(_GATED_OP, x, w, contract, transpose_w)
+        check_product(_GATED_OP, x, w, contract, transpose_w)
     (m, k), n = x.shape, w_gate.shape[-2 if transpose_w else -1]
-    _check_epilogue(contract, (m, n), None, activation, None, out_dtype)
+    check_epilogue(_GATED_OP, contract, (m, n), None, activation, None, out_dtype)
     if 0 in (m, k, n):
         zero = jnp.zeros((m, n), jnp.float32)
         return (activate(zero, activation) * zero).astype(out_dtype)
@@ -215,7 +202,7 @@ def weight_gradient(
     of `x` and its column of `g` alone.
     """
     out_dtype = jnp.dtype(out_dtype)
-    _check_gradient(x, g, accumulate, contract)
+    check_gradient(_GRADIENT_OP, x, g, accumulate, contract)
     (m, k), n, lead = x.shape[-2:], g.shape[-1], x.shape[:-2] or g.shape[:-2]
     if 0 in (*lead, m, k, n):
         zero = jnp.zeros((), jnp.float32) if accumulate is None else accumulate
@@ -271,71 +258,3 @@ def _without_products(
     value = jnp.zeros((), jnp.float32) if bias is None else bias.astype(jnp.float32)
     value = jnp.broadcast_to(activate(value, activation), tuple(shape))
     return (value if residual is None else value + residual.astype(jnp.float32)).astype(out_dtype)
-
-
-def _check_product(op: str, x: Any, w: Any, contract: Any, transpose_w: bool) -> None:
-    came = f"got x {x.dtype}{list(x.shape)}, w {w.dtype}{list(w.shape)}, {transpose_w=}, {contract!r}"
-    fits = x.ndim >= 2 and w.ndim >= 2 and x.shape[:-2] in ((), w.shape[:-2])
-    if not fits or x.shape[-1] != w.shape[-1 if transpose_w else -2]:
-        expected = "x (..., M, K) and w (..., N, K)" if transpose_w else "x (..., M, K) and w (..., K, N)"
-        raise UnsupportedError(f"{op}: expected {expected} with equal leading dimensions, or none of x, {came}.")
-    if x.dtype != w.dtype or x.dtype.name not in _dtypes(op, contract, MatmulContract):
-        raise UnsupportedError(f"{op}: expected operands of one dtype that the contract sums, {came}; cast them.")
-
-
-def _check_gradient(x: Any, g: Any, accumulate: Any, contract: Any) -> None:
-    came = f"got x {x.dtype}{list(x.shape)}, g {g.dtype}{list(g.shape)}, {contract!r}"
-    stacks = {a.shape[:-2] for a in (x, g)} - {()}
-    if x.ndim < 2 or g.ndim < 2 or x.shape[-2] != g.shape[-2] or len(stacks) > 1:
-        raise UnsupportedError(
-            f"{_GRADIENT_OP}: expected x (..., M, K) and g (..., M, N) with as many rows and equal leading dimensions,"
-            f" or none in one of them, {came}."
-        )
-    if x.dtype != g.dtype or x.dtype.name not in _dtypes(_GRADIENT_OP, contract, ChunkContract):
-        raise UnsupportedError(
-            f"{_GRADIENT_OP}: expected operands of one dtype that the contract sums, {came}; cast them, or multiply x"
-            " transposed by g with `matmul` for float64."
-        )
-    shape = (*(x.shape[:-2] or g.shape[:-2]), x.shape[-1], g.shape[-1])
-    if accumulate is not None and (accumulate.shape != shape or accumulate.dtype != jnp.float32):
-        raise UnsupportedError(
-            f"{_GRADIENT_OP}: expected accumulate float32{list(shape)}, got {accumulate.dtype}"
-            f"{list(accumulate.shape)}, {came}; pass the float32 result of the previous call."
-        )
-
-
-def _dtypes(op: str, contract: Any, chain: type) -> tuple[str, ...]:
-    """Returns the dtypes of the operands that are summed under a contract."""
-    if isinstance(contract, chain):
-        wide = getattr(contract, "dtype", "float32") == "float64"
-        return ("float64",) if wide else ("float32", *_16_BITS)
-    of_gradients = isinstance(contract, MmaChunkContract | WgmmaChunkContract)
-    found = _ON_TENSOR_CORES.get(type(contract))
-    if found is None or of_gradients != (chain is ChunkContract):
-        raise UnsupportedError(
-            f"{op}: expected a {chain.__name__} or a chain on tensor cores, the orders that this backend sums in, got"
-            f" {contract!r}; ask the backend of that contract instead."
-        )
-    return found
-
-
-def _check_epilogue(
-    contract: Any, shape: tuple[int, ...], bias: Any, activation: str | None, residual: Any, out_dtype: Any
-) -> None:
-    if bias is not None and bias.shape != shape[-1:]:
-        raise UnsupportedError(f"{_OP}: expected a bias {list(shape[-1:])}, got {bias.dtype}{list(bias.shape)}.")
-    if activation is not None and activation not in ACTIVATIONS:
-        raise UnsupportedError(
-            f"{_OP}: expected an activation among {', '.join(ACTIVATIONS)} or None, got {activation!r}; apply another"
-            " one to the product."
-        )
-    if isinstance(contract, MatmulContract) and (activation is not None or residual is not None):
-        raise UnsupportedError(
-            f"{_OP}: expected neither activation nor residual under {contract!r}, got {activation=} and"
-            f" residual {None if residual is None else residual.shape}; apply them to the product."
-        )
-    if residual is not None and (residual.shape != shape or residual.dtype != out_dtype):
-        raise UnsupportedError(
-            f"{_OP}: expected a residual {list(shape)} of the result's dtype {out_dtype.name}, got"
-            f" {residual.dtype}{list(residual.shape)}; cast it, or ask for its dtype with out_dtype."
-        )

@@ -159,12 +159,14 @@ def _product(
 
 def _float8_sums(op: str, target: Target) -> Any:
     """Returns how tensor cores of a target sum float8 products."""
-    if "float8" not in target.features:
-        raise UnsupportedError(
-            f"{op}: expected a GPU with products of float8 (compute capability 8.9 and later), got {target}; the"
-            " portable program multiplies in bfloat16."
-        )
-    return "wgmma32" if "wgmma" in target.features else "mma32"
+    if "wgmma" in target.features:
+        return "wgmma32"
+    if "mma_float8" in target.features:
+        return "mma32"
+    raise UnsupportedError(
+        f"{op}: expected a GPU with wgmma or mma.sync on float8 (compute capability 8.9, 9.0 and 12), got {target}; the"
+        " portable program multiplies in bfloat16."
+    )
 
 
 def _check_scales(
