@@ -2,6 +2,7 @@
 
     python -m benchmarks.bench_model_gpu --layers 4
     python -m benchmarks.bench_model_gpu --layers 16 --cells train:4x2048 --params float32 --remat
+    python -m benchmarks.bench_model_gpu --backend jax_triton --models own,transformed
 
 Steps are jitted and timed by the wall clock, alternately: a token against a cache, which is donated and returned; a
 prompt; value and gradient of the loss; a training step with optax's adamw, of a batch at once or by units
@@ -20,9 +21,12 @@ The plain Llama is the same model with JAX's own operations. `ratio` is the othe
 is short compared with what the host does before and after it, so it is timed in more rounds, and once more in a loop,
 where each step takes the cache of the previous one without waiting for it (`queued_ratio`). Peak memory is what XLA
 plans: arguments, results and temporary memory. `bench_compile_gpu` measures lowering and compiling.
+
+With `--backend`, ours are lowered under `bijax.prefer_backend`: what that backend does not serve is served as without.
 """
 
 import argparse
+import contextlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -115,8 +119,10 @@ class Program:
     peak_mib: int
 
 
-def compiled(made: Any, held: tuple[Any, ...], changed: int) -> Program:
-    program = jax.jit(made, donate_argnums=tuple(range(changed))).lower(*held).compile()
+def compiled(made: Any, held: tuple[Any, ...], changed: int, backend: str) -> Program:
+    with bijax.prefer_backend(backend) if backend else contextlib.nullcontext():
+        lowered = jax.jit(made, donate_argnums=tuple(range(changed))).lower(*held)
+    program = lowered.compile()
     memory = program.memory_analysis()
     if memory is None:
         raise RuntimeError("expected XLA to say how much memory a program takes, got nothing.")
@@ -180,7 +186,9 @@ def run(cells: Sequence[Cell], names: Sequence[str], arguments: argparse.Namespa
             sources.append({})
             for name, made, source in programs(cell, names, found):
                 held = jax.eval_shape(lambda cell=cell, source=source: arrays(found[source], cell))
-                ready[-1][name] = pool.submit(compiled, made, (*held.changed, *held.kept), len(held.changed))
+                backend = arguments.backend if name in AGAINST else ""
+                given = (*held.changed, *held.kept)
+                ready[-1][name] = pool.submit(compiled, made, given, len(held.changed), backend)
                 sources[-1][name] = source
     for cell, row, source in zip(cells, ready, sources, strict=True):
         shared = {name: arrays(found[name], cell) for name in dict.fromkeys(source.values())}
@@ -199,6 +207,7 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--params", default="float32", choices=["float32", "bfloat16"], help="for training steps")
     parser.add_argument("--remat", action="store_true", help="compute blocks again in the backward pass")
+    parser.add_argument("--backend", default="", help="whose kernels are preferred, as in jax_triton")
     parser.add_argument("--settle", type=float, default=0.5, help="seconds that a program runs before it is timed")
     parser.add_argument("--kernels", type=int, default=0, help="print so many kernels of each program, longest first")
     add_json(parser)
@@ -213,8 +222,9 @@ def main() -> None:
             for row in run(some, names, arguments):
                 print(row, flush=True)
                 rows.append(row)
-    show("model_bf16", rows)
-    save("model_bf16", rows, arguments.json)
+    name = "model_bf16" + (f"_{arguments.backend}" if arguments.backend else "")
+    show(name, rows)
+    save(name, rows, arguments.json)
 
 
 if __name__ == "__main__":

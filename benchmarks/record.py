@@ -50,6 +50,7 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
     "matmul_f16": ("m", "k", "n"),
     "matmul_f32": ("m", "k", "n", "transpose_w", "precision"),
     "model_bf16": ("layers", "model", "case", "params", "remat"),
+    "model_bf16_jax_triton": ("layers", "model", "case", "params", "remat"),
     "moe_layer": ("layer", "dtype", "tokens"),
     "programs": ("control", "first"),
     "quant_matmul": ("m", "k", "n", "weights"),

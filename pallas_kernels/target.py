@@ -5,14 +5,16 @@ Only this module and `pallas_kernels.registry` compare architectures. A kernel d
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 _CUDA: Final = "cuda"
 _ARCHITECTURE: Final = re.compile(r"sm_(\d{2,3})")
 
-_FEATURES: Final[dict[str, range]] = {
+_FEATURES: Final[dict[str, Sequence[int]]] = {
     "mma": range(80, 1000),  # mma.sync on bfloat16 and TF32
+    "mma_float8": (89, *range(120, 1000)),  # mma.sync on float8; sm_90 and sm_100 have other instructions for it
     "wgmma": range(90, 100),
     "tma": range(90, 1000),
     "tcgen05": range(100, 120),  # not GPUs of compute capability 12
@@ -70,7 +72,7 @@ class Target:
 
     @property
     def features(self) -> frozenset[str]:
-        """The instruction families that kernels may require: "mma", "wgmma", "tma", "tcgen05".
+        """The instruction families that kernels may require: "mma", "mma_float8", "wgmma", "tma", "tcgen05".
 
         Example:
             >>> sorted(Target.parse("sm_90").features)

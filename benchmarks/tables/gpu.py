@@ -78,6 +78,9 @@ LLAMAS: Final = ("own", "transformed_cudnn", "transformed")
 
 ROWS: Final = {
     "matmul": Row("matmul, bfloat16, 15 shapes of weights, 1 to 8192 rows", "matmul_bf16", worst=shape),
+    "matmul_jax_triton": Row(
+        "the same by the kernels for other GPUs, through jax-triton", "matmul_bf16_jax_triton", worst=shape
+    ),
     "split_k": Row(
         '8192 → 1280 and 4096 → 1024 with `split_k="auto"`, 1 to 128 rows',
         "fused_bf16",

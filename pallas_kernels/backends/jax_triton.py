@@ -5,18 +5,22 @@ wgmma give the same bits there, so products have the contracts of wgmma. Attenti
 """
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pallas_kernels.contract import (
     PTX_FUNCTIONS,
     ChunkContract,
     ElementwiseContract,
+    Float8Contract,
     MatmulContract,
     MmaAttentionContract,
     MmaChunkContract,
     MmaContract,
     MmaTf32Contract,
     ProductSpec,
+    QuantContract,
+    SplitMmaContract,
+    SplitWgmmaContract,
     Tf32Contract,
     WgmmaChunkContract,
     WgmmaContract,
@@ -31,15 +35,20 @@ from pallas_kernels.registry import Kernel
 _HOPPER: Final = "sm_90"
 _OTHERS: Final = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_100", "sm_103", "sm_120", "sm_121")
 """The GPUs with mma.sync on bfloat16 and without kernels of their own."""
+_WITH_FLOAT8: Final = ("sm_89", "sm_120", "sm_121")
+"""Those with mma.sync on float8: for sm_100, Triton multiplies it as float16 in tiles of few rows."""
+
+_A_PRODUCT: Final = ProductSpec(("bfloat16", "bfloat16"), "float32")
 
 _OPS: Final = "pallas_kernels"
-_MATMUL: Final = f"{_OPS}.matmul.jax_triton.launch"
+_MATMUL: Final = f"{_OPS}.matmul.jax_triton"
 _ATTENTION: Final = f"{_OPS}.attention.jax_triton"
 _NORM: Final = f"{_OPS}.norm.jax_triton.launch"
 _SOFTMAX: Final = f"{_OPS}.softmax.jax_triton.launch"
 _ROWS: Final = row_contract()
 _PACKAGES: Final = Packages(("triton", "jax-triton", "jax-cuda13-plugin|jax-cuda12-plugin"), "cuda13")
 _16_BITS: Final = ("bfloat16", "float16")
+_MOST_SPLITS: Final = 4
 
 
 def _mma(product: ProductSpec) -> MmaContract | None:
@@ -75,9 +84,32 @@ def _chunks(product: ProductSpec) -> ChunkContract | None:
     return chunk_contract() if product.dtype == "float32" else None
 
 
+def _split_mma(product: ProductSpec) -> SplitMmaContract | None:
+    served = product.dtype in _16_BITS and 1 < product.splits <= _MOST_SPLITS
+    return SplitMmaContract(product.splits) if served else None
+
+
+def _split_wgmma(product: ProductSpec) -> SplitWgmmaContract | None:
+    served = product.dtype in _16_BITS and 1 < product.splits <= _MOST_SPLITS
+    return SplitWgmmaContract(product.splits) if served else None
+
+
 def _unsplit(choose: Callable[[ProductSpec], Any]) -> Callable[[ProductSpec], Any]:
     """Returns the choice of a contract for products that are not split along K."""
     return lambda product: choose(product) if product.splits == 1 else None
+
+
+def _either(whole: Callable[[ProductSpec], Any], split: Callable[[ProductSpec], Any]) -> Callable[[ProductSpec], Any]:
+    """Returns the choice of a contract for products of a whole K, and for split ones."""
+    return lambda product: whole(product) if product.splits == 1 else split(product)
+
+
+def _int8(dtype: str) -> QuantContract | None:
+    return QuantContract() if dtype == "int8" else None
+
+
+def _float8(sums: Literal["mma32", "wgmma32"]) -> Callable[[str], Float8Contract | None]:
+    return lambda dtype: Float8Contract(sums) if dtype == "float8_e4m3fn" else None
 
 
 def _of_activation(product: ProductSpec) -> ElementwiseContract | None:
@@ -98,6 +130,7 @@ def _attention(widths: tuple[int, str, int]) -> MmaAttentionContract:
 def _kernels(
     on: str | tuple[str, ...],
     product: Callable[..., Any],
+    split: Callable[..., Any],
     tf32: Callable[..., Any],
     chunks: Callable[..., Any],
     *,
@@ -110,13 +143,18 @@ def _kernels(
         return Kernel(operation, on, load, contract, functions, **options)
 
     return (
-        kernel("matmul", f"{_MATMUL}:matmul", product),
-        kernel("matmul", f"{_MATMUL}:matmul", tf32),
-        kernel("matmul", f"{_MATMUL}:matmul", _chains),
-        kernel("fused_matmul", f"{_MATMUL}:matmul", _unsplit(product), _of_activation),
-        kernel("gated_matmul", f"{_MATMUL}:gated_matmul", _unsplit(product), _of_activation),
-        kernel("weight_gradient", f"{_MATMUL}:weight_gradient", chunks),
-        kernel("weight_gradient", f"{_MATMUL}:weight_gradient", _chunks),
+        kernel("matmul", f"{_MATMUL}.launch:matmul", product),
+        kernel("matmul", f"{_MATMUL}.launch:matmul", tf32),
+        kernel("matmul", f"{_MATMUL}.launch:matmul", _chains),
+        kernel("split_matmul", f"{_MATMUL}.launch:matmul", split),
+        kernel("fused_matmul", f"{_MATMUL}.launch:matmul", _either(product, split), _of_activation),
+        kernel("gated_matmul", f"{_MATMUL}.launch:gated_matmul", _unsplit(product), _of_activation),
+        kernel("weight_gradient", f"{_MATMUL}.launch:weight_gradient", chunks),
+        kernel("weight_gradient", f"{_MATMUL}.launch:weight_gradient", _chunks),
+        kernel("group_matmul", f"{_MATMUL}.groups:group_matmul", product(_A_PRODUCT)),
+        kernel("group_weight_gradient", f"{_MATMUL}.groups:group_weight_gradient", chunks(_A_PRODUCT)),
+        kernel("quantized_product", f"{_MATMUL}.quantized:quantized_product", _int8),
+        kernel("quantized_groups", f"{_MATMUL}.quantized:quantized_groups", _int8),
         kernel("rms_norm", f"{_NORM}:rms_norm", _ROWS),
         kernel("rms_norm_gradient", f"{_NORM}:rms_norm_gradient", _ROWS),
         kernel("layer_norm", f"{_NORM}:layer_norm", _ROWS),
@@ -131,9 +169,22 @@ def _kernels(
     )
 
 
+def _float8_kernels(
+    on: str | tuple[str, ...], sums: Literal["mma32", "wgmma32"], *, by_name: bool = False
+) -> tuple[Kernel, ...]:
+    """Returns the kernels of float8 products; GPUs without such tensor cores multiply in bfloat16 instead."""
+    options: dict[str, Any] = {"packages": _PACKAGES, "takes_target": True, "by_name": by_name}
+    return tuple(
+        Kernel(operation, on, f"{_MATMUL}.quantized:{operation}", _float8(sums), **options)
+        for operation in ("quantized_product", "quantized_groups")
+    )
+
+
 KERNELS: Final = (
-    *_kernels(_OTHERS, _mma, _mma_tf32, _mma_chunks),
-    *_kernels(_HOPPER, _wgmma, _wgmma_tf32, _wgmma_chunks, by_name=True),
+    *_kernels(_OTHERS, _mma, _split_mma, _mma_tf32, _mma_chunks),
+    *_kernels(_HOPPER, _wgmma, _split_wgmma, _wgmma_tf32, _wgmma_chunks, by_name=True),
+    *_float8_kernels(_WITH_FLOAT8, "mma32"),
+    *_float8_kernels(_HOPPER, "wgmma32", by_name=True),
     _attention_kernel("attention", "attention"),
     _attention_kernel("attention_gradients", "gradients"),
     _attention_kernel("attention_score_gradients", "score_gradients"),

@@ -53,6 +53,7 @@ from pallas_kernels.matmul.contract.quant import QuantContract as QuantContract
 from pallas_kernels.matmul.contract.quant import QuantizeContract as QuantizeContract
 from pallas_kernels.matmul.contract.split_k import SplitChunkContract as SplitChunkContract
 from pallas_kernels.matmul.contract.split_k import SplitContract as SplitContract
+from pallas_kernels.matmul.contract.split_k import SplitMmaContract as SplitMmaContract
 from pallas_kernels.matmul.contract.split_k import SplitTreeContract as SplitTreeContract
 from pallas_kernels.matmul.contract.split_k import SplitWgmmaContract as SplitWgmmaContract
 from pallas_kernels.matmul.contract.split_k import add_as_tree as add_as_tree

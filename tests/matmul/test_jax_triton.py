@@ -19,7 +19,7 @@ from pallas_kernels.contract import (
     MmaChunkContract,
     MmaContract,
     MmaTf32Contract,
-    SplitWgmmaContract,
+    SplitContract,
 )
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.matmul.schedule.jax_triton import Tile, candidates, chain_tile, tensor_core_tile
@@ -242,7 +242,7 @@ X, W = jax.ShapeDtypeStruct((8, 64), "bfloat16"), jax.ShapeDtypeStruct((64, 32),
     [
         (lambda x, w: matmul(x, w[:3], contract=MmaContract(), target=AMPERE), r"expected x \(..., M, K\) and w"),
         (lambda x, w: matmul(x, w, contract=MmaTf32Contract(), target=AMPERE), "operands of one dtype"),
-        (lambda x, w: matmul(x, w, contract=SplitWgmmaContract(2), target=AMPERE), "chain on tensor cores"),
+        (lambda x, w: matmul(x, w, contract=SplitContract(64), target=AMPERE), "chain on tensor cores"),
         (lambda x, w: matmul(x, w, contract=MmaChunkContract(), target=AMPERE), "chain on tensor cores"),
         (lambda x, w: matmul(x, w, contract=MmaContract(), target=AMPERE, activation="tanh"), "got 'tanh'"),
         (lambda x, w: matmul(x, w, contract=MmaContract(), target=AMPERE, bias=x[0]), r"expected a bias \[32\]"),

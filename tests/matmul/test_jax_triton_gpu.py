@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -9,9 +10,18 @@ import jax.numpy as jnp
 import pytest
 
 from bijax.testing import assert_bits_equal, hostile_rows
-from pallas_kernels.contract import ChunkContract, MatmulContract, Tf32Contract, WgmmaChunkContract, WgmmaContract
+from pallas_kernels.contract import (
+    ChunkContract,
+    Float8Contract,
+    MatmulContract,
+    QuantContract,
+    SplitWgmmaContract,
+    Tf32Contract,
+    WgmmaChunkContract,
+    WgmmaContract,
+)
 from pallas_kernels.matmul import pallas_triton
-from pallas_kernels.matmul.schedule.jax_triton import CHAIN, Tile, candidates
+from pallas_kernels.matmul.schedule.jax_triton import CHAIN, SplitTile, Tile, candidates
 from pallas_kernels.target import Target
 
 pytestmark = [
@@ -22,7 +32,9 @@ pytestmark = [
     ),
 ]
 if importlib.util.find_spec("triton"):
+    from pallas_kernels.matmul.jax_triton.groups import group_matmul, group_weight_gradient
     from pallas_kernels.matmul.jax_triton.launch import gated_matmul, matmul, weight_gradient
+    from pallas_kernels.matmul.jax_triton.quantized import quantized_groups, quantized_product
 
 HOPPER = Target.parse("sm_90")
 KINDS = ("normal", "wide", "denormal", "cancelling", "linspace", "inf")
@@ -161,3 +173,99 @@ def test_rows_do_not_depend_on_others() -> None:
         assert_bits_equal(run(x[:rows], w), whole[:rows])
     plain = jax.jit(lambda x, w: jnp.dot(x, w, preferred_element_type=jnp.float32))
     assert any((plain(x[:rows], w) != plain(x, w)[:rows]).any() for rows in (1, 8, 33, 128))  # the control
+
+
+@pytest.mark.parametrize("transpose_w", [False, True])
+@pytest.mark.parametrize(("k", "n", "splits"), [(1024, 320, 4), (1000, 200, 4), (150, 77, 4), (520, 128, 2)])
+def test_splits_of_k_have_the_bits_of_hopper(k: int, n: int, splits: int, transpose_w: bool) -> None:
+    """With as many parts of K as splits and with fewer, by different warps and one after the other."""
+    from pallas_kernels.matmul.hopper.launch import matmul as reference
+
+    options: dict[str, Any] = {"contract": SplitWgmmaContract(splits), "transpose_w": transpose_w}
+    options |= {"activation": "silu", "out_dtype": "bfloat16"}
+    w = (n, k) if transpose_w else (k, n)
+    for m in (5, 40, 300):
+        tiles: list[Tile] = [Tile(64, 64, 64, 4, 3), Tile(16, 32, 64, 4, 3)]
+        if -(-k // SplitWgmmaContract(splits).split_length(k)) == splits:
+            tiles += [
+                SplitTile(16, 16, 64, splits, 4),
+                SplitTile(16, 64, 32, splits, 3),
+                SplitTile(64, 32, 64, splits, 3),
+            ]
+        check(
+            lambda tile: lambda x, w, b, r: matmul(x, w, bias=b, residual=r, target=HOPPER, tile=tile, **options),
+            lambda x, w, b, r: reference(x, w, bias=b, residual=r, **options),
+            arrays((m, k), w, (n,), (m, n), dtype="bfloat16"),
+            tiles,
+        )
+
+
+GROUP_TILES = [TILES[0], *TILES[2::3]]
+LOADS = {"uneven": (100, 0, 3, 180, 1), "one": (0, 0, 300, 0, 0), "some": (20, 30, 0, 0, 40), "none": (0,) * 5}
+INVALID = {"negative": (-1, 0, 3, 20, 1), "too many": (100, 100, 100, 1, 0), "overflow": (2**31 - 1,) * 5}
+
+
+@pytest.mark.parametrize("transpose_w", [False, True])
+@pytest.mark.parametrize(("k", "n"), [(512, 256), (77, 85)])
+def test_groups_have_the_bits_of_hopper(k: int, n: int, transpose_w: bool) -> None:
+    from pallas_kernels.matmul.hopper.groups import group_matmul as reference
+
+    x, w = (
+        jnp.asarray(hostile_rows(i, s, "bfloat16")["wide"])
+        for i, s in enumerate(((300, k), (5, n, k) if transpose_w else (5, k, n)))
+    )
+    w = w.at[3].set(jnp.nan)  # a group whose weights must not reach the others
+    options: dict[str, Any] = {"contract": WgmmaContract(), "transpose_w": transpose_w, "out_dtype": "float32"}
+    expected = jax.jit(lambda *a: reference(*a, **options))
+    for tile in (None, *GROUP_TILES):
+        run = jax.jit(lambda *a, tile=tile: group_matmul(*a, target=HOPPER, tile=tile, **options))
+        for load in (*LOADS.values(), *INVALID.values()):
+            sizes = jnp.asarray(load, jnp.int32)
+            assert_bits_equal(run(x, w, sizes), expected(x, w, sizes))
+
+
+@pytest.mark.parametrize(("k", "n"), [(512, 256), (136, 85)])
+def test_gradients_of_groups_have_the_bits_of_hopper(k: int, n: int) -> None:
+    from pallas_kernels.matmul.hopper.groups import group_weight_gradient as reference
+
+    x, g = (jnp.asarray(hostile_rows(i, s, "bfloat16")["wide"]) for i, s in enumerate(((300, k), (300, n))))
+    options: dict[str, Any] = {"contract": WgmmaChunkContract(), "out_dtype": "float32"}
+    expected = jax.jit(lambda *a: reference(*a, **options))
+    for tile in (None, *GROUP_TILES):
+        run = jax.jit(lambda *a, tile=tile: group_weight_gradient(*a, target=HOPPER, tile=tile, **options))
+        for load in (*LOADS.values(), *INVALID.values()):
+            sizes = jnp.asarray(load, jnp.int32)
+            assert_bits_equal(run(x, g, sizes), expected(x, g, sizes))
+
+
+@pytest.mark.parametrize("transpose_w", [False, True])
+@pytest.mark.parametrize(("m", "k", "n"), [(300, 1008, 528), (5, 77, 21), (40, 512, 640)])
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+def test_8_bit_products_have_the_bits_of_hopper(dtype: str, m: int, k: int, n: int, transpose_w: bool) -> None:
+    """float8 by wgmma alone: mma.sync adds other bits, so tiles have at least 64 rows."""
+    from pallas_kernels.matmul.hopper.quantized import quantized_groups as reference_groups
+    from pallas_kernels.matmul.hopper.quantized import quantized_product as reference
+
+    x, w = (numbers(i, s, dtype) for i, s in enumerate(((m, k), (4, k, n))))
+    row, column, bias = (jnp.asarray(hostile_rows(i, s, "float32")["wide"]) for i, s in enumerate(((m,), (4, n), (n,))))
+    contract = QuantContract() if dtype == "int8" else Float8Contract("wgmma32")
+    options: dict[str, Any] = {"contract": contract, "out_dtype": "float32"}
+    one: dict[str, Any] = {"transposed": (False, transpose_w), "bias": bias, **options}
+    stored = w.swapaxes(1, 2) if transpose_w else w
+    expected = jax.jit(lambda *a: reference(*a, **one))(x, stored[0], row, column[0])
+    sizes = jnp.asarray((m // 2, 0, m // 3, 1), jnp.int32)
+    of_groups = jax.jit(lambda *a: reference_groups(*a, **options))(x, w, row, column, sizes)
+    tiles = [replace(t, depth=128, stages=3) for t in TILES[1:] if t.rows >= 64 or dtype == "int8"]
+    for tile in (None, *tiles[::2]):
+        run = jax.jit(lambda *a, tile=tile: quantized_product(*a, target=HOPPER, tile=tile, **one))
+        assert_bits_equal(run(x, stored[0], row, column[0]), expected)
+        groups = jax.jit(
+            lambda *a, tile=tile: quantized_groups(*a, target=HOPPER, tile=tile, transpose_w=transpose_w, **options)
+        )
+        assert_bits_equal(groups(x, stored, row, column, sizes), of_groups)
+
+
+def numbers(seed: int, shape: tuple[int, ...], dtype: str) -> jax.Array:
+    if dtype == "int8":
+        return jax.random.randint(jax.random.key(seed), shape, -128, 128, jnp.int8)
+    return jax.random.normal(jax.random.key(seed), shape).astype(dtype)

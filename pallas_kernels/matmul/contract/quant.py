@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 _LARGEST: Final = {"int8": 127.0, "float8_e4m3fn": 448.0}
+_FLOAT8_SUMS: Final = ("float32", "wgmma32", "mma32")
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,8 @@ class Float8Contract:
     - "wgmma32": by the tensor core of a Hopper GPU, 32 elements of K at a time in ascending order. It aligns the
       products of a step with the running sum and keeps about 14 bits, so the error of a block is up to 2**-13 of its
       largest partial sum.
+    - "mma32": by the tensor core of other GPUs, 32 elements of K at a time in ascending order, by the instruction
+      `mma.sync.m16n8k32`. How it adds its products belongs to the architecture.
 
     The block sums are added in float32 in ascending order, so that errors grow with K only as in float32
     (DeepSeek-V3 technical report, section 3.3.2). Scales and bias are applied as in `QuantContract`.
@@ -90,13 +93,13 @@ class Float8Contract:
         'float8/v1/f32-blocks128-f32-scales'
     """
 
-    sums: Literal["float32", "wgmma32"] = "float32"
+    sums: Literal["float32", "wgmma32", "mma32"] = "float32"
     block: int = 128
     version: int = 1
 
     def __post_init__(self) -> None:
-        if self.sums not in ("float32", "wgmma32"):
-            raise ValueError(f"sums must be 'float32' or 'wgmma32', got {self.sums!r}.")
+        if self.sums not in _FLOAT8_SUMS:
+            raise ValueError(f"sums must be one of {', '.join(_FLOAT8_SUMS)}, got {self.sums!r}.")
 
     @property
     def id(self) -> str:

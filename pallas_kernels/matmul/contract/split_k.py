@@ -45,7 +45,20 @@ class SplitTreeContract:
 
 
 @dataclass(frozen=True)
-class SplitWgmmaContract:
+class _Chains:
+    splits: int
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        _check_splits(self.splits)
+
+    def split_length(self, k: int) -> int:
+        """Returns the elements of a K split; the last one may be shorter."""
+        return split_length(k, self.splits)
+
+
+@dataclass(frozen=True)
+class SplitWgmmaContract(_Chains):
     """How wgmma sums one element of `x @ w` with split K.
 
     K is split at multiples of `split_length(K)`, K / `splits` rounded up to a multiple of 64 (if K does not divide, the
@@ -61,20 +74,29 @@ class SplitWgmmaContract:
         ('matmul/v1/f32-wgmma16-split4-tree', 2048)
     """
 
-    splits: int
-    version: int = 1
-
-    def __post_init__(self) -> None:
-        _check_splits(self.splits)
-
     @property
     def id(self) -> str:
         """Contract identifier, stable across runs and machines."""
         return f"matmul/v{self.version}/f32-wgmma16-split{self.splits}-tree"
 
-    def split_length(self, k: int) -> int:
-        """Returns the elements of a K split; the last one may be shorter."""
-        return split_length(k, self.splits)
+
+@dataclass(frozen=True)
+class SplitMmaContract(_Chains):
+    """How mma.sync sums one element of `x @ w` with split K: as `SplitWgmmaContract`, in chains of `MmaContract`.
+
+    Attributes:
+        splits: Number of K splits; a power of two, at least 2.
+        version: Incremented when the bits of an existing contract change on purpose.
+
+    Example:
+        >>> SplitMmaContract(2).id
+        'matmul/v1/f32-mma16-split2-tree'
+    """
+
+    @property
+    def id(self) -> str:
+        """Contract identifier, stable across runs and machines."""
+        return f"matmul/v{self.version}/f32-mma16-split{self.splits}-tree"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ and float64, are summed by fused multiply-adds, in the order of the kernel of Pa
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, Final
 
 import jax
@@ -20,78 +20,33 @@ from pallas_kernels.contract import (
     MmaChunkContract,
     MmaContract,
     MmaTf32Contract,
+    SplitMmaContract,
+    SplitWgmmaContract,
     Tf32Contract,
     WgmmaChunkContract,
     WgmmaContract,
     honour,
 )
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.matmul.activations import ACTIVATIONS, activate
-from pallas_kernels.matmul.jax_triton.kernels import chain_kernel, tensor_core_kernel
-from pallas_kernels.matmul.schedule.jax_triton import Tile, chain_tile, tensor_core_tile
-from pallas_kernels.parts.jax_triton.launch import launch
+from pallas_kernels.matmul.activations import activate
+from pallas_kernels.matmul.jax_triton.checks import check_epilogue, check_gradient, check_product
+from pallas_kernels.matmul.jax_triton.run import Additions, Sizes, in_chains, in_splits_at_once, on_tensor_cores
+from pallas_kernels.matmul.schedule.jax_triton import SplitTile, Tile, split_tile
 from pallas_kernels.target import Target
 
 _OP: Final = "pallas_kernels.matmul.jax_triton.launch.matmul"
 _GATED_OP: Final = "pallas_kernels.matmul.jax_triton.launch.gated_matmul"
 _GRADIENT_OP: Final = "pallas_kernels.matmul.jax_triton.launch.weight_gradient"
-_16_BITS: Final = ("bfloat16", "float16")
-_ON_TENSOR_CORES: Final = {
-    MmaContract: _16_BITS,
-    WgmmaContract: _16_BITS,
-    MmaChunkContract: _16_BITS,
-    WgmmaChunkContract: _16_BITS,
-    MmaTf32Contract: ("float32",),
-    Tf32Contract: ("float32",),
-}
-"""The dtypes of the operands under each contract of a chain on tensor cores. On Hopper mma.sync and wgmma give the same
-bits, so the registry chooses wgmma's contracts there."""
-
-ProductContract = MmaContract | WgmmaContract | MmaTf32Contract | Tf32Contract | MatmulContract
+ProductContract = (
+    MmaContract
+    | WgmmaContract
+    | SplitMmaContract
+    | SplitWgmmaContract
+    | MmaTf32Contract
+    | Tf32Contract
+    | MatmulContract
+)
 GradientContract = MmaChunkContract | WgmmaChunkContract | ChunkContract
-
-
-@dataclass(frozen=True)
-class _Sizes:
-    """The sizes and strides of stacks of products.
-
-    Attributes:
-        entries: Entries of the stack.
-        rows: Rows of a product.
-        depth: Length of the sum.
-        columns: Columns of a product.
-        x: Strides of the first operand along rows and depth.
-        w: Strides of the second operand along depth and columns.
-        shared: Whether all entries have the same first and the same second operand.
-    """
-
-    entries: int
-    rows: int
-    depth: int
-    columns: int
-    x: tuple[int, int]
-    w: tuple[int, int]
-    shared: tuple[bool, bool]
-
-    def constants(self, tile: Tile) -> dict[str, Any]:
-        """Returns the constants that both kernels have."""
-        return {
-            "COLUMNS": self.columns,
-            "X_ROW": self.x[0],
-            "X_DEPTH": self.x[1],
-            "W_DEPTH": self.w[0],
-            "W_COLUMN": self.w[1],
-            "SHARED_X": self.shared[0],
-            "SHARED_W": self.shared[1],
-            "TILE_ROWS": tile.rows,
-            "TILE_COLUMNS": tile.columns,
-            "TILE_DEPTH": tile.depth,
-            "GROUP": tile.group,
-        }
-
-    def grid(self, tile: Tile) -> tuple[int]:
-        """Returns the number of programs."""
-        return (self.entries * -(-self.rows // tile.rows) * -(-self.columns // tile.columns),)
 
 
 def matmul(
@@ -106,7 +61,7 @@ def matmul(
     functions: ElementwiseContract = PTX_FUNCTIONS,
     residual: jax.Array | None = None,
     out_dtype: Any = "float32",
-    tile: Tile | None = None,
+    tile: Tile | SplitTile | None = None,
 ) -> jax.Array:
     """Multiplies rows by weights, or every matrix of a stack by its own weights in one launch.
 
@@ -117,7 +72,7 @@ def matmul(
         x: (M, K) or (..., M, K), of a dtype that the contract sums. Any sizes, 0 included.
         w: (K, N) or (..., K, N), or (N, K), (..., N, K) with `transpose_w`; the leading dimensions equal those of `x`,
             unless `x` is (M, K) and shared by all entries.
-        contract: Order of the sum over K.
+        contract: Order of the sum over K; with splits of K, at most 4.
         target: The GPU that the program is lowered for.
         transpose_w: Whether `w` is stored as (N, K).
         bias: (N,), added to the sum in float32 (float64 under a contract of that dtype).
@@ -141,17 +96,22 @@ def matmul(
     """
     honour(_OP, functions, PTX_FUNCTIONS)
     out_dtype = jnp.dtype(out_dtype)
-    _check_product(_OP, x, w, contract, transpose_w)
+    check_product(_OP, x, w, contract, transpose_w)
     (m, k), n, lead = x.shape[-2:], w.shape[-2 if transpose_w else -1], w.shape[:-2]
-    _check_epilogue(contract, (*lead, m, n), bias, activation, residual, out_dtype)
+    check_epilogue(_OP, contract, (*lead, m, n), bias, activation, residual, out_dtype)
     if 0 in (*lead, m, k, n):
         return _without_products((*lead, m, n), bias, activation, residual, out_dtype)
     sizes = _sizes_of_product(x, w, transpose_w)
     out = jax.ShapeDtypeStruct((sizes.entries, m, n), out_dtype)
     if isinstance(contract, MatmulContract):
-        y = _chain(x, w, bias, None, sizes, contract.k_block, contract.dtype, False, out, target, tile)
+        block, dtype = contract.k_block, contract.dtype
+        y = in_chains(x, w, sizes, out, target, tile, block=block, dtype=dtype, from_zero=False, bias=bias)
+        return y.reshape(*lead, m, n)
+    added = Additions(bias=bias, activation=activation, residual=residual)
+    if isinstance(contract, SplitMmaContract | SplitWgmmaContract) and contract.split_length(k) < k:
+        y = _in_splits(x, w, sizes, out, contract, added, target, tile)
     else:
-        y = _on_tensor_cores(x, w, None, bias, activation, residual, None, sizes, out, target, tile)
+        y = on_tensor_cores(x, w, sizes, out, target, tile, added)
     return y.reshape(*lead, m, n)
 
 
@@ -199,15 +159,15 @@ def gated_matmul(
             " it for each product of a stack, and `matmul` twice for another contract."
         )
     for w in (w_gate, w_up):
-        _check_product(_GATED_OP, x, w, contract, transpose_w)
+        check_product(_GATED_OP, x, w, contract, transpose_w)
     (m, k), n = x.shape, w_gate.shape[-2 if transpose_w else -1]
-    _check_epilogue(contract, (m, n), None, activation, None, out_dtype)
+    check_epilogue(_GATED_OP, contract, (m, n), None, activation, None, out_dtype)
     if 0 in (m, k, n):
         zero = jnp.zeros((m, n), jnp.float32)
         return (activate(zero, activation) * zero).astype(out_dtype)
     out = jax.ShapeDtypeStruct((1, m, n), out_dtype)
     sizes = _sizes_of_product(x, w_gate, transpose_w)
-    return _on_tensor_cores(x, w_gate, w_up, None, activation, None, None, sizes, out, target, tile)[0]
+    return on_tensor_cores(x, w_gate, sizes, out, target, tile, Additions(up=w_up, activation=activation))[0]
 
 
 def weight_gradient(
@@ -242,119 +202,53 @@ def weight_gradient(
     of `x` and its column of `g` alone.
     """
     out_dtype = jnp.dtype(out_dtype)
-    _check_gradient(x, g, accumulate, contract)
+    check_gradient(_GRADIENT_OP, x, g, accumulate, contract)
     (m, k), n, lead = x.shape[-2:], g.shape[-1], x.shape[:-2] or g.shape[:-2]
     if 0 in (*lead, m, k, n):
         zero = jnp.zeros((), jnp.float32) if accumulate is None else accumulate
         return jnp.broadcast_to(zero.astype(out_dtype), (*lead, k, n))
     entries = math.prod(lead)
-    sizes = _Sizes(entries, k, m, n, (1, k), (n, 1), (x.ndim == 2, g.ndim == 2))
+    sizes = Sizes(entries, k, m, n, (1, k), (n, 1), (x.ndim == 2, g.ndim == 2))
     out = jax.ShapeDtypeStruct((entries, k, n), out_dtype)
     if isinstance(contract, ChunkContract):
-        y = _chain(x, g, None, accumulate, sizes, contract.rows, "float32", True, out, target, tile)
+        options: dict[str, Any] = {"block": contract.rows, "dtype": "float32", "from_zero": True}
+        y = in_chains(x, g, sizes, out, target, tile, **options, total=accumulate)
     else:
-        y = _on_tensor_cores(x, g, None, None, None, None, accumulate, sizes, out, target, tile)
+        y = on_tensor_cores(x, g, sizes, out, target, tile, Additions(total=accumulate))
     return y.reshape(*lead, k, n)
 
 
-def _sizes_of_product(x: jax.Array, w: jax.Array, transpose_w: bool) -> _Sizes:
+def _in_splits(
+    x: jax.Array,
+    w: jax.Array,
+    sizes: Sizes,
+    out: jax.ShapeDtypeStruct,
+    contract: SplitMmaContract | SplitWgmmaContract,
+    added: Additions,
+    target: Target,
+    tile: Tile | SplitTile | None,
+) -> jax.Array:
+    """Runs one kernel for all splits: for few rows by different warps, otherwise one after the other."""
+    length = contract.split_length(sizes.depth)
+    splits = -(-sizes.depth // length)
+    if tile is None:
+        options: dict[str, Any] = {"shared_memory": target.shared_memory, "features": target.features}
+        tile = split_tile(sizes.rows, sizes.columns, splits, length, **options)
+    added = replace(added, splits=splits, split_length=length)
+    if isinstance(tile, SplitTile):
+        if tile.warps != splits or length % tile.depth:
+            raise UnsupportedError(
+                f"{_OP}: expected a tile with a warp for each of {splits} parts of K and a depth that divides their"
+                f" {length} elements, got {tile}."
+            )
+        return in_splits_at_once(x, w, sizes, out, target, tile, added)
+    return on_tensor_cores(x, w, sizes, out, target, tile, added)
+
+
+def _sizes_of_product(x: jax.Array, w: jax.Array, transpose_w: bool) -> Sizes:
     (m, k), n = x.shape[-2:], w.shape[-2 if transpose_w else -1]
     storage = (1, k) if transpose_w else (n, 1)
-    return _Sizes(math.prod(w.shape[:-2]), m, k, n, (k, 1), storage, (x.ndim == 2, w.ndim == 2))
-
-
-def _on_tensor_cores(
-    x: jax.Array,
-    w: jax.Array,
-    up: jax.Array | None,
-    bias: jax.Array | None,
-    activation: str | None,
-    residual: jax.Array | None,
-    total: jax.Array | None,
-    sizes: _Sizes,
-    out: jax.ShapeDtypeStruct,
-    target: Target,
-    tile: Tile | None,
-) -> jax.Array:
-    itemsize = x.dtype.itemsize
-    if tile is None:
-        tile = tensor_core_tile(
-            sizes.rows,
-            sizes.columns,
-            depth=sizes.depth,
-            itemsize=itemsize,
-            shared_memory=target.shared_memory,
-            features=target.features,
-            stack=sizes.entries,
-            products=1 if up is None else 2,
-        )
-    constants = sizes.constants(tile) | {
-        "WHOLE_ROWS": sizes.x[0] != 1 or sizes.rows % tile.rows == 0,
-        "WHOLE_DEPTH": sizes.depth % tile.depth == 0,
-        "WHOLE_COLUMNS": sizes.w[1] != 1 or sizes.columns % tile.columns == 0,
-        "PRECISION": "tf32" if itemsize == 4 else "ieee",
-        "HAS_UP": up is not None,
-        "HAS_BIAS": bias is not None,
-        "HAS_RESIDUAL": residual is not None,
-        "HAS_TOTAL": total is not None,
-        "ACTIVATION": activation or "",
-    }
-    optional = (x if a is None else a for a in (up, bias, residual, total))  # an absent one is not read
-    (y,) = launch(
-        tensor_core_kernel,
-        x,
-        w,
-        *optional,
-        sizes.rows,
-        sizes.depth,
-        target=target,
-        out=[out],
-        grid=sizes.grid(tile),
-        warps=tile.warps,
-        stages=tile.stages,
-        fuses=False,
-        constants=constants,
-    )
-    return y
-
-
-def _chain(
-    x: jax.Array,
-    w: jax.Array,
-    bias: jax.Array | None,
-    total: jax.Array | None,
-    sizes: _Sizes,
-    block: int,
-    dtype: str,
-    from_zero: bool,
-    out: jax.ShapeDtypeStruct,
-    target: Target,
-    tile: Tile | None,
-) -> jax.Array:
-    tile = chain_tile(sizes.rows) if tile is None else tile
-    constants = sizes.constants(tile) | {
-        "BLOCK": block,
-        "WIDE": dtype == "float64",
-        "FROM_ZERO": from_zero,
-        "HAS_BIAS": bias is not None,
-        "HAS_TOTAL": total is not None,
-    }
-    (y,) = launch(
-        chain_kernel,
-        x,
-        w,
-        *(x if a is None else a for a in (bias, total)),
-        sizes.rows,
-        sizes.depth,
-        target=target,
-        out=[out],
-        grid=sizes.grid(tile),
-        warps=tile.warps,
-        stages=tile.stages,
-        fuses=True,
-        constants=constants,
-    )
-    return y
+    return Sizes(math.prod(w.shape[:-2]), m, k, n, (k, 1), storage, (x.ndim == 2, w.ndim == 2))
 
 
 def _without_products(
@@ -364,71 +258,3 @@ def _without_products(
     value = jnp.zeros((), jnp.float32) if bias is None else bias.astype(jnp.float32)
     value = jnp.broadcast_to(activate(value, activation), tuple(shape))
     return (value if residual is None else value + residual.astype(jnp.float32)).astype(out_dtype)
-
-
-def _check_product(op: str, x: Any, w: Any, contract: Any, transpose_w: bool) -> None:
-    came = f"got x {x.dtype}{list(x.shape)}, w {w.dtype}{list(w.shape)}, {transpose_w=}, {contract!r}"
-    fits = x.ndim >= 2 and w.ndim >= 2 and x.shape[:-2] in ((), w.shape[:-2])
-    if not fits or x.shape[-1] != w.shape[-1 if transpose_w else -2]:
-        expected = "x (..., M, K) and w (..., N, K)" if transpose_w else "x (..., M, K) and w (..., K, N)"
-        raise UnsupportedError(f"{op}: expected {expected} with equal leading dimensions, or none of x, {came}.")
-    if x.dtype != w.dtype or x.dtype.name not in _dtypes(op, contract, MatmulContract):
-        raise UnsupportedError(f"{op}: expected operands of one dtype that the contract sums, {came}; cast them.")
-
-
-def _check_gradient(x: Any, g: Any, accumulate: Any, contract: Any) -> None:
-    came = f"got x {x.dtype}{list(x.shape)}, g {g.dtype}{list(g.shape)}, {contract!r}"
-    stacks = {a.shape[:-2] for a in (x, g)} - {()}
-    if x.ndim < 2 or g.ndim < 2 or x.shape[-2] != g.shape[-2] or len(stacks) > 1:
-        raise UnsupportedError(
-            f"{_GRADIENT_OP}: expected x (..., M, K) and g (..., M, N) with as many rows and equal leading dimensions,"
-            f" or none in one of them, {came}."
-        )
-    if x.dtype != g.dtype or x.dtype.name not in _dtypes(_GRADIENT_OP, contract, ChunkContract):
-        raise UnsupportedError(
-            f"{_GRADIENT_OP}: expected operands of one dtype that the contract sums, {came}; cast them, or multiply x"
-            " transposed by g with `matmul` for float64."
-        )
-    shape = (*(x.shape[:-2] or g.shape[:-2]), x.shape[-1], g.shape[-1])
-    if accumulate is not None and (accumulate.shape != shape or accumulate.dtype != jnp.float32):
-        raise UnsupportedError(
-            f"{_GRADIENT_OP}: expected accumulate float32{list(shape)}, got {accumulate.dtype}"
-            f"{list(accumulate.shape)}, {came}; pass the float32 result of the previous call."
-        )
-
-
-def _dtypes(op: str, contract: Any, chain: type) -> tuple[str, ...]:
-    """Returns the dtypes of the operands that are summed under a contract."""
-    if isinstance(contract, chain):
-        wide = getattr(contract, "dtype", "float32") == "float64"
-        return ("float64",) if wide else ("float32", *_16_BITS)
-    of_gradients = isinstance(contract, MmaChunkContract | WgmmaChunkContract)
-    found = _ON_TENSOR_CORES.get(type(contract))
-    if found is None or of_gradients != (chain is ChunkContract):
-        raise UnsupportedError(
-            f"{op}: expected a {chain.__name__} or a chain on tensor cores, the orders that this backend sums in, got"
-            f" {contract!r}; ask the backend of that contract instead."
-        )
-    return found
-
-
-def _check_epilogue(
-    contract: Any, shape: tuple[int, ...], bias: Any, activation: str | None, residual: Any, out_dtype: Any
-) -> None:
-    if bias is not None and bias.shape != shape[-1:]:
-        raise UnsupportedError(f"{_OP}: expected a bias {list(shape[-1:])}, got {bias.dtype}{list(bias.shape)}.")
-    if activation is not None and activation not in ACTIVATIONS:
-        raise UnsupportedError(
-            f"{_OP}: expected an activation among {', '.join(ACTIVATIONS)} or None, got {activation!r}; apply another"
-            " one to the product."
-        )
-    if isinstance(contract, MatmulContract) and (activation is not None or residual is not None):
-        raise UnsupportedError(
-            f"{_OP}: expected neither activation nor residual under {contract!r}, got {activation=} and"
-            f" residual {None if residual is None else residual.shape}; apply them to the product."
-        )
-    if residual is not None and (residual.shape != shape or residual.dtype != out_dtype):
-        raise UnsupportedError(
-            f"{_OP}: expected a residual {list(shape)} of the result's dtype {out_dtype.name}, got"
-            f" {residual.dtype}{list(residual.shape)}; cast it, or ask for its dtype with out_dtype."
-        )

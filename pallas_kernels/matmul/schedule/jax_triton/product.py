@@ -1,62 +1,14 @@
-"""Schedules of the Triton matmul: tiles by the shape and by what a thread block of the GPU can hold.
+"""Tiles of products by the shape and by what a thread block of the GPU can hold.
 
-A schedule does not affect the bits, so it may depend on the number of rows. All tiles were compared with each other on
-a Hopper GPU (`tests/matmul/test_jax_triton_gpu.py`); for the others the tests check their machine code.
+All tiles were compared with each other on a Hopper GPU (`tests/matmul/test_jax_triton_gpu.py`); for other GPUs the
+tests check their machine code.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-
-@dataclass(frozen=True)
-class Tile:
-    """The tile of the result that a program computes.
-
-    Attributes:
-        rows: Rows of the tile.
-        columns: Columns of the tile.
-        depth: Elements of the sum that are read at once.
-        warps: Warps of a program.
-        stages: Tiles of the operands that are read ahead.
-        group: Rows of tiles that consecutive programs share.
-
-    Example:
-        >>> Tile(64, 64, 32, 4, 3).shared_bytes(itemsize=2)
-        24576
-    """
-
-    rows: int
-    columns: int
-    depth: int
-    warps: int
-    stages: int
-    group: int = 8
-
-    def __post_init__(self) -> None:
-        for name in ("rows", "columns", "depth"):
-            size = getattr(self, name)
-            if size < 16 or size & (size - 1):
-                raise ValueError(f"{name} must be a power of two and at least 16, got {size}.")
-
-    def shared_bytes(self, itemsize: int, products: int = 1) -> int:
-        """Returns the bytes of shared memory for the operands of one or two products of the same rows."""
-        return (self.rows + products * self.columns) * self.depth * itemsize * self.stages
-
-    def fitted(self, itemsize: int, shared_memory: int, products: int = 1) -> "Tile":
-        """Returns the tile with as many stages, or else as much depth, as shared memory holds.
-
-        Raises:
-            ValueError: If shared memory is too small for the tile with the least depth.
-        """
-        tile = self
-        while tile.shared_bytes(itemsize, products) > shared_memory:
-            if tile.stages > 2:
-                tile = replace(tile, stages=tile.stages - 1)
-            elif tile.depth > 16:
-                tile = replace(tile, depth=tile.depth // 2, stages=self.stages)
-            else:
-                raise ValueError(f"expected a tile that fits into {shared_memory} bytes of shared memory, got {self}.")
-        return tile
+from pallas_kernels.matmul.schedule.jax_triton.tile import Tile
 
 
 @dataclass(frozen=True)
@@ -66,14 +18,16 @@ class Candidate:
     Attributes:
         tile: The tile.
         speed: Products per time, relative to the fastest tile, on a GPU that is full of such tiles. Estimated from
-            times of bfloat16 products on an H100; tiles of 32 rows, and those for other GPUs, were not timed.
+            times of bfloat16 products on an H100; those for other GPUs were not timed.
+        alone: Whether it is for at most one program on each multiprocessor.
     """
 
     tile: Tile
     speed: float
+    alone: bool = False
 
 
-WIDE: Final = (Candidate(Tile(128, 256, 64, 8, 3, 16), 1.0), Candidate(Tile(128, 128, 64, 8, 4), 0.89))
+WIDE: Final = (Candidate(Tile(128, 256, 64, 8, 3, 16), 1.0), Candidate(Tile(128, 128, 64, 8, 4), 0.85))
 """For many rows where the tensor core reads its operands from shared memory (wgmma)."""
 
 LARGE: Final = (Candidate(Tile(128, 128, 32, 4, 4), 1.0), Candidate(Tile(128, 64, 64, 4, 4), 0.8))
@@ -81,6 +35,15 @@ LARGE: Final = (Candidate(Tile(128, 128, 32, 4, 4), 1.0), Candidate(Tile(128, 64
 
 GATED: Final = (Candidate(Tile(128, 64, 64, 8, 3), 1.0), Candidate(Tile(64, 64, 64, 4, 4), 0.8))
 """For many rows and two products of them: two accumulators have to stay in registers."""
+
+MIDDLE: Final = (
+    Candidate(Tile(64, 128, 64, 4, 4), 0.6),
+    Candidate(Tile(64, 64, 64, 4, 6), 0.62),
+    Candidate(Tile(64, 32, 128, 4, 4), 0.45),
+    Candidate(Tile(64, 32, 128, 4, 6), 0.5, alone=True),
+    Candidate(Tile(64, 16, 128, 4, 5), 0.28),
+)
+"""For more than 64 rows that do not fill the GPU with tiles of `WIDE`."""
 
 SMALL: Final = (
     Candidate(Tile(64, 128, 64, 4, 4), 0.8),
@@ -90,13 +53,13 @@ SMALL: Final = (
     Candidate(Tile(32, 128, 64, 4, 4), 0.8),
     Candidate(Tile(32, 64, 128, 4, 4), 0.7),
     Candidate(Tile(32, 32, 128, 4, 5), 0.5),
-    Candidate(Tile(32, 16, 128, 4, 5), 0.26),
+    Candidate(Tile(32, 16, 256, 4, 4), 0.26),
     Candidate(Tile(16, 128, 64, 4, 4), 0.8),
     Candidate(Tile(16, 64, 128, 4, 4), 0.7),
     Candidate(Tile(16, 32, 256, 4, 4), 0.5),
     Candidate(Tile(16, 16, 256, 2, 4), 0.26),
 )
-"""For fewer rows, or fewer columns."""
+"""For up to 64 rows, or where the tensor core reads its operands from registers also for more."""
 
 CHAIN: Final = (Tile(64, 64, 16, 4, 3), Tile(16, 64, 16, 4, 3))
 """For chains of fused multiply-adds. Every tile reads 16 elements at once, to which a block of the sum is padded."""
@@ -104,7 +67,9 @@ CHAIN: Final = (Tile(64, 64, 16, 4, 3), Tile(16, 64, 16, 4, 3))
 _MULTIPROCESSORS: Final = {True: 132, False: 108}
 """Of a GPU with wgmma (H100, H200), and of others (A100)."""
 
-_HEIGHTS: Final = (16, 32, 64, 128)
+HEIGHTS: Final = (16, 32, 64, 128)
+_FEW_ROWS: Final = 64
+_SHORT_DEPTH: Final = 1024
 _LEAST_DEPTH: Final = 32
 _MOST_STAGES: Final = 6
 
@@ -122,8 +87,7 @@ def tensor_core_tile(
 ) -> Tile:
     """Returns the tile of a product on tensor cores.
 
-    It is the tile with the highest speed times the share of the multiprocessors' time that its programs fill, among
-    those with the rows of the call, or 64 or 128 rows if it has more.
+    It is chosen by `fastest` among those with the rows of the call, or 64 or 128 rows if it has more.
 
     Args:
         m: Number of rows.
@@ -143,26 +107,48 @@ def tensor_core_tile(
         >>> tensor_core_tile(8192, 8192, depth=576, **ampere)
         Tile(rows=128, columns=128, depth=32, warps=4, stages=4, group=8)
     """
-    height = next(rows for rows in _HEIGHTS if rows >= min(m, 32 if "tcgen05" in features else _HEIGHTS[-1]))
+    height = height_of(m, features)
+    found = candidates(features, products)
+    if products == 1 and "wgmma" in features:
+        found = (*WIDE, *MIDDLE) if m > _FEW_ROWS else SMALL
+    among = [c for c in found if min(height, 64) <= c.tile.rows <= height]
+    tile = fastest(among, m, n, stack, features)
+    if itemsize == 1:
+        tile = replace(tile, depth=2 * tile.depth)
+    if (
+        "wgmma" in features and m > _FEW_ROWS and 0 < depth <= _SHORT_DEPTH
+    ):  # a program more at a time is worth more than a stage
+        tile = replace(tile, stages=min(tile.stages, 3))
+    return dividing(tile, depth).fitted(itemsize, shared_memory, products)
+
+
+def height_of(m: int, features: frozenset[str]) -> int:
+    """Returns the most rows of a tile for this number of rows."""
+    return next(rows for rows in HEIGHTS if rows >= min(m, 32 if "tcgen05" in features else HEIGHTS[-1]))
+
+
+def fastest(among: Sequence[Candidate], m: int, n: int, stack: int, features: frozenset[str]) -> Tile:
+    """Returns the tile with the highest speed times the share of the multiprocessors' time that its programs fill."""
     multiprocessors = _MULTIPROCESSORS["wgmma" in features]
 
     def speed(candidate: Candidate) -> float:
         tile = candidate.tile
         programs = stack * -(-m // tile.rows) * -(-n // tile.columns)
+        if candidate.alone and programs > multiprocessors:
+            return 0.0
         return candidate.speed * programs / (-(-programs // multiprocessors) * multiprocessors)
 
-    chosen = max((c for c in candidates(features, products) if min(height, 64) <= c.tile.rows <= height), key=speed)
-    return _dividing(chosen.tile, depth).fitted(itemsize, shared_memory, products)
+    return max(among, key=speed).tile
 
 
 def candidates(features: frozenset[str], products: int = 1) -> tuple[Candidate, ...]:
     """Returns the candidates for one or two products on a GPU."""
     if products > 1:
         return (*GATED, *(c for c in SMALL if c.tile.rows * c.tile.columns <= 64 * 32))
-    return (*(WIDE if "wgmma" in features else LARGE), *SMALL)
+    return (*WIDE, *MIDDLE, *SMALL) if "wgmma" in features else (*LARGE, *SMALL)
 
 
-def _dividing(tile: Tile, depth: int) -> Tile:
+def dividing[T: Tile](tile: T, depth: int) -> T:
     """Returns the tile with a depth that divides the sum, if there is one: its loads then need no mask."""
     found = tile
     while depth % found.depth and found.depth > _LEAST_DEPTH:
