@@ -41,11 +41,9 @@ SHAPES = (
     (5, 1, "float32", None),
     (7, 77, "bfloat16", "float32"),
     (300, 576, "float16", None),
-    (130, 1024, "float32", None),
     (9, 5000, "bfloat16", None),
     (5, 32000, "bfloat16", "float32"),
     (3, 128256, "float32", None),
-    (2, 200000, "bfloat16", None),
 )
 ROW_SCHEDULES = [
     *(
@@ -160,12 +158,15 @@ def test_every_schedule_gives_the_same_bits(name: str, columns: int, dtype: str)
         assert_bits_equal(found, first, err_msg=str(schedule))
 
 
-@pytest.mark.parametrize("columns", [40000, 128256])
+@pytest.mark.parametrize("columns", [40000, 128256, 300000])
 @pytest.mark.parametrize("name", ["rms_norm", "softmax", "cross_entropy", "quantize"])
 def test_schedules_of_wide_rows_give_the_same_bits(name: str, columns: int) -> None:
     function, arrays = calls(columns, "bfloat16", 1)[name]
     first = jax.jit(lambda *a: function(None, *a))(*arrays)
-    for schedule in (RowSchedule(1, 32, held=True), RowSchedule(1, 8, held=False), RowSchedule(1, 32, held=False)):
+    for schedule in (
+        RowSchedule(1, 32, held=True),
+        *(RowSchedule(1, warps, held=False, ahead=ahead) for warps, ahead in ((8, 1), (32, 2), (16, 4), (32, 4))),
+    ):
         if schedule.held and columns > 50000:
             continue
         found = jax.jit(functools.partial(lambda s, *a: function(s, *a), schedule))(*arrays)
