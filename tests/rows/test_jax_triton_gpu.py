@@ -18,6 +18,7 @@ from pallas_kernels.schedule.jax_triton.rows import RowSchedule
 from pallas_kernels.target import Target
 from tests.quantize import cases as quantize_cases
 from tests.rows import row_kernel_cases
+from tests.rows.golden_rows import GOLDEN, golden_hash
 from tests.rows.row_cases import OURS, PLAIN, with_gradient
 from tests.rows.softmax_kernel_cases import hostile
 
@@ -45,16 +46,17 @@ SHAPES = (
     (5, 32000, "bfloat16", "float32"),
     (3, 128256, "float32", None),
 )
-ROW_SCHEDULES = [
-    *(
-        RowSchedule(rows, warps, held)
-        for rows, warps in ((1, 1), (1, 4), (2, 2), (4, 8), (8, 1))
-        for held in (True, False)
-    ),
-    RowSchedule(1, 16, held=True),
-    RowSchedule(1, 32, held=True),
-    RowSchedule(1, 32, held=False),
-]
+ROW_SCHEDULES = (
+    RowSchedule(1, 1, held=True),
+    RowSchedule(1, 4, held=True, preload=True),
+    RowSchedule(4, 8, held=True),
+    RowSchedule(8, 1, held=True),
+    RowSchedule(1, 4, held=False),
+    RowSchedule(2, 8, held=False, ahead=2),
+    RowSchedule(1, 32, held=True, preload=True),
+    RowSchedule(1, 32, held=False, ahead=4),
+)
+MOST_COLUMNS = 128  # of an array that a thread may have at once: more are spilled, and compile for minutes
 CHUNK_SCHEDULES = [ChunkSchedule(32, 1), ChunkSchedule(128, 1), ChunkSchedule(256, 4), ChunkSchedule(1024, 4)]
 
 
@@ -74,6 +76,11 @@ def test_the_bits_are_those_of_the_cpu(name: str, m: int, columns: int, dtype: s
         return
     for kind, found, expected in zip(kinds, same[0].all_found(same), same[0].all_expected(same), strict=True):
         assert_bits_equal(found, expected, err_msg=kind)
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_hashes(name: str) -> None:
+    assert golden_hash(name, row_kernel_cases.triton_kernel(name)) == GOLDEN[name]
 
 
 def calls(columns: int, dtype: str, m: int = 9) -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
@@ -144,6 +151,13 @@ def calls(columns: int, dtype: str, m: int = 9) -> dict[str, tuple[Callable[...,
 NAMES = tuple(calls(8, "float32", 1))
 
 
+def columns_at_once(schedule: RowSchedule, columns: int) -> float:
+    """Returns how many columns of an array a thread has at once."""
+    lanes = row_contract().lanes(columns)
+    blocks = -(-columns // lanes) if schedule.held else schedule.ahead
+    return schedule.rows * blocks * lanes / (32 * schedule.warps)
+
+
 @pytest.mark.parametrize(
     ("columns", "dtype"), [(77, "float32"), (576, "bfloat16"), (4096, "bfloat16"), (9000, "float16")]
 )
@@ -152,8 +166,8 @@ def test_every_schedule_gives_the_same_bits(name: str, columns: int, dtype: str)
     function, arrays = calls(columns, dtype)[name]
     first = jax.jit(lambda *a: function(None, *a))(*arrays)
     for schedule in ROW_SCHEDULES:
-        if columns * schedule.rows > 32 * 256 * schedule.warps and schedule.held:
-            continue  # more than a thread's registers hold; no rule chooses it
+        if columns_at_once(schedule, columns) > MOST_COLUMNS:
+            continue
         found = jax.jit(functools.partial(lambda s, *a: function(s, *a), schedule))(*arrays)
         assert_bits_equal(found, first, err_msg=str(schedule))
 
@@ -167,7 +181,7 @@ def test_schedules_of_wide_rows_give_the_same_bits(name: str, columns: int) -> N
         RowSchedule(1, 32, held=True),
         *(RowSchedule(1, warps, held=False, ahead=ahead) for warps, ahead in ((8, 1), (32, 2), (16, 4), (32, 4))),
     ):
-        if schedule.held and columns > 50000:
+        if columns_at_once(schedule, columns) > MOST_COLUMNS:
             continue
         found = jax.jit(functools.partial(lambda s, *a: function(s, *a), schedule))(*arrays)
         assert_bits_equal(found, first, err_msg=str(schedule))

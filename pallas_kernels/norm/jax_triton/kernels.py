@@ -10,9 +10,11 @@ from pallas_kernels.parts.jax_triton.rows import (
     number,
     of_columns,
     piece,
+    preloaded,
     put,
     quotient,
     read,
+    read_vector,
     reciprocal_root,
     rows_of,
     starts,
@@ -44,6 +46,7 @@ def rms_norm_kernel(
     x = starts(x_ptr, rows, form)
     residual = starts(residual_ptr, rows, form)
     kept = held(x, rows, form)
+    weight = preloaded(weight_ptr, HAS_WEIGHT, form)
     totals = ()
     squares = zeros(tl.float32, form)
     for first in (tl.static_range if form.held else tl.range)(0, BLOCKS, PIECE):
@@ -65,7 +68,7 @@ def rms_norm_kernel(
         for i in tl.static_range(PIECE):
             y = found[i].to(tl.float32) * factor
             if HAS_WEIGHT:
-                y = y * vector(weight_ptr, first + i, form)
+                y = y * vector(weight, weight_ptr, first + i, form)
             write(y_ptr, rows, first + i, y, form)
 
 
@@ -133,6 +136,8 @@ def layer_norm_kernel(
     rows = rows_of(count, form)
     x = starts(x_ptr, rows, form)
     kept = held(x, rows, form)
+    weight = preloaded(weight_ptr, HAS_WEIGHT, form)
+    bias = preloaded(bias_ptr, HAS_BIAS, form)
     lanes = zeros(tl.float32, form)
     for first in (tl.static_range if form.held else tl.range)(0, BLOCKS, PIECE):
         x_piece = piece(kept, x, rows, first, form)
@@ -153,9 +158,9 @@ def layer_norm_kernel(
         for i in tl.static_range(PIECE):
             y = (x_piece[i].to(tl.float32) - mean) * factor
             if HAS_WEIGHT:
-                y = y * vector(weight_ptr, first + i, form)
+                y = y * vector(weight, weight_ptr, first + i, form)
             if HAS_BIAS:
-                y = y + vector(bias_ptr, first + i, form)
+                y = y + vector(bias, bias_ptr, first + i, form)
             write(y_ptr, rows, first + i, y, form)
 
 
@@ -233,5 +238,5 @@ def _centred(arrays, row, columns, exists, form: tl.constexpr):
 @triton.jit
 def _weighted(g, weight_ptr, block, HAS_WEIGHT: tl.constexpr, form: tl.constexpr):
     if HAS_WEIGHT:
-        g = g * vector(weight_ptr, block, form)
+        g = g * read_vector(weight_ptr, block, form).to(tl.float32)
     return g

@@ -27,6 +27,7 @@ class RowForm:
         piece: Blocks that are read at once.
         rows: Rows of a program.
         held: Whether the blocks are kept in registers; then a row has one piece, and loops over pieces are unrolled.
+        preload: Whether vectors that all rows share are read before a row is added.
     """
 
     columns: int
@@ -35,6 +36,7 @@ class RowForm:
     piece: int
     rows: int
     held: bool
+    preload: bool
 
 
 def rows_served(x: jax.Array, *arrays: jax.Array | None) -> bool:
@@ -77,7 +79,7 @@ def launch_rows(
         schedule = row_schedule(m, columns, lanes, read, writes=any(o.shape[1] > 1 for o in out))
     blocks = -(-columns // lanes)
     piece = blocks if schedule.held else min(schedule.ahead, blocks)
-    form = RowForm(columns, lanes, -(-blocks // piece) * piece, piece, schedule.rows, schedule.held)
+    form = RowForm(columns, lanes, -(-blocks // piece) * piece, piece, schedule.rows, schedule.held, schedule.preload)
     return launch(
         kernel,
         rows,

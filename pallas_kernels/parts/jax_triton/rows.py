@@ -77,10 +77,31 @@ def write(ptr, rows: Rows, block, value, form: tl.constexpr):
 
 
 @triton.jit
-def vector(ptr, block, form: tl.constexpr):
-    """Returns a block (1, L) of a vector that all rows share, in float32."""
+def read_vector(ptr, block, form: tl.constexpr):
+    """Returns a block (1, L) of a vector that all rows share, 0 where there is none."""
     columns = columns_of(block, form)
-    return tl.load(ptr + columns, mask=columns < form.columns, other=0.0).to(tl.float32)
+    return tl.load(ptr + columns, mask=columns < form.columns, other=0.0)
+
+
+@triton.jit
+def preloaded(ptr, PRESENT: tl.constexpr, form: tl.constexpr):
+    """Returns all blocks of a vector that is present, if it is read before the rows are added, or else nothing."""
+    BLOCKS: tl.constexpr = form.blocks
+    blocks = ()
+    if form.preload and PRESENT:
+        for block in tl.static_range(BLOCKS):
+            blocks = blocks + (read_vector(ptr, block, form),)
+    return blocks
+
+
+@triton.jit
+def vector(kept, ptr, block, form: tl.constexpr):
+    """Returns a block (1, L) of a vector in float32: a preloaded one, or read from memory."""
+    if form.preload:
+        x = kept[block]
+    else:
+        x = read_vector(ptr, block, form)
+    return x.to(tl.float32)
 
 
 @triton.jit

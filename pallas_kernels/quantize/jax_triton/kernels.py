@@ -10,9 +10,11 @@ from pallas_kernels.parts.jax_triton.rows import (
     held,
     number,
     piece,
+    preloaded,
     put,
     quotient,
     read,
+    read_vector,
     reciprocal_root,
     rows_of,
     starts,
@@ -111,6 +113,8 @@ def quantize_norm_kernel(
     x = starts(x_ptr, rows, form)
     residual = starts(residual_ptr, rows, form)
     kept = held(x, rows, form)
+    weight = preloaded(weight_ptr, HAS_WEIGHT, form)
+    smooth = preloaded(smooth_ptr, HAS_SMOOTH, form)
     totals = ()
     squares = zeros(tl.float32, form)
     for first in (tl.static_range if form.held else tl.range)(0, BLOCKS, PIECE):
@@ -130,7 +134,7 @@ def quantize_norm_kernel(
             found = totals
         else:
             found = totals_of((), x, residual, rows, first, HAS_RESIDUAL, form)
-        h = _scaled(found, factor, weight_ptr, smooth_ptr, first, HAS_WEIGHT, HAS_SMOOTH, form)
+        h = _scaled(found, factor, weight, weight_ptr, smooth, smooth_ptr, first, HAS_WEIGHT, HAS_SMOOTH, form)
         for i in tl.static_range(PIECE):
             lanes = tl.maximum(lanes, _magnitude(h[i]))
         if form.held:
@@ -142,7 +146,7 @@ def quantize_norm_kernel(
             h = normal
         else:
             found = totals_of((), x, residual, rows, first, HAS_RESIDUAL, form)
-            h = _scaled(found, factor, weight_ptr, smooth_ptr, first, HAS_WEIGHT, HAS_SMOOTH, form)
+            h = _scaled(found, factor, weight, weight_ptr, smooth, smooth_ptr, first, HAS_WEIGHT, HAS_SMOOTH, form)
         for i in tl.static_range(PIECE):
             write(y_ptr, rows, first + i, narrow(h[i], scale, good, INTEGER), form)
 
@@ -170,7 +174,7 @@ def _smoothed(
             if HAS_EXPERT:
                 h = h * read(smooth, rows, first + i, form).to(tl.float32)
             else:
-                h = h * vector(smooth, first + i, form)
+                h = h * read_vector(smooth, first + i, form).to(tl.float32)
         blocks = blocks + (h,)
     return blocks
 
@@ -179,7 +183,9 @@ def _smoothed(
 def _scaled(
     totals,
     factor,
+    weight,
     weight_ptr,
+    smooth,
     smooth_ptr,
     first,
     HAS_WEIGHT: tl.constexpr,
@@ -192,9 +198,9 @@ def _scaled(
     for i in tl.static_range(PIECE):
         h = totals[i].to(tl.float32) * factor
         if HAS_WEIGHT:
-            h = h * vector(weight_ptr, first + i, form)
+            h = h * vector(weight, weight_ptr, first + i, form)
         if HAS_SMOOTH:
-            h = h * vector(smooth_ptr, first + i, form)
+            h = h * vector(smooth, smooth_ptr, first + i, form)
         blocks = blocks + (h,)
     return blocks
 

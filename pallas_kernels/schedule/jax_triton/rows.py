@@ -31,18 +31,26 @@ class RowSchedule:
         warps: Warps of a program; a power of two.
         held: Keep the rows in registers from the first pass to the last; otherwise every pass reads them.
         ahead: Blocks of a row that a pass reads before it computes with them, if they are not held.
+        preload: Read vectors that all rows share before a row is added, if the row is held: a single row need not wait
+            for memory a second time.
+
+    Raises:
+        ValueError: If a number is not a power of two, or vectors are to be preloaded and rows not to be held.
     """
 
     rows: int
     warps: int
     held: bool
     ahead: int = 1
+    preload: bool = False
 
     def __post_init__(self) -> None:
         for name in ("rows", "warps", "ahead"):
             size = getattr(self, name)
             if size < 1 or size & (size - 1):
                 raise ValueError(f"{name} must be a power of two, got {size}.")
+        if self.preload and not self.held:
+            raise ValueError(f"vectors are preloaded only if rows are held, got {self}.")
 
 
 def row_schedule(rows: int, columns: int, lanes: int, itemsizes: Sequence[int], *, writes: bool = True) -> RowSchedule:
@@ -57,14 +65,14 @@ def row_schedule(rows: int, columns: int, lanes: int, itemsizes: Sequence[int], 
 
     Example:
         >>> row_schedule(4096, 4096, 4096, (2,))
-        RowSchedule(rows=1, warps=8, held=True, ahead=1)
+        RowSchedule(rows=1, warps=8, held=True, ahead=1, preload=False)
         >>> row_schedule(4096, 128256, 8192, (2,))
-        RowSchedule(rows=1, warps=32, held=False, ahead=4)
+        RowSchedule(rows=1, warps=32, held=False, ahead=4, preload=False)
     """
     few, blocks, size = rows <= _FEW_ROWS, -(-columns // lanes), sum(itemsizes)
     if lanes <= _SHORT:
         together = 1 if few else _SHORT_ROWS
-        return RowSchedule(together, together, held=True)
+        return RowSchedule(together, together, held=True, preload=few)
     if blocks <= 2:
         if few:
             warps = lanes // (_COLUMNS_OF_FEW * _WARP)
@@ -73,7 +81,7 @@ def row_schedule(rows: int, columns: int, lanes: int, itemsizes: Sequence[int], 
         # Without a result of whole rows, the exchange of a sum costs more than the columns.
         warps = min(_MOST_WARPS, warps) // (1 if writes else 2)
         least = blocks * lanes * len(itemsizes) // (_HELD_COLUMNS * _WARP)
-        return RowSchedule(1, max(1, warps, least), held=True)
+        return RowSchedule(1, max(1, warps, least), held=True, preload=few)
     if size > _REREAD_BYTES and _bytes(blocks, lanes, size, _MOST_WARPS) <= _HELD_BYTES:
         return RowSchedule(1, _MOST_WARPS, held=True)
     warps, ahead = _MOST_WARPS_OF_WIDE if writes or few else _MOST_WARPS, _MOST_AHEAD
