@@ -110,11 +110,11 @@ def calls(target: Target, columns: int, dtype: str, m: int = 300) -> Calls:
 
 NAMES = tuple(calls(Target.parse("sm_80"), 8, "float32"))
 FUSED = {
-    # Products and sums are fused in the functions' own sequences alone: exp of float32, log, and a quotient of 8 bits.
+    # Products and sums are fused in the functions' own sequences alone: exp of float32 and a quotient of 8 bits.
     "float32": {
         name for name in NAMES if any(part in name for part in ("softmax", "logsumexp", "entropy", "quantize"))
     },
-    "bfloat16": {"log_softmax", "logsumexp", "cross_entropy", "quantize", "quantize_swiglu", "quantize_norm"},
+    "bfloat16": {"quantize", "quantize_swiglu", "quantize_norm"},
 }
 FUSED["float32"] -= {"softmax_gradient"}
 

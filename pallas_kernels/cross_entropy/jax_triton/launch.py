@@ -4,6 +4,8 @@ The formulas and the order of sums are those of `portable`; exp and log are sequ
 (`PTX_FUNCTIONS`).
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -34,7 +36,7 @@ def cross_entropy(
     """
     honour("cross_entropy", contract, row_contract())
     honour("cross_entropy", functions, PTX_FUNCTIONS)
-    options = {"Z_LOSS": float(z_loss), "EXACT": x.dtype == jnp.float32}
+    options: dict[str, Any] = {"Z_LOSS": float(z_loss), "EXACT": x.dtype == jnp.float32}
     return launch_rows(cross_entropy_kernel, x, [labels], [number_of_each(x)] * 3, target, schedule, **options)
 
 
@@ -56,6 +58,6 @@ def cross_entropy_gradient(
     Guarantee: row-invariant.
     """
     honour("cross_entropy_gradient", functions, PTX_FUNCTIONS)
-    options = {"TWICE_Z_LOSS": float(2 * z_loss), "EXACT": x.dtype == jnp.float32}
+    options: dict[str, Any] = {"TWICE_Z_LOSS": float(2 * z_loss), "EXACT": x.dtype == jnp.float32}
     others = [labels, m, log_sum, g]
     return launch_rows(cross_entropy_gradient_kernel, x, others, [like(x)], target, schedule, **options)[0]

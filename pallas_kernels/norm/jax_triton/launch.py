@@ -1,5 +1,7 @@
 """Norms of rows and their gradients on NVIDIA GPUs from Ampere on, by Triton kernels with the bits of `portable`."""
 
+from typing import Any
+
 import jax
 
 from pallas_kernels.contract import ChunkContract, RowContract, honour, row_contract
@@ -38,7 +40,11 @@ def rms_norm(
     honour("rms_norm", contract, row_contract())
     row, number = like(x), number_of_each(x)
     total = number if residual is None else row  # not written without a residual
-    options = {"EPS": float(eps), "HAS_WEIGHT": weight is not None, "HAS_RESIDUAL": residual is not None}
+    options: dict[str, Any] = {
+        "EPS": float(eps),
+        "HAS_WEIGHT": weight is not None,
+        "HAS_RESIDUAL": residual is not None,
+    }
     found = launch_rows(rms_norm_kernel, x, [weight, residual], [row, number, total], target, schedule, **options)
     return found[:2] if residual is None else found
 
@@ -61,7 +67,7 @@ def rms_norm_gradient(
     """
     honour("rms_norm_gradient", contract, row_contract())
     out = [like(h)]
-    options = {"HAS_WEIGHT": weight is not None, "HAS_SUM": g_sum is not None}
+    options: dict[str, Any] = {"HAS_WEIGHT": weight is not None, "HAS_SUM": g_sum is not None}
     return launch_rows(rms_norm_gradient_kernel, h, [factor, g, weight, g_sum], out, target, schedule, **options)
 
 
@@ -82,7 +88,7 @@ def layer_norm(
     """
     honour("layer_norm", contract, row_contract())
     out = [like(x), number_of_each(x), number_of_each(x)]
-    options = {"EPS": float(eps), "HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None}
+    options: dict[str, Any] = {"EPS": float(eps), "HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None}
     return launch_rows(layer_norm_kernel, x, [weight, bias], out, target, schedule, **options)
 
 
@@ -104,7 +110,7 @@ def layer_norm_gradient(
     """
     honour("layer_norm_gradient", contract, row_contract())
     out = [like(x)]
-    options = {"HAS_WEIGHT": weight is not None}
+    options: dict[str, Any] = {"HAS_WEIGHT": weight is not None}
     return launch_rows(layer_norm_gradient_kernel, x, [mean, factor, g, weight], out, target, schedule, **options)
 
 

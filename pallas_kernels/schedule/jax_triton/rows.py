@@ -19,7 +19,7 @@ _HELD_COLUMNS: Final = 64  # of all arrays that a thread may hold
 _HELD_BYTES: Final = 256  # of all arrays that a thread may hold
 _REREAD_BYTES: Final = 2  # of an element: the L2 cache gives wide rows of 16 bits back as fast as warps hold them
 _AHEAD_BYTES: Final = 128  # of all arrays that a thread reads ahead
-_MOST_AHEAD: Final = 4
+_MOST_AHEAD: Final = 8
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def row_schedule(rows: int, columns: int, lanes: int, itemsizes: Sequence[int], 
         >>> row_schedule(4096, 4096, 4096, (2,))
         RowSchedule(rows=1, warps=8, held=True, ahead=1, preload=False)
         >>> row_schedule(4096, 128256, 8192, (2,))
-        RowSchedule(rows=1, warps=32, held=False, ahead=4, preload=False)
+        RowSchedule(rows=1, warps=32, held=False, ahead=8, preload=False)
     """
     few, blocks, size = rows <= _FEW_ROWS, -(-columns // lanes), sum(itemsizes)
     if lanes <= _SHORT:
