@@ -1,6 +1,7 @@
 """Row operations on a GPU: XLA's default and ours in the same run, and the floor that memory sets.
 
     python -m benchmarks.bench_rows --ops softmax,log_softmax --dtypes float32
+    python -m benchmarks.bench_rows --backend jax_triton
 
 Times are device times of all kernels of a call (CUPTI), medians over calls that cycle through copies of the arguments,
 so that small arrays do not stay in the L2 cache. The floor is the time of a plain copy, at the bandwidth measured in
@@ -9,24 +10,22 @@ some float32 numbers for each row, so only what is over 1 % of x counts. The fil
 """
 
 import argparse
+import contextlib
 import itertools
 import math
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-import bijax
 from benchmarks.device_time import copy_bytes_per_us, device_time_us
 from benchmarks.harness import add_json, cell, save
+from benchmarks.row_operations import OPERATIONS, Function, Operation, Shape, operands
+from benchmarks.workers import Workers
 
-ROWS = (1, 8, 64, 512, 4096, 16384)
 COLUMNS = (576, 2048, 4096, 8192, 32000, 128256)
-GRADIENT_ROWS = (8, 512, 4096)
 
 LARGEST_BYTES = 4 << 30
 ROTATED_BYTES = 250_000_000  # several times the L2 cache
@@ -35,78 +34,6 @@ POOL_ELEMENTS = 1 << 29
 NEGLIGIBLE_BYTES = 1 << 16  # of temporary memory; the numbers of few rows
 CALL_US = 4_000  # calls of one cell together take about this long
 THREADS = 16
-
-Function = Callable[..., Any]
-Shape = tuple[int, int, str]
-
-
-def rms_norm(x: jax.Array, w: jax.Array) -> jax.Array:
-    h = x.astype(jnp.float32)
-    return (h * jax.lax.rsqrt(jnp.mean(h * h, axis=-1, keepdims=True) + 1e-6) * w).astype(x.dtype)
-
-
-def layer_norm(x: jax.Array, w: jax.Array) -> jax.Array:
-    h = x.astype(jnp.float32)
-    d = h - jnp.mean(h, axis=-1, keepdims=True)
-    return (d * jax.lax.rsqrt(jnp.mean(d * d, axis=-1, keepdims=True) + 1e-5) * w + w).astype(x.dtype)
-
-
-def cross_entropy(x: jax.Array, labels: jax.Array) -> jax.Array:
-    picked = jnp.take_along_axis(x, labels[:, None], axis=1)[:, 0].astype(jnp.float32)
-    return jax.nn.logsumexp(x.astype(jnp.float32), axis=-1) - picked
-
-
-def with_gradients(f: Function) -> Function:
-    """Returns a function of x, w and g: the result of f(x, w) and the gradients of both for the cotangent g."""
-
-    def both(x: jax.Array, w: jax.Array, g: jax.Array) -> Any:
-        y, pull = jax.vjp(f, x, w)
-        return y, pull(g)
-
-    return both
-
-
-def with_gradient_of_total(f: Function) -> Function:
-    return lambda x, labels: jax.value_and_grad(lambda x: f(x, labels).sum())(x)
-
-
-@dataclass(frozen=True)
-class Operation:
-    """One line of the benchmark.
-
-    Attributes:
-        ours: The operation of bijax.
-        theirs: The same in plain JAX.
-        arguments: Names of what both take: x and g (rows, columns), w (columns,), labels (rows,).
-        passes: Arrays of the size of x that must be read or written at least.
-        rows: Numbers of rows to measure.
-    """
-
-    ours: Function
-    theirs: Function
-    arguments: tuple[str, ...]
-    passes: int
-    rows: tuple[int, ...] = ROWS
-
-
-OPERATIONS = {
-    "rms_norm": Operation(bijax.rms_norm, rms_norm, ("x", "w"), 2),
-    "layer_norm": Operation(lambda x, w: bijax.layer_norm(x, w, w), layer_norm, ("x", "w"), 2),
-    "softmax": Operation(bijax.softmax, jax.nn.softmax, ("x",), 2),
-    "log_softmax": Operation(bijax.log_softmax, jax.nn.log_softmax, ("x",), 2),
-    "mean": Operation(lambda x: bijax.mean(x, -1), lambda x: jnp.mean(x, -1), ("x",), 1),
-    "cross_entropy": Operation(bijax.softmax_cross_entropy, cross_entropy, ("x", "labels"), 1),
-    "rms_norm_gradient": Operation(
-        with_gradients(bijax.rms_norm), with_gradients(rms_norm), ("x", "w", "g"), 4, GRADIENT_ROWS
-    ),
-    "cross_entropy_gradient": Operation(
-        with_gradient_of_total(bijax.softmax_cross_entropy),
-        with_gradient_of_total(cross_entropy),
-        ("x", "labels"),
-        2,
-        GRADIENT_ROWS,
-    ),
-}
 
 
 class Arguments:
@@ -150,7 +77,10 @@ def main() -> None:
     made = Arguments()
     cells: list[dict[str, Any]] = []
     failed: list[str] = []
-    with ThreadPoolExecutor(THREADS) as pool:
+    name_of_file = "rows" if arguments.backend == "hopper" else f"rows_{arguments.backend}"
+    with ThreadPoolExecutor(THREADS) as pool, contextlib.ExitStack() as stack:
+        workers = None if arguments.backend == "hopper" else stack.enter_context(Workers())
+        ours = {name: [] for name in arguments.ops} if workers is None else lowered(workers, arguments)
         list(pool.map(made.make, {s: None for name in arguments.ops for s in shapes_of(OPERATIONS[name], arguments)}))
         for name in arguments.ops:
             if time.monotonic() > deadline:
@@ -159,7 +89,7 @@ def main() -> None:
             start = time.monotonic()
             operation = OPERATIONS[name]
             shapes = shapes_of(operation, arguments)
-            programs = compile_all(pool, operation, shapes)
+            programs = compile_all(pool, operation, shapes, ours[name])
             compiled_s = time.monotonic() - start
             for shape, pair in zip(shapes, programs, strict=True):
                 try:
@@ -171,7 +101,7 @@ def main() -> None:
                     print(failed[-1], flush=True)
             if cells:
                 more = {"copy_tb_per_s": round(bandwidth / 1e6, 3), "failed": failed}
-                save("rows", cells, arguments.json, **more)
+                save(name_of_file, cells, arguments.json, **more)
             show(name, cells)
             print(f"{name}: compiled in {compiled_s:.0f} s, {time.monotonic() - start:.0f} s in all", flush=True)
     print(f"{len(cells)} cells, {len(failed)} failed")
@@ -181,6 +111,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ops", type=operations, default=tuple(OPERATIONS), help="names, separated by commas")
     parser.add_argument("--dtypes", type=names, default=("bfloat16", "float32"), help="names, separated by commas")
+    parser.add_argument("--backend", choices=("hopper", "jax_triton"), default="hopper", help="whose kernels are ours")
     parser.add_argument("--rows", type=integers, help="numbers of rows, separated by commas")
     parser.add_argument("--columns", type=integers, default=COLUMNS, help="numbers of columns, separated by commas")
     parser.add_argument("--limit-s", type=float, default=math.inf, help="measure nothing further after this time")
@@ -213,21 +144,45 @@ def shapes_of(operation: Operation, arguments: argparse.Namespace) -> list[Shape
     return [shape for shape in shapes if bytes_of(operation, shape) <= LARGEST_BYTES]
 
 
-def compile_all(pool: ThreadPoolExecutor, operation: Operation, shapes: list[Shape]) -> list[list[Future[Any]]]:
-    """Compiles XLA's and our program for every shape side by side, before anything is timed."""
+class Job(NamedTuple):
+    """Our program of one cell, which a worker process lowers."""
 
-    def compiled(function: Function, m: int, c: int, dtype: str) -> Any:
-        structs = {
-            "x": jax.ShapeDtypeStruct((m, c), dtype),
-            "g": jax.ShapeDtypeStruct((m, c), dtype),
-            "w": jax.ShapeDtypeStruct((c,), dtype),
-            "labels": jax.ShapeDtypeStruct((m,), jnp.int32),
-        }
+    name: str
+    shape: Shape
+    backend: str
+
+    @property
+    def operands(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        return operands(OPERATIONS[self.name], self.shape)
+
+    @property
+    def result(self) -> Any:
+        return jax.eval_shape(OPERATIONS[self.name].ours, *self.operands)
+
+    def function(self, *arrays: Any) -> Any:
+        return OPERATIONS[self.name].ours(*arrays)
+
+
+def lowered(workers: Workers, arguments: argparse.Namespace) -> dict[str, list[Future[Any]]]:
+    """Starts to compile our programs of all cells, with kernels that take long to lower in this process."""
+    return {
+        name: [workers.ours(Job(name, s, arguments.backend)) for s in shapes_of(OPERATIONS[name], arguments)]
+        for name in arguments.ops
+    }
+
+
+def compile_all(
+    pool: ThreadPoolExecutor, operation: Operation, shapes: list[Shape], ours: list[Future[Any]]
+) -> list[list[Future[Any]]]:
+    """Compiles XLA's and our program for every shape side by side, before anything is timed; ours unless given."""
+
+    def compiled(function: Function, shape: Shape) -> Any:
         # A function of its own for each program, or the caches of tracing would be shared between threads.
-        program = jax.jit(lambda *arrays: function(*arrays))
-        return program.lower(*(structs[name] for name in operation.arguments)).compile()
+        return jax.jit(lambda *arrays: function(*arrays)).lower(*operands(operation, shape)).compile()
 
-    pending = [[pool.submit(compiled, f, *shape) for f in (operation.theirs, operation.ours)] for shape in shapes]
+    theirs = [pool.submit(compiled, operation.theirs, shape) for shape in shapes]
+    ours = ours or [pool.submit(compiled, operation.ours, shape) for shape in shapes]
+    pending = [list(pair) for pair in zip(theirs, ours, strict=True)]
     for one in itertools.chain(*pending):
         one.exception()
     return pending

@@ -56,6 +56,7 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
     "quant_matmul": ("m", "k", "n", "weights"),
     "reliability": ("what", "engine"),
     "rows": ("op", "rows", "columns", "dtype"),
+    "rows_jax_triton": ("op", "rows", "columns", "dtype"),
     "sampling": ("rows", "temperature", "peak"),
     "tests": ("tests",),
     "transform_smollm2": ("what", "batch"),

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import export
 
+import bijax
 from pallas_kernels.contract import WgmmaContract
 from pallas_kernels.matmul.hopper.launch import matmul
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
@@ -29,12 +30,16 @@ class Work(Protocol):
     """A program that worker processes can build: an object that can be pickled."""
 
     @property
+    def backend(self) -> str:
+        """The backend whose kernels serve it, as `bijax.prefer_backend` takes it."""
+
+    @property
     def operands(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """The arrays that it takes."""
 
     @property
-    def result(self) -> jax.ShapeDtypeStruct:
-        """The array that it returns."""
+    def result(self) -> Any:
+        """The array that it returns, or a tree of arrays."""
 
     def function(self, *arrays: Any) -> Any:
         """Our form of it."""
@@ -120,7 +125,8 @@ def stablehlo(work: Work) -> bytes:
     """Returns the program that a Hopper GPU gets, serialised."""
     targets = "mosaic_gpu_v2", "triton_kernel_call", "triton_kernel_call_ffi"
     unchecked = [export.DisabledSafetyCheck.custom_call(name) for name in targets]
-    exported = export.export(jax.jit(work.function), platforms=("cuda",), disabled_checks=unchecked)(*work.operands)
+    with bijax.lowering_for("sm_90"), bijax.prefer_backend(work.backend):
+        exported = export.export(jax.jit(work.function), platforms=("cuda",), disabled_checks=unchecked)(*work.operands)
     return exported.mlir_module_serialized
 
 
@@ -129,7 +135,9 @@ def compiled(work: Work, program: bytes) -> Program:
     result = work.result
 
     def wrapper(*arrays: Any) -> Any:
-        return jnp.zeros(result.shape, result.dtype) + sum(a.ravel()[0].astype(result.dtype) for a in arrays)
+        return jax.tree.map(
+            lambda r: jnp.zeros(r.shape, r.dtype) + sum(a.ravel()[0].astype(r.dtype) for a in arrays), result
+        )
 
     shell = export.export(jax.jit(wrapper), platforms=("cuda",))(*work.operands)
     whole = dataclasses.replace(shell, mlir_module_serialized=program)

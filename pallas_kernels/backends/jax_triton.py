@@ -45,7 +45,11 @@ _MATMUL: Final = f"{_OPS}.matmul.jax_triton"
 _ATTENTION: Final = f"{_OPS}.attention.jax_triton"
 _NORM: Final = f"{_OPS}.norm.jax_triton.launch"
 _SOFTMAX: Final = f"{_OPS}.softmax.jax_triton.launch"
+_SUMS: Final = f"{_OPS}.rows.jax_triton.launch"
+_CROSS_ENTROPY: Final = f"{_OPS}.cross_entropy.jax_triton.launch"
+_QUANTIZE: Final = f"{_OPS}.quantize.jax_triton.launch"
 _ROWS: Final = row_contract()
+_CHUNKS: Final = chunk_contract()
 _PACKAGES: Final = Packages(("triton", "jax-triton", "jax-cuda13-plugin|jax-cuda12-plugin"), "cuda13")
 _16_BITS: Final = ("bfloat16", "float16")
 _MOST_SPLITS: Final = 4
@@ -138,7 +142,7 @@ def _kernels(
 ) -> tuple[Kernel, ...]:
     """Returns the kernels for some GPUs, with the contracts of products on their tensor cores."""
 
-    def kernel(operation: str, load: str, contract: Any, functions: Any = None) -> Kernel:
+    def kernel(operation: str, load: str, contract: Any = None, functions: Any = None) -> Kernel:
         options: dict[str, Any] = {"packages": _PACKAGES, "takes_target": True, "by_name": by_name}
         return Kernel(operation, on, load, contract, functions, **options)
 
@@ -159,13 +163,21 @@ def _kernels(
         kernel("rms_norm_gradient", f"{_NORM}:rms_norm_gradient", _ROWS),
         kernel("layer_norm", f"{_NORM}:layer_norm", _ROWS),
         kernel("layer_norm_gradient", f"{_NORM}:layer_norm_gradient", _ROWS),
-        kernel("sum_axis", f"{_OPS}.rows.jax_triton.launch:sum_axis", _ROWS),
+        kernel("norm_weight_gradient", f"{_NORM}:weight_gradient", _CHUNKS),
+        kernel("sum_axis", f"{_SUMS}:sum_axis", _ROWS),
+        kernel("sum_rows", f"{_SUMS}:sum_rows", _CHUNKS),
+        kernel("variance", f"{_SUMS}:variance", _ROWS),
         kernel("softmax", f"{_SOFTMAX}:softmax", _ROWS, PTX_FUNCTIONS),
         kernel("softmax_gradient", f"{_SOFTMAX}:softmax_gradient", _ROWS),
         kernel("log_softmax", f"{_SOFTMAX}:log_softmax", _ROWS, PTX_FUNCTIONS),
         kernel("log_softmax_gradient", f"{_SOFTMAX}:log_softmax_gradient", _ROWS, PTX_FUNCTIONS),
         kernel("logsumexp", f"{_SOFTMAX}:logsumexp", _ROWS, PTX_FUNCTIONS),
         kernel("logsumexp_gradient", f"{_SOFTMAX}:logsumexp_gradient", None, PTX_FUNCTIONS),
+        kernel("cross_entropy", f"{_CROSS_ENTROPY}:cross_entropy", _ROWS, PTX_FUNCTIONS),
+        kernel("cross_entropy_gradient", f"{_CROSS_ENTROPY}:cross_entropy_gradient", None, PTX_FUNCTIONS),
+        kernel("quantize", f"{_QUANTIZE}:quantize"),
+        kernel("quantize_swiglu", f"{_QUANTIZE}:quantize_swiglu", None, PTX_FUNCTIONS),
+        kernel("quantize_norm", f"{_QUANTIZE}:quantize_norm", _ROWS),
     )
 
 

@@ -40,6 +40,9 @@ EXPONENTIAL: Final = (
 )
 """exp(x) for x of at most 0 (or nan), with an error of about 2**-22; results below 2**-126 are 0."""
 
+PLAIN_EXPONENTIAL: Final = f"{{ .reg .f32 t; mul.rn.f32 t, $1, {hexadecimal(LOG2E)}; ex2.approx.ftz.f32 $0, t; }}"
+"""exp(x), with a relative error of |x| * 2**-24 more, for rows of 16 bits; results below 2**-126 are 0."""
+
 SIGMOID_OF_T: Final = f"""
     ex2.approx.ftz.f32 t, t;
     add.rn.f32 t, t, {hexadecimal(1.0)};
@@ -53,3 +56,28 @@ SILU: Final = f"""{{
     .reg .f32 t;
     mul.rn.f32 t, $1, {hexadecimal(-math.log2(math.e))};{SIGMOID_OF_T}"""
 """z / (1 + exp(-z))."""
+
+_QUOTIENT: Final = """
+    mul.rn.f32 h, $1, $2;
+    mul.rn.f32 q, h, $4;
+    neg.f32 n, q;
+    fma.rn.f32 e, n, $3, h;
+    fma.rn.f32 q, e, $4, q;
+    neg.f32 n, q;
+    fma.rn.f32 e, n, $3, h;
+    fma.rn.f32 q, e, $4, q;
+"""
+INTEGER_QUOTIENT: Final = f"{{ .reg .f32 h, q, n, e; {_QUOTIENT} add.rn.f32 q, q, 0f4B400000; mov.b32 $0, q; }}"
+"""The bits of a quotient plus 1.5 * 2**23, which rounds it to an integer, to nearest even: their lowest byte is the
+integer's. The quotient is that of $1 and a scale, rounded to float32 first: $2 is a power of two, $3 the scale times
+it, and $4 the reciprocal of $3. The product with the reciprocal is corrected twice by its remainder (Markstein,
+"Computation of elementary functions on the IBM RISC System/6000 processor", 1990). The power of two keeps the
+remainders of a small scale from being subnormal."""
+
+FLOAT_QUOTIENT: Final = f"{{ .reg .f32 h, q, n, e; {_QUOTIENT} mov.b32 $0, q; }}"
+"""The bits of that quotient in float32."""
+
+SMALL_SCALE: Final = np.float32(2.0**-60)
+"""Scales below it are multiplied by `LARGE_POWER`."""
+
+LARGE_POWER: Final = np.float32(2.0**64)

@@ -5,17 +5,26 @@ from typing import Any, Final
 
 import numpy as np
 
+from pallas_kernels.parts import ptx
+
 _INSTRUCTIONS: Final[dict[str, Callable[..., np.ndarray]]] = {
     "mul.rn.f32": np.multiply,
     "div.rn.f32": np.divide,
     "fma.rn.f32": lambda a, b, c: a.astype(np.float64) * b + c,
     "ex2.approx.ftz.f32": np.exp2,
 }
-_FUNCTIONS: Final[dict[str, Callable[..., np.ndarray]]] = {"tanh": np.tanh, "log2": np.log2}
+_SEQUENCES: Final[dict[str, Callable[..., np.ndarray]]] = {
+    ptx.EXPONENTIAL: np.exp,
+    ptx.PLAIN_EXPONENTIAL: np.exp,
+    ptx.SILU: lambda z: z / (1 + np.exp(-z)),
+    ptx.INTEGER_QUOTIENT: lambda h, power, divisor, _: np.rint(h * power / divisor).astype(np.int32),
+    ptx.FLOAT_QUOTIENT: lambda h, power, divisor, _: (h * power / divisor + np.float32(0)).view(np.int32),
+}
+_FUNCTIONS: Final[dict[str, Callable[..., np.ndarray]]] = {"tanh": np.tanh, "log2": np.log2, "log": np.log}
 
 
 def interpret_instructions() -> None:
-    """Teaches the interpreter of this process what the attention kernels need."""
+    """Teaches the interpreter of this process what the kernels need."""
     from triton.language import core as tl
     from triton.language.extra import libdevice
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
@@ -31,9 +40,13 @@ def interpret_instructions() -> None:
     def computed(function: Callable[..., np.ndarray], operands: list[Any]) -> Any:
         with np.errstate(all="ignore"):
             found = function(*(x.data for x in operands))
+        if found.dtype == np.int32:
+            return TensorHandle(found, tl.int32)
         return TensorHandle(np.asarray(found, np.float32), tl.float32)
 
     def create_inline_asm(_: Any, asm: str, constraints: str, operands: list[Any], *__: Any) -> Any:
+        if asm in _SEQUENCES:
+            return Results(computed(_SEQUENCES[asm], operands))
         instruction = asm.split()[0]
         return Results(operands[0] if instruction == "mov.b32" else computed(_INSTRUCTIONS[instruction], operands))
 

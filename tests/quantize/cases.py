@@ -1,5 +1,6 @@
-"""The kernels that quantise and pick rows for a Hopper GPU, each beside its portable form, on the same arguments."""
+"""The kernels that quantise and pick rows, each beside its portable form, on the same arguments."""
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 from bijax.testing import hostile_rows
 from pallas_kernels.contract import QuantizeContract, row_contract
 from pallas_kernels.quantize import hopper, portable
+from pallas_kernels.target import Target
 
 
 @dataclass(frozen=True)
@@ -18,12 +20,31 @@ class Case:
 
     name: str
     portable: Callable[..., Any]
-    hopper: Callable[..., Any]
+    kernel: Callable[..., Any]
     arguments: tuple[Any, ...]
     parameters: dict[str, Any]
 
 
-def cases(m: int, columns: int, dtype: str, smooth: str = "float32", kind: str = "normal") -> Iterator[Case]:
+def hopper_kernel(name: str) -> Callable[..., Any]:
+    kernel: Callable[..., Any] = getattr(hopper, name)
+    return kernel
+
+
+def triton_kernel(name: str, target: str = "sm_90") -> Callable[..., Any]:
+    """Returns a kernel through jax-triton for a target."""
+    from pallas_kernels.quantize.jax_triton import launch  # needs Triton
+
+    return functools.partial(getattr(launch, name), target=Target.parse(target))
+
+
+def cases(
+    m: int,
+    columns: int,
+    dtype: str,
+    smooth: str = "float32",
+    kind: str = "normal",
+    kernel: Callable[[str], Callable[..., Any]] = hopper_kernel,
+) -> Iterator[Case]:
     """Yields every operation on (m, columns) arrays, m at least 4; rows of zeros, with nan and with inf among them."""
     rng = np.random.default_rng(0)
     x, residual = (np.array(hostile_rows(seed, (m, columns), dtype)[k]) for seed, k in ((0, kind), (1, "normal")))
@@ -36,10 +57,10 @@ def cases(m: int, columns: int, dtype: str, smooth: str = "float32", kind: str =
     for name in ("int8", "float8_e4m3fn"):
         of = {"contract": QuantizeContract(name)}  # type: ignore[arg-type]
         quantize = {"quantize": of["contract"]}
-        yield Case(f"quantize {name}", portable.quantize, hopper.quantize, (x, s), of)
+        yield Case(f"quantize {name}", portable.quantize, kernel("quantize"), (x, s), of)
         arguments = (x, by_expert, place, expert)
-        yield Case(f"quantize picked {name}", portable.quantize, hopper.quantize, arguments, of)
+        yield Case(f"quantize picked {name}", portable.quantize, kernel("quantize"), arguments, of)
         arguments = (x, w, s, residual)
-        yield Case(f"quantize_norm {name}", portable.quantize_norm, hopper.quantize_norm, arguments, quantize | norm)
-    yield Case("quantize alone", portable.quantize, hopper.quantize, (x,), of)
-    yield Case("quantize_norm alone", portable.quantize_norm, hopper.quantize_norm, (x,), quantize | norm)
+        yield Case(f"quantize_norm {name}", portable.quantize_norm, kernel("quantize_norm"), arguments, quantize | norm)
+    yield Case("quantize alone", portable.quantize, kernel("quantize"), (x,), of)
+    yield Case("quantize_norm alone", portable.quantize_norm, kernel("quantize_norm"), (x,), quantize | norm)

@@ -21,7 +21,7 @@ from tests.quantize.cases import Case, cases
 @pytest.mark.tier("full")
 @pytest.mark.parametrize("case", [*cases(4, 272, "bfloat16"), *cases(4, 1056, "float32")], ids=lambda c: c.name)
 def test_the_bits_are_those_of_the_portable_form(case: Case) -> None:
-    found = case.hopper(*case.arguments, **case.parameters, interpret=plgpu.InterpretGPUParams())
+    found = case.kernel(*case.arguments, **case.parameters, interpret=plgpu.InterpretGPUParams())
     assert_bits_equal(found, case.portable(*case.arguments, **case.parameters), err_msg=case.name)
 
 

@@ -1,5 +1,6 @@
-"""The kernels of rows and of sums over rows for a Hopper GPU, each beside its portable form, on the same arguments."""
+"""The kernels of rows and of sums over rows, each beside its portable form, on the same arguments."""
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from pallas_kernels.norm import hopper as norm_hopper
 from pallas_kernels.norm import portable as norm
 from pallas_kernels.rows import hopper as rows_hopper
 from pallas_kernels.rows import portable as rows
+from pallas_kernels.target import Target
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class Case:
 
     name: str
     portable: Callable[..., Any]
-    hopper: Callable[..., Any]
+    kernel: Callable[..., Any]
     arguments: tuple[Any, ...]
     parameters: dict[str, Any]
 
@@ -40,18 +42,39 @@ class Case:
 
     def all_found(self, cases: "Iterable[Case]") -> Iterator[list[np.ndarray]]:
         """Yields what this case's kernel, compiled once, gives on the default device for each case's arguments."""
-        program = jax.jit(lambda *a: self.hopper(*a, **self.parameters))
+        program = jax.jit(lambda *a: self.kernel(*a, **self.parameters))
         for case in cases:
             yield [np.asarray(r) for r in jax.tree.leaves(program(*case.arguments))]
 
     def found(self, **parameters: Any) -> list[np.ndarray]:
         """Returns what the kernel gives on the default device."""
-        results = self.hopper(*self.arguments, **self.parameters, **parameters)
+        results = self.kernel(*self.arguments, **self.parameters, **parameters)
         return [np.asarray(r) for r in jax.tree.leaves(results)]
 
 
-def cases(m: int, columns: int, dtype: str, weights: str | None = None, kind: str = "normal") -> Iterator[Case]:
-    """Yields every operation on (m, columns) arrays, with vectors of the dtype `weights`."""
+def triton_kernel(name: str, target: str = "sm_90") -> Callable[..., Any]:
+    """Returns a kernel of rows through jax-triton for a target."""
+    from pallas_kernels.norm.jax_triton import launch as norm_triton  # needs Triton
+    from pallas_kernels.rows.jax_triton import launch as rows_triton
+
+    module = norm_triton if hasattr(norm, name) else rows_triton
+    return functools.partial(getattr(module, name), target=Target.parse(target))
+
+
+def hopper_kernel(name: str) -> Callable[..., Any]:
+    kernel: Callable[..., Any] = getattr(norm_hopper if hasattr(norm, name) else rows_hopper, name)
+    return kernel
+
+
+def cases(
+    m: int,
+    columns: int,
+    dtype: str,
+    weights: str | None = None,
+    kind: str = "normal",
+    kernel: Callable[[str], Callable[..., Any]] = hopper_kernel,
+) -> Iterator[Case]:
+    """Yields every operation on (m, columns) arrays, with vectors of the dtype `weights`, and `kernel(name)`."""
     data = [hostile_rows(seed, (m, columns), dtype) for seed in range(3)]
     x, g, residual = data[0][kind], data[1]["normal"], data[2]["normal"]
     w, b = (hostile_rows(seed, (columns,), weights or dtype)["normal"] for seed in (3, 4))
@@ -59,8 +82,8 @@ def cases(m: int, columns: int, dtype: str, weights: str | None = None, kind: st
     along, over, eps = {"contract": row_contract()}, {"contract": chunk_contract()}, {"eps": 1e-6}
 
     def case(name: str, arguments: tuple[Any, ...], parameters: dict[str, Any], label: str = "") -> Case:
-        ours, theirs = (norm_hopper, norm) if hasattr(norm, name) else (rows_hopper, rows)
-        return Case(f"{name}{label}", getattr(theirs, name), getattr(ours, name), arguments, parameters)
+        theirs = getattr(norm if hasattr(norm, name) else rows, name)
+        return Case(f"{name}{label}", theirs, kernel(name), arguments, parameters)
 
     yield case("rms_norm", (x, w), along | eps)
     yield case("rms_norm", (x, None, residual), along | eps, " of a sum")

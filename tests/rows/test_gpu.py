@@ -1,6 +1,5 @@
 """Norms, sums and gradients of weights on a Hopper GPU: the bits of the CPU's portable form, in any batch."""
 
-import hashlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,12 +11,12 @@ import pytest
 
 import bijax
 from bijax.testing import assert_batch_invariant, assert_bits_equal, hostile_rows
-from pallas_kernels.contract import chunk_contract, row_contract
-from pallas_kernels.norm import hopper as norm
+from pallas_kernels.contract import chunk_contract
 from pallas_kernels.parts.hopper import batch_sum
 from pallas_kernels.rows import hopper as rows
 from pallas_kernels.schedule.hopper.batch_sum import ChunkSchedule
-from tests.rows.row_kernel_cases import Case, cases
+from tests.rows.golden_rows import GOLDEN, golden_hash
+from tests.rows.row_kernel_cases import Case, cases, hopper_kernel
 
 pytestmark = pytest.mark.gpu
 
@@ -166,34 +165,6 @@ def test_gradients_against_float64(name: str, columns: int) -> None:
     assert np.abs(np.asarray(dw) - (g * normal).sum(0)).max() < 1e-4
 
 
-# Correctly rounded steps in a fixed order: the hash on every machine, CPU or GPU.
-GOLDEN = {
-    "rms_norm": "ac66feb54b0c5839",
-    "rms_norm_gradient": "b46b1759e8626f53",
-    "layer_norm": "57cc0c2b9e9c2548",
-    "layer_norm_gradient": "513ef18ddec344fa",
-    "weight_gradient": "ff3de98d9ee71bf3",
-    "sum_axis": "b76158dfab279f6d",
-    "sum_rows": "66bf2d1d0fa5a046",
-}
-
-
 @pytest.mark.parametrize("name", GOLDEN)
 def test_golden_hashes(name: str) -> None:
-    assert golden_hash(name, norm.__dict__ | rows.__dict__) == GOLDEN[name]
-
-
-def golden_hash(name: str, kernels: dict[str, Any]) -> str:
-    x, g = (jnp.asarray(hostile_rows(seed, (200, 576), "float32")["normal"]) for seed in (0, 1))
-    w, factor = x[0], jnp.abs(g[:, :1])
-    calls: dict[str, Callable[..., Any]] = {
-        "rms_norm": lambda f: f(x, w, eps=1e-6, contract=row_contract()),
-        "rms_norm_gradient": lambda f: f(x, factor, g, w, contract=row_contract()),
-        "layer_norm": lambda f: f(x, w, w, eps=1e-6, contract=row_contract()),
-        "layer_norm_gradient": lambda f: f(x, factor, factor, g, w, contract=row_contract()),
-        "weight_gradient": lambda f: f(x, factor, g, contract=chunk_contract()),
-        "sum_axis": lambda f: f(x[:, :, None], contract=row_contract()),
-        "sum_rows": lambda f: f(x, contract=chunk_contract()),
-    }
-    results = jax.tree.leaves(calls[name](kernels[name]))
-    return hashlib.sha256(b"".join(np.asarray(r).tobytes() for r in results)).hexdigest()[:16]
+    assert golden_hash(name, hopper_kernel(name)) == GOLDEN[name]

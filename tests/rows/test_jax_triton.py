@@ -1,151 +1,208 @@
-"""Norms, sums and the softmax family through jax-triton without a GPU: bits in the interpreter, and machine code."""
+"""Row kernels through jax-triton without a GPU: bits and numbers in the interpreter, and machine code."""
 
+import functools
 import importlib.util
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from pallas_kernels.contract import RowContract, row_contract
+from pallas_kernels.contract import (
+    PTX_FUNCTIONS,
+    ChunkContract,
+    QuantizeContract,
+    RowContract,
+    chunk_contract,
+    row_contract,
+)
 from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.schedule.jax_triton.batch_sum import ChunkSchedule
+from pallas_kernels.schedule.jax_triton.rows import RowSchedule, row_schedule
 from pallas_kernels.target import Target
 from tests.jax_triton.machine_code import TARGETS, check_resources, compiled, launches_of, needs_triton
 
 if importlib.util.find_spec("triton"):
+    from pallas_kernels.cross_entropy.jax_triton import launch as cross_entropy
     from pallas_kernels.norm.jax_triton import launch as norm
+    from pallas_kernels.quantize.jax_triton import launch as quantize
     from pallas_kernels.rows.jax_triton import launch as rows
     from pallas_kernels.softmax.jax_triton import launch as softmax
 
 ROOT = Path(__file__).parents[2]
 CONTRACT = row_contract()
 
-_BITS = """
-import json, sys
-import jax, jax.numpy as jnp, numpy as np
-from tests.jax_triton.interpreted import interpret_launches
-from bijax.testing import hostile_rows
-from pallas_kernels.contract import row_contract
-from pallas_kernels.norm import portable as norm
-from pallas_kernels.norm.jax_triton import launch as norm_triton
-from pallas_kernels.rows import portable as rows
-from pallas_kernels.rows.jax_triton import launch as rows_triton
-from pallas_kernels.target import Target
-
-interpret_launches()
-contract, target, different, plain = row_contract(), Target.parse("sm_80"), [], 0
-FEW = 1100  # columns for which only a norm and sums are compared
-
-def compare(name, found, expected):
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        if not np.array_equal(np.asarray(a).view(np.uint32), np.asarray(b).view(np.uint32)):
-            different.append(name)
-
-for columns in json.loads(sys.argv[1]):
-    for kind in sys.argv[2:]:
-        def random(i):
-            return jnp.asarray(hostile_rows(i, (3, columns), "float32")[kind if i == 0 else "normal"])
-
-        x, g, r = map(random, range(3))
-        w, b = (jnp.asarray(hostile_rows(i, (columns,), "float32")["normal"]) for i in (4, 5))
-        for n, (a, k, options) in enumerate([
-            (norm_triton.rms_norm, norm.rms_norm, {"residual": r, "weight": w, "eps": 1e-6}),
-            (norm_triton.rms_norm, norm.rms_norm, {"eps": 1e-6}),
-            (norm_triton.layer_norm, norm.layer_norm, {"weight": w, "bias": b, "eps": 1e-6}),
-        ][: 1 if columns == FEW else None]):
-            compare(f"norm {n} {columns} {kind}", a(x, **options, contract=contract, target=target),
-                    k(x, **options, contract=contract))
-        for divided in (False, True):
-            total = rows.sum_axis(x[:, :, None], contract=contract, mean=divided)
-            compare(f"sum {columns} {kind}",
-                    rows_triton.sum_axis(x[:, :, None], contract=contract, mean=divided, target=target), total)
-        ordered = rows.sum_axis(x[:, :, None], contract=contract)
-        plain += int((np.asarray(jnp.cumsum(x, 1)[:, -1:]) != np.asarray(ordered)).sum())
-        if columns == FEW:
-            continue
-        h, factor, total = norm.rms_norm(x, w, r, eps=1e-6, contract=contract)
-        compare(f"rms gradient {columns} {kind}",
-                norm_triton.rms_norm_gradient(total, factor, g, w, r, contract=contract, target=target),
-                norm.rms_norm_gradient(total, factor, g, w, r, contract=contract))
-        _, mean, factor = norm.layer_norm(x, w, b, eps=1e-6, contract=contract)
-        compare(f"layer gradient {columns} {kind}",
-                norm_triton.layer_norm_gradient(x, mean, factor, g, w, contract=contract, target=target),
-                norm.layer_norm_gradient(x, mean, factor, g, w, contract=contract))
-print(json.dumps([different, plain]))
-"""
-
 
 @needs_triton
-@pytest.mark.tier("full", fast=("1100-wide",))
+@pytest.mark.tier("full", fast=("a norm",))
 @pytest.mark.parametrize(
-    ("columns", "kinds"), [("1100", "wide"), ("1, 77, 128, 576, 1024, 4096, 5000", "normal wide cancelling")]
+    ("columns", "kinds", "name"),
+    [
+        pytest.param("200", "wide", "rms_norm of a sum", id="a norm"),
+        pytest.param("77,576,1100,5000", "normal,wide,cancelling", "", id="all"),
+        pytest.param("25000", "normal", "norm", id="wide rows"),
+    ],
 )
-def test_the_bits_are_those_of_the_portable_programs(columns: str, kinds: str) -> None:
+def test_numbers_in_the_interpreter(columns: str, kinds: str, name: str) -> None:
+    """Sums and norms have the bits of the portable programs, functions of softmax are near float64."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", _BITS, f"[{columns}]", *kinds.split()]
+    command = [sys.executable, "-m", "tests.rows.interpreted_rows", columns, kinds, name]
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    different, plain = json.loads(run.stdout.splitlines()[-1])
-    assert different == []
-    assert plain > 0  # the control: another order of the sum
+    assert json.loads(run.stdout.splitlines()[-1]) == []
 
 
-def calls(target: Target, columns: int) -> dict[str, tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]]:
-    x, w = jax.ShapeDtypeStruct((8, columns), "bfloat16"), jax.ShapeDtypeStruct((columns,), "bfloat16")
-    n = jax.ShapeDtypeStruct((8, 1), "float32")
+def test_another_order_has_other_bits() -> None:
+    """The control of the bits above."""
+    x = np.random.default_rng(0).standard_normal((3, 1100)).astype(np.float32)
+    assert (jnp.cumsum(jnp.asarray(x), 1)[:, -1] != jnp.asarray(x).sum(1)).any()
+
+
+Calls = dict[str, tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]]
+
+
+def calls(target: Target, columns: int, dtype: str, m: int = 300) -> Calls:
+    x, w = jax.ShapeDtypeStruct((m, columns), dtype), jax.ShapeDtypeStruct((columns,), dtype)
+    n, label = jax.ShapeDtypeStruct((m, 1), "float32"), jax.ShapeDtypeStruct((m, 1), "int32")
+    total = jax.ShapeDtypeStruct((columns,), "float32")
     both: dict[str, Any] = {"contract": CONTRACT, "target": target}
+    chunks: dict[str, Any] = {"contract": chunk_contract(), "target": target}
+    int8, eight = QuantizeContract(), QuantizeContract("float8_e4m3fn")
+    swiglu: dict[str, Any] = {"contract": int8, "functions": PTX_FUNCTIONS, "target": target}
     return {
         "rms_norm": (lambda x, w: norm.rms_norm(x, w, x, eps=1e-6, **both), (x, w)),
         "rms_norm_gradient": (lambda x, n, w: norm.rms_norm_gradient(x, n, x, w, x, **both), (x, n, w)),
         "layer_norm": (lambda x, w: norm.layer_norm(x, w, w, eps=1e-6, **both), (x, w)),
         "layer_norm_gradient": (lambda x, n, w: norm.layer_norm_gradient(x, n, n, x, w, **both), (x, n, w)),
+        "norm_weight_gradient": (lambda x, n: norm.weight_gradient(x, n, x, n, **chunks), (x, n)),
         "sum_axis": (lambda x: rows.sum_axis(x[:, :, None], mean=True, **both), (x,)),
+        "variance": (lambda x: rows.variance(x[:, :, None], ddof=0, **both), (x,)),
+        "sum_rows": (lambda x, total: rows.sum_rows(x, accumulate=total, **chunks), (x, total)),
         "softmax": (lambda x: softmax.softmax(x, **both), (x,)),
         "softmax_gradient": (lambda x: softmax.softmax_gradient(x, x, **both), (x,)),
         "log_softmax": (lambda x: softmax.log_softmax(x, **both), (x,)),
         "log_softmax_gradient": (lambda x, n: softmax.log_softmax_gradient(x, n, n, x, **both), (x, n)),
         "logsumexp": (lambda x: softmax.logsumexp(x, **both), (x,)),
         "logsumexp_gradient": (lambda x, n: softmax.logsumexp_gradient(x, n, n, n, target=target), (x, n)),
+        "cross_entropy": (lambda x, i: cross_entropy.cross_entropy(x, i, z_loss=0.01, **both), (x, label)),
+        "cross_entropy_gradient": (
+            lambda x, i, n: cross_entropy.cross_entropy_gradient(x, i, n, n, n, z_loss=0.01, target=target),
+            (x, label, n),
+        ),
+        "quantize": (
+            lambda x, w, i: quantize.quantize(x, jnp.stack([w, w]), i, i, contract=eight, target=target),
+            (x, w, label),
+        ),
+        "quantize_swiglu": (lambda x, w: quantize.quantize_swiglu(jnp.concatenate([x, x], 1), w, **swiglu), (x, w)),
+        "quantize_norm": (
+            lambda x, w: quantize.quantize_norm(x, w, w, x, eps=1e-6, quantize=int8, **both),
+            (x, w),
+        ),
     }
 
 
-NAMES = tuple(calls(Target.parse("sm_80"), 8))
+NAMES = tuple(calls(Target.parse("sm_80"), 8, "float32"))
+FUSED = {
+    # Products and sums are fused in the functions' own sequences alone: exp of float32 and a quotient of 8 bits.
+    "float32": {
+        name for name in NAMES if any(part in name for part in ("softmax", "logsumexp", "entropy", "quantize"))
+    },
+    "bfloat16": {"quantize", "quantize_swiglu", "quantize_norm"},
+}
+FUSED["float32"] -= {"softmax_gradient"}
 
 
 @needs_triton
-@pytest.mark.tier("full", fast=("4096-softmax-sm_80",))
+@pytest.mark.tier("full", fast=("4096-bfloat16-cross_entropy-sm_80",))
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("columns", [77, 4096, 128256])
-def test_machine_code(columns: int, name: str, target: str) -> None:
+@pytest.mark.parametrize(
+    ("columns", "dtype"), [(77, "float32"), (4096, "bfloat16"), (32000, "float32"), (128256, "bfloat16")]
+)
+def test_machine_code(columns: int, dtype: str, name: str, target: str) -> None:
     gpu = Target.parse(target)
-    function, arrays = calls(gpu, columns)[name]
-    (launch,) = launches_of(function, *arrays)
-    assert not launch.fuses
-    code = compiled(launch)
-    check_resources(code, gpu)
-    assert code.count(r"\b(RED|ATOM)") == 0  # no sums of several programs
-    assert "div.full" not in code.ptx  # quotients and roots are rounded correctly
-    assert "sqrt.approx" not in code.ptx
-    # Products and sums are fused in the functions' own sequences alone.
-    fused = code.ptx.count("fma.rn.f32")
-    assert (fused > 0) == any(part in name for part in ("softmax", "logsumexp")) or name == "softmax_gradient"
+    function, arrays = calls(gpu, columns, dtype)[name]
+    for launch in launches_of(function, *arrays):
+        assert not launch.fuses
+        code = compiled(launch)
+        check_resources(code, gpu)
+        assert code.count(r"\b(RED|ATOM)") == 0  # no sums of several programs
+        assert "div.full" not in code.ptx  # quotients and roots are rounded correctly
+        assert "sqrt.approx" not in code.ptx
+        if launch.name != "add_chunks_kernel":
+            assert (code.ptx.count("fma.rn.f32") > 0) == (name in FUSED[dtype])
+        if columns == 4096 and "gradient" not in name:
+            assert code.count(r"LDG\.E\S*\.(64|128)") > 0  # neighbouring columns are read at once
+
+
+def every_rule() -> Iterator[tuple[RowSchedule, int, str]]:
+    """Yields the schedules that the rule chooses, each with rows and a dtype for which it does."""
+    found: dict[tuple[RowSchedule, str], int] = {}
+    for columns in (77, 1024, 2048, 4096, 8192, 12000, 20000, 32000, 128256):
+        for m in (8, 300):
+            for dtype, size in (("bfloat16", 2), ("float32", 4)):
+                for arrays in (1, 2):
+                    for writes in (True, False):
+                        lanes = CONTRACT.lanes(columns)
+                        schedule = row_schedule(m, columns, lanes, (size,) * arrays, writes=writes)
+                        found[schedule, dtype] = columns
+    return ((schedule, columns, dtype) for (schedule, dtype), columns in found.items())
+
+
+@needs_triton
+@pytest.mark.tier("full")
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", ["rms_norm", "softmax", "cross_entropy"])
+def test_every_schedule_of_the_rule_fits(name: str, target: str) -> None:
+    gpu = Target.parse(target)
+    both: dict[str, Any] = {"contract": CONTRACT, "target": gpu}
+    for schedule, columns, dtype in every_rule():
+        x, labels = jax.ShapeDtypeStruct((300, columns), dtype), jax.ShapeDtypeStruct((300, 1), "int32")
+        function: dict[str, Callable[..., Any]] = {
+            "rms_norm": functools.partial(norm.rms_norm, eps=1e-6, schedule=schedule, **both),
+            "softmax": functools.partial(softmax.softmax, schedule=schedule, **both),
+            "cross_entropy": functools.partial(cross_entropy.cross_entropy, z_loss=0.0, schedule=schedule, **both),
+        }
+        (launch,) = launches_of(function[name], x, *([labels] if name == "cross_entropy" else []))
+        check_resources(compiled(launch), gpu)
+
+
+@needs_triton
+@pytest.mark.tier("full")
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("schedule", [ChunkSchedule(32, 1), ChunkSchedule(512, 4), ChunkSchedule(256, 4)], ids=str)
+def test_every_cut_of_a_chunk_fits(schedule: ChunkSchedule, target: str) -> None:
+    gpu = Target.parse(target)
+    for dtype in ("bfloat16", "float32"):
+        x, n = jax.ShapeDtypeStruct((300, 4096), dtype), jax.ShapeDtypeStruct((300, 1), "float32")
+        options: dict[str, Any] = {"contract": chunk_contract(), "target": gpu, "schedule": schedule}
+        for launch in launches_of(lambda x, n, o=options: norm.weight_gradient(x, n, x, n, **o), x, n):
+            check_resources(compiled(launch), gpu)
 
 
 @needs_triton
 def test_what_is_refused() -> None:
     gpu = Target.parse("sm_80")
     x, wide = jax.ShapeDtypeStruct((2, 8), "float32"), jax.ShapeDtypeStruct((2, 8), "float64")
+    three = jax.ShapeDtypeStruct((2, 8, 3), "float32")
     with pytest.raises(UnsupportedError, match="expected the contract rows/v2"):
         jax.eval_shape(lambda x: softmax.softmax(x, contract=RowContract(most_lanes=256), target=gpu), x)
+    with pytest.raises(UnsupportedError, match=r"sum_rows: expected rows of float32, .* in chunks of 128 rows"):
+        jax.eval_shape(lambda x: rows.sum_rows(x, contract=ChunkContract(64), target=gpu), x)
+    with pytest.raises(ValueError, match="warps must be a power of two, got 3"):
+        RowSchedule(1, 3, held=True)
     assert not softmax.softmax.serves(wide)
-    assert not norm.rms_norm.serves(jax.ShapeDtypeStruct((2, 200_000), "float32"))
-    assert not rows.sum_axis.serves(jax.ShapeDtypeStruct((2, 8, 3), "float32"))
+    assert norm.rms_norm.serves(jax.ShapeDtypeStruct((2, 200_000), "float32"))
+    assert not rows.sum_axis.serves(three)
+    assert rows.sum_axis.serves(three, mean=True)  # the portable program rounds the quotient otherwise
+    assert not rows.variance.serves(three, ddof=8)
     empty = jax.eval_shape(
         lambda x: norm.layer_norm(x, eps=1e-6, contract=CONTRACT, target=gpu), jax.ShapeDtypeStruct((0, 8), "float32")
     )

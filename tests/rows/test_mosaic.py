@@ -40,7 +40,7 @@ def test_interpreted_kernels_give_the_portable_bits(
 
 @pytest.mark.parametrize("case", [*ROWS.values(), CHUNKS["sum_rows"]], ids=lambda case: case.name)
 def test_programs_for_a_gpu_lower_with_a_kernel(case: Case) -> None:
-    program = jax.jit(lambda *arguments: case.hopper(*arguments, **case.parameters)).trace(*case.arguments)
+    program = jax.jit(lambda *arguments: case.kernel(*arguments, **case.parameters)).trace(*case.arguments)
     assert "mosaic_gpu" in program.lower(lowering_platforms=("cuda",)).as_text()
 
 

@@ -1,9 +1,28 @@
-"""Bodies of the Triton kernels of norms: one row per program, every step rounded as in the portable programs."""
+"""Bodies of the Triton kernels of norms: every step is rounded as in the portable programs."""
 
 import triton
 import triton.language as tl
 
-from pallas_kernels.parts.jax_triton.rows import mean_of, places
+from pallas_kernels.parts.jax_triton.chunks import columns_of_row, number_of_row, sum_chunk, write_strip
+from pallas_kernels.parts.jax_triton.rows import (
+    add_lanes,
+    held,
+    number,
+    of_columns,
+    piece,
+    preloaded,
+    put,
+    quotient,
+    read,
+    read_vector,
+    reciprocal_root,
+    rows_of,
+    starts,
+    totals_of,
+    vector,
+    write,
+    zeros,
+)
 
 
 @triton.jit
@@ -11,41 +30,46 @@ def rms_norm_kernel(
     x_ptr,
     weight_ptr,
     residual_ptr,
+    count,
     y_ptr,
     factor_ptr,
     total_ptr,
     EPS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    LANES: tl.constexpr,
-    BLOCKS: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    form: tl.constexpr,
 ):
-    """Computes h * factor * weight, with h = x + residual and factor = 1 / sqrt(sum(h * h) / COLUMNS + EPS)."""
-    row = tl.program_id(0)
-    lanes = tl.zeros((LANES,), tl.float32)
-    for block in range(BLOCKS):
-        columns, offsets = places(row, block, COLUMNS, LANES)
-        h = tl.load(x_ptr + offsets, mask=columns < COLUMNS, other=0.0).to(tl.float32)
-        if HAS_RESIDUAL:
-            h += tl.load(residual_ptr + offsets, mask=columns < COLUMNS, other=0.0).to(tl.float32)
-            total = h.to(total_ptr.dtype.element_ty)
-            tl.store(total_ptr + offsets, total, mask=columns < COLUMNS)
-            h = total.to(tl.float32)
-        lanes += h * h
-    mean = mean_of(lanes, COLUMNS, LANES)
-    factor = tl.div_rn(tl.full((), 1.0, tl.float32), tl.sqrt_rn(mean + EPS))
-    tl.store(factor_ptr + row, factor)
-    for block in range(BLOCKS):
-        columns, offsets = places(row, block, COLUMNS, LANES)
-        h = tl.load(x_ptr + offsets, mask=columns < COLUMNS, other=0.0).to(tl.float32)
-        if HAS_RESIDUAL:
-            h += tl.load(residual_ptr + offsets, mask=columns < COLUMNS, other=0.0).to(tl.float32)
-            h = h.to(total_ptr.dtype.element_ty).to(tl.float32)
-        y = h * factor
-        if HAS_WEIGHT:
-            y = y * tl.load(weight_ptr + columns, mask=columns < COLUMNS, other=0.0).to(tl.float32)
-        tl.store(y_ptr + offsets, y.to(y_ptr.dtype.element_ty), mask=columns < COLUMNS)
+    """Computes h * factor * weight, with h = x + residual and factor = 1 / sqrt(sum(h * h) / C + EPS)."""
+    BLOCKS: tl.constexpr = form.blocks
+    PIECE: tl.constexpr = form.piece
+    rows = rows_of(count, form)
+    x = starts(x_ptr, rows, form)
+    residual = starts(residual_ptr, rows, form)
+    kept = held(x, rows, form)
+    weight = preloaded(weight_ptr, HAS_WEIGHT, form)
+    totals = ()
+    squares = zeros(tl.float32, form)
+    for first in (tl.static_range if form.held else tl.range)(0, BLOCKS, PIECE):
+        found = totals_of(kept, x, residual, rows, first, HAS_RESIDUAL, form)
+        for i in tl.static_range(PIECE):
+            if HAS_RESIDUAL:
+                write(total_ptr, rows, first + i, found[i], form)
+            h = found[i].to(tl.float32)
+            squares += h * h
+        if form.held:
+            totals = found
+    factor = reciprocal_root(add_lanes(squares, form), EPS, form)
+    put(factor_ptr, rows, factor)
+    for first in (tl.static_range if form.held else tl.range)(0, BLOCKS, PIECE):
+        if form.held:
+            found = totals
+        else:
+            found = totals_of((), x, residual, rows, first, HAS_RESIDUAL, form)
+        for i in tl.static_range(PIECE):
+            y = found[i].to(tl.float32) * factor
+            if HAS_WEIGHT:
+                y = y * vector(weight, weight_ptr, first + i, form)
+            write(y_ptr, rows, first + i, y, form)
 
 
 @triton.jit
@@ -55,31 +79,41 @@ def rms_norm_gradient_kernel(
     g_ptr,
     weight_ptr,
     g_sum_ptr,
+    count,
     dh_ptr,
-    COLUMNS: tl.constexpr,
-    LANES: tl.constexpr,
-    BLOCKS: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
     HAS_SUM: tl.constexpr,
+    form: tl.constexpr,
 ):
-    """Computes factor * (gw - n * (sum(gw * n) / COLUMNS)) + g_sum, with n = h * factor and gw = g * weight."""
-    row = tl.program_id(0)
-    factor = tl.load(factor_ptr + row)
-    lanes = tl.zeros((LANES,), tl.float32)
-    for block in range(BLOCKS):
-        columns, offsets = places(row, block, COLUMNS, LANES)
-        normal = tl.load(h_ptr + offsets, mask=columns < COLUMNS, other=0.0).to(tl.float32) * factor
-        gw = _weighted(g_ptr + offsets, weight_ptr + columns, columns < COLUMNS, HAS_WEIGHT)
-        lanes += tl.where(columns < COLUMNS, gw * normal, 0.0)
-    mean = mean_of(lanes, COLUMNS, LANES)
-    for block in range(BLOCKS):
-        columns, offsets = places(row, block, COLUMNS, LANES)
-        normal = tl.load(h_ptr + offsets, mask=columns < COLUMNS, other=0.0).to(tl.float32) * factor
-        gw = _weighted(g_ptr + offsets, weight_ptr + columns, columns < COLUMNS, HAS_WEIGHT)
-        dh = factor * (gw - normal * mean)
-        if HAS_SUM:
-            dh += tl.load(g_sum_ptr + offsets, mask=columns < COLUMNS, other=0.0).to(tl.float32)
-        tl.store(dh_ptr + offsets, dh.to(dh_ptr.dtype.element_ty), mask=columns < COLUMNS)
+    """Computes factor * (gw - n * (sum(gw * n) / C)) + g_sum, with n = h * factor and gw = g * weight."""
+    BLOCKS: tl.constexpr = form.blocks
+    PIECE: tl.constexpr = form.piece
+    rows = rows_of(count, form)
+    h = starts(h_ptr, rows, form)
+    g = starts(g_ptr, rows, form)
+    hs = held(h, rows, form)
+    gs = held(g, rows, form)
+    factor = number(factor_ptr, rows)
+    products = zeros(tl.float32, form)
+    for first in (tl.static_range if form.held else tl.range)(0, BLOCKS, PIECE):
+        h_piece = piece(hs, h, rows, first, form)
+        g_piece = piece(gs, g, rows, first, form)
+        for i in tl.static_range(PIECE):
+            normal = h_piece[i].to(tl.float32) * factor
+            gw = _weighted(g_piece[i].to(tl.float32), weight_ptr, first + i, HAS_WEIGHT, form)
+            products += of_columns(gw * normal, first + i, form)
+    mean = quotient(add_lanes(products, form), form.columns)
+    g_sum = starts(g_sum_ptr, rows, form)
+    for first in (tl.static_range if form.held else tl.range)(0, BLOCKS, PIECE):
+        h_piece = piece(hs, h, rows, first, form)
+        g_piece = piece(gs, g, rows, first, form)
+        for i in tl.static_range(PIECE):
+            normal = h_piece[i].to(tl.float32) * factor
+            gw = _weighted(g_piece[i].to(tl.float32), weight_ptr, first + i, HAS_WEIGHT, form)
+            dh = factor * (gw - normal * mean)
+            if HAS_SUM:
+                dh += read(g_sum, rows, first + i, form).to(tl.float32)
+            write(dh_ptr, rows, first + i, dh, form)
 
 
 @triton.jit
@@ -87,40 +121,47 @@ def layer_norm_kernel(
     x_ptr,
     weight_ptr,
     bias_ptr,
+    count,
     y_ptr,
     mean_ptr,
     factor_ptr,
     EPS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    LANES: tl.constexpr,
-    BLOCKS: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    form: tl.constexpr,
 ):
-    """Computes d * factor * weight + bias, with d = x - mean and factor = 1 / sqrt(sum(d * d) / COLUMNS + EPS)."""
-    row = tl.program_id(0)
-    lanes = tl.zeros((LANES,), tl.float32)
-    for block in range(BLOCKS):
-        columns, offsets = places(row, block, COLUMNS, LANES)
-        lanes += tl.load(x_ptr + offsets, mask=columns < COLUMNS, other=0.0).to(tl.float32)
-    mean = mean_of(lanes, COLUMNS, LANES)
-    lanes = tl.zeros((LANES,), tl.float32)
-    for block in range(BLOCKS):
-        columns, offsets = places(row, block, COLUMNS, LANES)
-        d = tl.load(x_ptr + offsets, mask=columns < COLUMNS, other=0.0).to(tl.float32) - mean
-        lanes += tl.where(columns < COLUMNS, d * d, 0.0)
-    variance = mean_of(lanes, COLUMNS, LANES)
-    factor = tl.div_rn(tl.full((), 1.0, tl.float32), tl.sqrt_rn(variance + EPS))
-    tl.store(mean_ptr + row, mean)
-    tl.store(factor_ptr + row, factor)
-    for block in range(BLOCKS):
-        columns, offsets = places(row, block, COLUMNS, LANES)
-        y = (tl.load(x_ptr + offsets, mask=columns < COLUMNS, other=0.0).to(tl.float32) - mean) * factor
-        if HAS_WEIGHT:
-            y = y * tl.load(weight_ptr + columns, mask=columns < COLUMNS, other=0.0).to(tl.float32)
-        if HAS_BIAS:
-            y += tl.load(bias_ptr + columns, mask=columns < COLUMNS, other=0.0).to(tl.float32)
-        tl.store(y_ptr + offsets, y.to(y_ptr.dtype.element_ty), mask=columns < COLUMNS)
+    """Computes d * factor * weight + bias, with d = x - mean and factor = 1 / sqrt(sum(d * d) / C + EPS)."""
+    BLOCKS: tl.constexpr = form.blocks
+    PIECE: tl.constexpr = form.piece
+    rows = rows_of(count, form)
+    x = starts(x_ptr, rows, form)
+    kept = held(x, rows, form)
+    weight = preloaded(weight_ptr, HAS_WEIGHT, form)
+    bias = preloaded(bias_ptr, HAS_BIAS, form)
+    lanes = zeros(tl.float32, form)
+    for first in (tl.static_range if form.held else tl.range)(0, BLOCKS, PIECE):
+        x_piece = piece(kept, x, rows, first, form)
+        for i in tl.static_range(PIECE):
+            lanes += x_piece[i].to(tl.float32)
+    mean = quotient(add_lanes(lanes, form), form.columns)
+    lanes = zeros(tl.float32, form)
+    for first in (tl.static_range if form.held else tl.range)(0, BLOCKS, PIECE):
+        x_piece = piece(kept, x, rows, first, form)
+        for i in tl.static_range(PIECE):
+            d = x_piece[i].to(tl.float32) - mean
+            lanes += of_columns(d * d, first + i, form)
+    factor = reciprocal_root(add_lanes(lanes, form), EPS, form)
+    put(mean_ptr, rows, mean)
+    put(factor_ptr, rows, factor)
+    for first in (tl.static_range if form.held else tl.range)(0, BLOCKS, PIECE):
+        x_piece = piece(kept, x, rows, first, form)
+        for i in tl.static_range(PIECE):
+            y = (x_piece[i].to(tl.float32) - mean) * factor
+            if HAS_WEIGHT:
+                y = y * vector(weight, weight_ptr, first + i, form)
+            if HAS_BIAS:
+                y = y + vector(bias, bias_ptr, first + i, form)
+            write(y_ptr, rows, first + i, y, form)
 
 
 @triton.jit
@@ -130,39 +171,72 @@ def layer_norm_gradient_kernel(
     factor_ptr,
     g_ptr,
     weight_ptr,
+    count,
     dx_ptr,
-    COLUMNS: tl.constexpr,
-    LANES: tl.constexpr,
-    BLOCKS: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
+    form: tl.constexpr,
 ):
-    """Computes factor * (gw - sum(gw) / COLUMNS - n * (sum(gw * n) / COLUMNS)).
+    """Computes factor * (gw - sum(gw) / C - n * (sum(gw * n) / C)).
 
     Here n = (x - mean) * factor and gw = g * weight.
     """
-    row = tl.program_id(0)
-    mean, factor = tl.load(mean_ptr + row), tl.load(factor_ptr + row)
-    products = tl.zeros((LANES,), tl.float32)
-    cotangents = tl.zeros((LANES,), tl.float32)
-    for block in range(BLOCKS):
-        columns, offsets = places(row, block, COLUMNS, LANES)
-        normal = (tl.load(x_ptr + offsets, mask=columns < COLUMNS, other=0.0).to(tl.float32) - mean) * factor
-        gw = _weighted(g_ptr + offsets, weight_ptr + columns, columns < COLUMNS, HAS_WEIGHT)
-        products += tl.where(columns < COLUMNS, gw * normal, 0.0)
-        cotangents += gw
-    product_mean = mean_of(products, COLUMNS, LANES)
-    cotangent_mean = mean_of(cotangents, COLUMNS, LANES)
-    for block in range(BLOCKS):
-        columns, offsets = places(row, block, COLUMNS, LANES)
-        normal = (tl.load(x_ptr + offsets, mask=columns < COLUMNS, other=0.0).to(tl.float32) - mean) * factor
-        gw = _weighted(g_ptr + offsets, weight_ptr + columns, columns < COLUMNS, HAS_WEIGHT)
-        dx = factor * (gw - cotangent_mean - normal * product_mean)
-        tl.store(dx_ptr + offsets, dx.to(dx_ptr.dtype.element_ty), mask=columns < COLUMNS)
+    BLOCKS: tl.constexpr = form.blocks
+    PIECE: tl.constexpr = form.piece
+    rows = rows_of(count, form)
+    x = starts(x_ptr, rows, form)
+    g = starts(g_ptr, rows, form)
+    xs = held(x, rows, form)
+    gs = held(g, rows, form)
+    mean = number(mean_ptr, rows)
+    factor = number(factor_ptr, rows)
+    products = zeros(tl.float32, form)
+    cotangents = zeros(tl.float32, form)
+    for first in (tl.static_range if form.held else tl.range)(0, BLOCKS, PIECE):
+        x_piece = piece(xs, x, rows, first, form)
+        g_piece = piece(gs, g, rows, first, form)
+        for i in tl.static_range(PIECE):
+            normal = (x_piece[i].to(tl.float32) - mean) * factor
+            gw = _weighted(g_piece[i].to(tl.float32), weight_ptr, first + i, HAS_WEIGHT, form)
+            products += of_columns(gw * normal, first + i, form)
+            cotangents += gw
+    product_mean = quotient(add_lanes(products, form), form.columns)
+    cotangent_mean = quotient(add_lanes(cotangents, form), form.columns)
+    for first in (tl.static_range if form.held else tl.range)(0, BLOCKS, PIECE):
+        x_piece = piece(xs, x, rows, first, form)
+        g_piece = piece(gs, g, rows, first, form)
+        for i in tl.static_range(PIECE):
+            normal = (x_piece[i].to(tl.float32) - mean) * factor
+            gw = _weighted(g_piece[i].to(tl.float32), weight_ptr, first + i, HAS_WEIGHT, form)
+            write(dx_ptr, rows, first + i, factor * (gw - cotangent_mean - normal * product_mean), form)
 
 
 @triton.jit
-def _weighted(g_ptrs, weight_ptrs, mask, HAS_WEIGHT: tl.constexpr):
-    g = tl.load(g_ptrs, mask=mask, other=0.0).to(tl.float32)
+def weight_gradient_kernel(
+    h_ptr, factor_ptr, g_ptr, mean_ptr, start_ptr, count, out_ptr, HAS_MEAN: tl.constexpr, form: tl.constexpr
+):
+    """Adds g * ((h - mean) * factor) over the rows of a chunk."""
+    if HAS_MEAN:
+        total = sum_chunk(_centred, (h_ptr, factor_ptr, g_ptr, mean_ptr), count, form)
+    else:
+        total = sum_chunk(_scaled, (h_ptr, factor_ptr, g_ptr), count, form)
+    write_strip(out_ptr, start_ptr, total, form)
+
+
+@triton.jit
+def _scaled(arrays, row, columns, exists, form: tl.constexpr):
+    normal = columns_of_row(arrays[0], row, columns, exists, form) * number_of_row(arrays[1], row, exists)
+    return columns_of_row(arrays[2], row, columns, exists, form) * normal
+
+
+@triton.jit
+def _centred(arrays, row, columns, exists, form: tl.constexpr):
+    d = columns_of_row(arrays[0], row, columns, exists, form) - number_of_row(arrays[3], row, exists)
+    normal = d * number_of_row(arrays[1], row, exists)
+    return columns_of_row(arrays[2], row, columns, exists, form) * normal
+
+
+@triton.jit
+def _weighted(g, weight_ptr, block, HAS_WEIGHT: tl.constexpr, form: tl.constexpr):
     if HAS_WEIGHT:
-        g = g * tl.load(weight_ptrs, mask=mask, other=0.0).to(tl.float32)
+        g = g * read_vector(weight_ptr, block, form).to(tl.float32)
     return g

@@ -1,16 +1,22 @@
 """Norms of rows and their gradients on NVIDIA GPUs from Ampere on, by Triton kernels with the bits of `portable`."""
 
+from typing import Any
+
 import jax
 
-from pallas_kernels.contract import RowContract, honour, row_contract
+from pallas_kernels.contract import ChunkContract, RowContract, honour, row_contract
 from pallas_kernels.norm.jax_triton.kernels import (
     layer_norm_gradient_kernel,
     layer_norm_kernel,
     rms_norm_gradient_kernel,
     rms_norm_kernel,
+    weight_gradient_kernel,
 )
+from pallas_kernels.parts.jax_triton.chunk_launch import chunks_served, sum_chunks
 from pallas_kernels.parts.jax_triton.row_launch import NEEDS, launch_rows, like, number_of_each, rows_served
 from pallas_kernels.parts.served import served_if
+from pallas_kernels.schedule.jax_triton.batch_sum import ChunkSchedule
+from pallas_kernels.schedule.jax_triton.rows import RowSchedule
 from pallas_kernels.target import Target
 
 Arrays = tuple[jax.Array, ...]
@@ -25,6 +31,7 @@ def rms_norm(
     eps: float,
     contract: RowContract,
     target: Target,
+    schedule: RowSchedule | None = None,
 ) -> Arrays:
     """Bit-identical to `portable.rms_norm`.
 
@@ -33,8 +40,12 @@ def rms_norm(
     honour("rms_norm", contract, row_contract())
     row, number = like(x), number_of_each(x)
     total = number if residual is None else row  # not written without a residual
-    options = {"EPS": float(eps), "HAS_WEIGHT": weight is not None, "HAS_RESIDUAL": residual is not None}
-    found = launch_rows(rms_norm_kernel, x, [weight, residual], [row, number, total], target, **options)
+    options: dict[str, Any] = {
+        "EPS": float(eps),
+        "HAS_WEIGHT": weight is not None,
+        "HAS_RESIDUAL": residual is not None,
+    }
+    found = launch_rows(rms_norm_kernel, x, [weight, residual], [row, number, total], target, schedule, **options)
     return found[:2] if residual is None else found
 
 
@@ -48,6 +59,7 @@ def rms_norm_gradient(
     *,
     contract: RowContract,
     target: Target,
+    schedule: RowSchedule | None = None,
 ) -> Arrays:
     """Bit-identical to `portable.rms_norm_gradient`.
 
@@ -55,8 +67,8 @@ def rms_norm_gradient(
     """
     honour("rms_norm_gradient", contract, row_contract())
     out = [like(h)]
-    options = {"HAS_WEIGHT": weight is not None, "HAS_SUM": g_sum is not None}
-    return launch_rows(rms_norm_gradient_kernel, h, [factor, g, weight, g_sum], out, target, **options)
+    options: dict[str, Any] = {"HAS_WEIGHT": weight is not None, "HAS_SUM": g_sum is not None}
+    return launch_rows(rms_norm_gradient_kernel, h, [factor, g, weight, g_sum], out, target, schedule, **options)
 
 
 @served_if(lambda x, weight=None, bias=None, **_: rows_served(x, weight, bias), NEEDS)
@@ -68,6 +80,7 @@ def layer_norm(
     eps: float,
     contract: RowContract,
     target: Target,
+    schedule: RowSchedule | None = None,
 ) -> Arrays:
     """Bit-identical to `portable.layer_norm`.
 
@@ -75,8 +88,8 @@ def layer_norm(
     """
     honour("layer_norm", contract, row_contract())
     out = [like(x), number_of_each(x), number_of_each(x)]
-    options = {"EPS": float(eps), "HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None}
-    return launch_rows(layer_norm_kernel, x, [weight, bias], out, target, **options)
+    options: dict[str, Any] = {"EPS": float(eps), "HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None}
+    return launch_rows(layer_norm_kernel, x, [weight, bias], out, target, schedule, **options)
 
 
 @served_if(lambda x, mean, factor, g, weight=None, **_: rows_served(x, g, weight), NEEDS)
@@ -89,6 +102,7 @@ def layer_norm_gradient(
     *,
     contract: RowContract,
     target: Target,
+    schedule: RowSchedule | None = None,
 ) -> Arrays:
     """Bit-identical to `portable.layer_norm_gradient`.
 
@@ -96,5 +110,28 @@ def layer_norm_gradient(
     """
     honour("layer_norm_gradient", contract, row_contract())
     out = [like(x)]
-    options = {"HAS_WEIGHT": weight is not None}
-    return launch_rows(layer_norm_gradient_kernel, x, [mean, factor, g, weight], out, target, **options)
+    options: dict[str, Any] = {"HAS_WEIGHT": weight is not None}
+    return launch_rows(layer_norm_gradient_kernel, x, [mean, factor, g, weight], out, target, schedule, **options)
+
+
+@served_if(
+    lambda h, factor, g, *_, contract, **__: rows_served(h, g) and chunks_served(contract),
+    f"{NEEDS}, in chunks of 128 rows",
+)
+def weight_gradient(
+    h: jax.Array,
+    factor: jax.Array,
+    g: jax.Array,
+    mean: jax.Array | None = None,
+    *,
+    contract: ChunkContract,
+    target: Target,
+    schedule: ChunkSchedule | None = None,
+) -> jax.Array:
+    """Bit-identical to `portable.weight_gradient`.
+
+    Guarantee: split-invariant, for cuts at multiples of `contract.rows` rows.
+    """
+    honour("norm_weight_gradient", contract, ChunkContract())
+    others = [factor, g, mean]
+    return sum_chunks(weight_gradient_kernel, h, others, None, target, schedule, HAS_MEAN=mean is not None)

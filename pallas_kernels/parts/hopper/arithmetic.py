@@ -17,12 +17,11 @@ import numpy as np
 from jax import lax
 
 from pallas_kernels.parts.hopper.registers import apply_ptx
-from pallas_kernels.parts.ptx import EXPONENTIAL, LOG2E, SILU, hexadecimal
+from pallas_kernels.parts.ptx import EXPONENTIAL, PLAIN_EXPONENTIAL, SILU, hexadecimal
 
 WARPGROUP: Final = 128
 """Threads of a warpgroup."""
 
-_PLAIN: Final = f"{{ .reg .f32 t; mul.rn.f32 t, $1, {hexadecimal(LOG2E)}; ex2.approx.ftz.f32 $0, t; }}"
 LARGER: Final = "max.NaN.f32 $0, $1, $2;"
 
 _FUSED: Final = "fma.rn.f32 $0, $1, $2, $3;"
@@ -71,7 +70,7 @@ def exponential(x: jax.Array, interpret: Any, *, exact: bool = False) -> jax.Arr
     """Returns exp(x) for float32 columns or a scalar; with `exact`, x must be at most 0 (or nan)."""
     if interpret:
         return _apart(jnp.exp(_apart(x)))
-    return _apply(EXPONENTIAL if exact else _PLAIN, x)
+    return _apply(EXPONENTIAL if exact else PLAIN_EXPONENTIAL, x)
 
 
 def logarithm(x: jax.Array) -> jax.Array:

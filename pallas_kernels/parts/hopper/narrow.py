@@ -11,7 +11,6 @@ from typing import Any, Final
 import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
@@ -21,27 +20,12 @@ from pallas_kernels.contract import QuantizeContract
 from pallas_kernels.parts.hopper.arithmetic import quotient, strided
 from pallas_kernels.parts.hopper.inline import fragmented, held, inline
 from pallas_kernels.parts.hopper.registers import element, with_element
+from pallas_kernels.parts.ptx import FLOAT_QUOTIENT, INTEGER_QUOTIENT, LARGE_POWER, SMALL_SCALE
 from pallas_kernels.parts.xla.narrow import round_quotient
 
-_SMALL: Final = np.float32(2.0**-60)
-_LARGE_POWER: Final = np.float32(2.0**64)
 _WORD: Final = 4  # bytes
 _NUMBER: Final = plgpu.Layout.WG_SPLAT(())
 
-# $1 is h, $2 the power of two, $3 the scale times it, $4 its reciprocal.
-_QUOTIENT: Final = """
-    mul.rn.f32 h, $1, $2;
-    mul.rn.f32 q, h, $4;
-    neg.f32 n, q;
-    fma.rn.f32 e, n, $3, h;
-    fma.rn.f32 q, e, $4, q;
-    neg.f32 n, q;
-    fma.rn.f32 e, n, $3, h;
-    fma.rn.f32 q, e, $4, q;
-"""
-# Adding 1.5 * 2**23 rounds to an integer, to nearest even, whose lowest byte is the lowest byte of the sum's bits.
-_INTEGER: Final = f"{{ .reg .f32 h, q, n, e; {_QUOTIENT} add.rn.f32 q, q, 0f4B400000; mov.b32 $0, q; }}"
-_FLOAT: Final = f"{{ .reg .f32 h, q, n, e; {_QUOTIENT} mov.b32 $0, q; }}"
 _BYTES: Final = """{
     .reg .b32 low, high;
     prmt.b32 low, $1, $2, 0x0040;
@@ -84,12 +68,12 @@ def rounded_quotients(
     if interpret:
         y = round_quotient(h, jnp.broadcast_to(scale, h.shape), contract)
         return jnp.where(good, y if is_integer else lax.bitcast_convert_type(y, jnp.int8), jnp.int8(0))
-    power = jnp.where(scale < _SMALL, _LARGE_POWER, jnp.float32(1))
+    power = jnp.where(scale < SMALL_SCALE, LARGE_POWER, jnp.float32(1))
     divisor = jnp.where(good, scale * power, jnp.float32(1))
     reciprocal = quotient(jnp.float32(1), divisor, interpret)
     mask = jnp.where(good, jnp.int32(-1), jnp.int32(0))
     layout = strided(h.shape[0])
-    each, pack = (_INTEGER, _BYTES) if is_integer else (_FLOAT, _E4M3)
+    each, pack = (INTEGER_QUOTIENT, _BYTES) if is_integer else (FLOAT_QUOTIENT, _E4M3)
 
     @inline(layout, _NUMBER, _NUMBER, _NUMBER, _NUMBER, result=held(h.shape, layout, jnp.int8))
     def narrow(h: Any, *numbers: Any) -> Any:

@@ -9,18 +9,83 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from pallas_kernels.parts.ptx import EXPONENTIAL
+from pallas_kernels.parts.ptx import (
+    EXPONENTIAL,
+    FLOAT_QUOTIENT,
+    INTEGER_QUOTIENT,
+    LARGE_POWER,
+    PLAIN_EXPONENTIAL,
+    SILU,
+    SMALL_SCALE,
+)
 
 _EXPONENTIAL: Final = tl.constexpr(EXPONENTIAL)
+_PLAIN_EXPONENTIAL: Final = tl.constexpr(PLAIN_EXPONENTIAL)
+_SILU: Final = tl.constexpr(SILU)
+_INTEGER_QUOTIENT: Final = tl.constexpr(INTEGER_QUOTIENT)
+_FLOAT_QUOTIENT: Final = tl.constexpr(FLOAT_QUOTIENT)
+_SMALL_SCALE: Final = tl.constexpr(float(SMALL_SCALE))
+_LARGE_POWER: Final = tl.constexpr(float(LARGE_POWER))
 
 
 @triton.jit
-def exponential(x):
-    """Returns exp(x) of a float32 tile, with an error of about 2**-22; results below 2**-126 are 0."""
-    return tl.inline_asm_elementwise(_EXPONENTIAL, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+def exponential(x, EXACT: tl.constexpr):
+    """Returns exp(x) of a float32 tile; results below 2**-126 are 0.
+
+    `EXACT` is for arrays of float32: the error is about 2**-22, and x must be at most 0 (or nan).
+    """
+    if EXACT:
+        y = tl.inline_asm_elementwise(_EXPONENTIAL, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        y = tl.inline_asm_elementwise(_PLAIN_EXPONENTIAL, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    return y
 
 
 @triton.jit
 def logarithm(x):
     """Returns the natural logarithm of float32, as CUDA's libdevice computes it."""
     return libdevice.log(x)
+
+
+@triton.jit
+def silu(x):
+    """Returns x / (1 + exp(-x)) of float32."""
+    return tl.inline_asm_elementwise(_SILU, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def narrow(h, scale, good, INTEGER: tl.constexpr):
+    """Returns h / scale rounded to int8, or to the bits of float8_e4m3fn: first to float32, then to 8 bits.
+
+    Args:
+        h: (R, L) float32.
+        scale: (R, 1) float32, at least 2**-126.
+        good: (R, 1) bool; otherwise the result is 0.
+        INTEGER: Whether to round to int8.
+    """
+    power = tl.where(scale < _SMALL_SCALE, _LARGE_POWER, 1.0)
+    divisor = tl.where(good, scale * power, 1.0)
+    inverse = tl.div_rn(tl.zeros_like(divisor) + 1.0, divisor)
+    if INTEGER:
+        bits = _quotient_bits(_INTEGER_QUOTIENT, h, power, divisor, inverse)
+    else:
+        bits = _e4m3(_quotient_bits(_FLOAT_QUOTIENT, h, power, divisor, inverse))
+    return tl.where(good, bits, 0).to(tl.int8)
+
+
+@triton.jit
+def _quotient_bits(ptx: tl.constexpr, h, power, divisor, inverse):
+    return tl.inline_asm_elementwise(
+        ptx, "=r,f,f,f,f", [h, power, divisor, inverse], dtype=tl.int32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def _e4m3(bits):
+    """Rounds float32 to float8_e4m3fn, to nearest even; both as bits, of which the lowest byte is the result."""
+    magnitude = bits & 0x7FFFFFFF
+    normal = magnitude + 0x7FFFF + ((magnitude >> 20) & 1)
+    # A number below 2**-6 becomes a multiple of 2**-9: so does the last bit of its sum with 1.5 * 2**14.
+    small = (magnitude.to(tl.float32, bitcast=True) + 24576.0).to(tl.int32, bitcast=True)
+    rounded = tl.where(magnitude < 0x3C800000, small & 0xFF, (normal >> 20) - 960)
+    return rounded | ((bits >> 24) & 0x80)

@@ -1,6 +1,7 @@
-"""Launches of Triton kernels with one row in each program, in the order of `RowContract`."""
+"""Launches of Triton kernels over rows, in the order of `RowContract`."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import jax
@@ -8,52 +9,90 @@ import jax.numpy as jnp
 
 from pallas_kernels.contract import row_contract
 from pallas_kernels.parts.jax_triton.launch import launch
-from pallas_kernels.parts.jax_triton.rows import sizes, warps
+from pallas_kernels.schedule.jax_triton.rows import RowSchedule, row_schedule
 from pallas_kernels.target import Target
 
-MOST_COLUMNS: Final = 131_072
 DTYPES: Final = frozenset({"float32", "bfloat16", "float16"})
-NEEDS: Final = "rows of up to 131072 columns of float32, bfloat16 or float16"
+NEEDS: Final = "rows of float32, bfloat16 or float16"
+
+
+@dataclass(frozen=True)
+class RowForm:
+    """What a kernel knows of its rows when it is compiled.
+
+    Attributes:
+        columns: Columns of a row.
+        lanes: Columns of a block.
+        blocks: Blocks of a row, a multiple of those of a piece; the last ones may have no columns.
+        piece: Blocks that are read at once.
+        rows: Rows of a program.
+        held: Whether the blocks are kept in registers; then a row has one piece, and loops over pieces are unrolled.
+        preload: Whether vectors that all rows share are read before a row is added.
+    """
+
+    columns: int
+    lanes: int
+    blocks: int
+    piece: int
+    rows: int
+    held: bool
+    preload: bool
 
 
 def rows_served(x: jax.Array, *arrays: jax.Array | None) -> bool:
     """Returns whether kernels serve rows (M, C), and further arrays of these dtypes."""
-    return x.shape[1] <= MOST_COLUMNS and {a.dtype.name for a in (x, *arrays) if a is not None} <= DTYPES
+    return x.ndim == 2 and {a.dtype.name for a in (x, *arrays) if a is not None} <= DTYPES
 
 
 def launch_rows(
     kernel: Any,
     rows: jax.Array,
-    others: Sequence[jax.Array | None],
+    others: Sequence[jax.Array | int | None],
     out: Sequence[jax.ShapeDtypeStruct],
     target: Target,
+    schedule: RowSchedule | None = None,
+    *,
+    shape: tuple[int, int] | None = None,
     **options: Any,
 ) -> tuple[jax.Array, ...]:
     """Launches a kernel; without elements the results are zeros.
 
+    The kernel's parameters are the arrays and sizes, the number of rows, the results, the options and `form`, a
+    `RowForm`.
+
     Args:
-        kernel: A function under `triton.jit`, with the constants of `rows.sizes`.
-        rows: (M, C) or (M, C, 1), its first array.
-        others: The arrays after it; None for an absent one, which is not read.
+        kernel: A function under `triton.jit`.
+        rows: Its first array, (M, C).
+        others: The arrays and sizes after it; None for an absent array, which is not read.
         out: Shapes and dtypes of the results.
         target: The GPU that the program is lowered for.
+        schedule: How rows are distributed; chosen from the shapes by default. It does not affect the bits.
+        shape: Rows and columns of the results, if they are not those of `rows`.
         **options: Further constants of the kernel.
     """
-    m, columns = rows.shape[:2]
+    m, columns = shape or rows.shape
     if 0 in (m, columns):
         return tuple(jnp.zeros(o.shape, o.dtype) for o in out)
-    contract = row_contract()
+    lanes = row_contract().lanes(columns)
+    if schedule is None:
+        read = [a.dtype.itemsize for a in (rows, *others) if not isinstance(a, int | None) and a.shape == rows.shape]
+        schedule = row_schedule(m, columns, lanes, read, writes=any(o.shape[1] > 1 for o in out))
+    blocks = -(-columns // lanes)
+    piece = blocks if schedule.held else min(schedule.ahead, blocks)
+    form = RowForm(columns, lanes, -(-blocks // piece) * piece, piece, schedule.rows, schedule.held, schedule.preload)
     return launch(
         kernel,
         rows,
         *(rows if a is None else a for a in others),
+        # A size is part of the machine code in parts; kernels with one row for each program do not read it.
+        m if schedule.rows > 1 else 1,
         target=target,
         out=out,
-        grid=(m,),
-        warps=warps(columns, contract),
+        grid=(-(-m // schedule.rows),),
+        warps=schedule.warps,
         stages=1,
         fuses=False,
-        constants=sizes(columns, contract) | options,
+        constants={**options, "form": form},
     )
 
 

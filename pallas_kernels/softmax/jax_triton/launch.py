@@ -5,10 +5,12 @@ portable programs have XLA's. The gradient of softmax, which has neither, has th
 """
 
 import jax
+import jax.numpy as jnp
 
 from pallas_kernels.contract import PTX_FUNCTIONS, ElementwiseContract, RowContract, honour, row_contract
 from pallas_kernels.parts.jax_triton.row_launch import NEEDS, launch_rows, like, number_of_each, rows_served
 from pallas_kernels.parts.served import served_if
+from pallas_kernels.schedule.jax_triton.rows import RowSchedule
 from pallas_kernels.softmax.jax_triton.kernels import (
     log_softmax_gradient_kernel,
     log_softmax_kernel,
@@ -24,7 +26,12 @@ Arrays = tuple[jax.Array, ...]
 
 @served_if(lambda x, *_, **__: rows_served(x), NEEDS)
 def softmax(
-    x: jax.Array, *, contract: RowContract, target: Target, functions: ElementwiseContract = PTX_FUNCTIONS
+    x: jax.Array,
+    *,
+    contract: RowContract,
+    target: Target,
+    functions: ElementwiseContract = PTX_FUNCTIONS,
+    schedule: RowSchedule | None = None,
 ) -> jax.Array:
     """Returns the softmax of rows, see `portable.softmax`.
 
@@ -32,22 +39,29 @@ def softmax(
     """
     honour("softmax", contract, row_contract())
     honour("softmax", functions, PTX_FUNCTIONS)
-    return launch_rows(softmax_kernel, x, [], [like(x)], target)[0]
+    return launch_rows(softmax_kernel, x, [], [like(x)], target, schedule, EXACT=_exact(x))[0]
 
 
 @served_if(lambda y, *_, **__: rows_served(y), NEEDS)
-def softmax_gradient(y: jax.Array, g: jax.Array, *, contract: RowContract, target: Target) -> jax.Array:
+def softmax_gradient(
+    y: jax.Array, g: jax.Array, *, contract: RowContract, target: Target, schedule: RowSchedule | None = None
+) -> jax.Array:
     """Bit-identical to `portable.softmax_gradient`.
 
     Guarantee: row-invariant.
     """
     honour("softmax_gradient", contract, row_contract())
-    return launch_rows(softmax_gradient_kernel, y, [g], [like(y)], target)[0]
+    return launch_rows(softmax_gradient_kernel, y, [g], [like(y)], target, schedule)[0]
 
 
 @served_if(lambda x, *_, **__: rows_served(x), NEEDS)
 def log_softmax(
-    x: jax.Array, *, contract: RowContract, target: Target, functions: ElementwiseContract = PTX_FUNCTIONS
+    x: jax.Array,
+    *,
+    contract: RowContract,
+    target: Target,
+    functions: ElementwiseContract = PTX_FUNCTIONS,
+    schedule: RowSchedule | None = None,
 ) -> Arrays:
     """Returns the logarithm of the softmax of rows, their maxima and the logarithms of their sums, as `portable` does.
 
@@ -55,7 +69,8 @@ def log_softmax(
     """
     honour("log_softmax", contract, row_contract())
     honour("log_softmax", functions, PTX_FUNCTIONS)
-    return launch_rows(log_softmax_kernel, x, [], [like(x), number_of_each(x), number_of_each(x)], target)
+    out = [like(x), number_of_each(x), number_of_each(x)]
+    return launch_rows(log_softmax_kernel, x, [], out, target, schedule, EXACT=_exact(x))
 
 
 @served_if(lambda x, *_, **__: rows_served(x), NEEDS)
@@ -68,6 +83,7 @@ def log_softmax_gradient(
     contract: RowContract,
     target: Target,
     functions: ElementwiseContract = PTX_FUNCTIONS,
+    schedule: RowSchedule | None = None,
 ) -> jax.Array:
     """Returns the gradient of `log_softmax`, see `portable.log_softmax_gradient`.
 
@@ -75,12 +91,18 @@ def log_softmax_gradient(
     """
     honour("log_softmax_gradient", contract, row_contract())
     honour("log_softmax_gradient", functions, PTX_FUNCTIONS)
-    return launch_rows(log_softmax_gradient_kernel, x, [m, log_sum, g], [like(x)], target)[0]
+    others = [m, log_sum, g]
+    return launch_rows(log_softmax_gradient_kernel, x, others, [like(x)], target, schedule, EXACT=_exact(x))[0]
 
 
 @served_if(lambda x, **_: rows_served(x) and x.shape[1] > 0, NEEDS)
 def logsumexp(
-    x: jax.Array, *, contract: RowContract, target: Target, functions: ElementwiseContract = PTX_FUNCTIONS
+    x: jax.Array,
+    *,
+    contract: RowContract,
+    target: Target,
+    functions: ElementwiseContract = PTX_FUNCTIONS,
+    schedule: RowSchedule | None = None,
 ) -> Arrays:
     """Returns m and log(s) of rows, whose sum is the logarithm of the sum of exponentials, see `portable.logsumexp`.
 
@@ -88,7 +110,8 @@ def logsumexp(
     """
     honour("logsumexp", contract, row_contract())
     honour("logsumexp", functions, PTX_FUNCTIONS)
-    return launch_rows(logsumexp_kernel, x, [], [number_of_each(x), number_of_each(x)], target)
+    out = [number_of_each(x), number_of_each(x)]
+    return launch_rows(logsumexp_kernel, x, [], out, target, schedule, EXACT=_exact(x))
 
 
 @served_if(lambda x, *_, **__: rows_served(x), NEEDS)
@@ -100,10 +123,16 @@ def logsumexp_gradient(
     *,
     target: Target,
     functions: ElementwiseContract = PTX_FUNCTIONS,
+    schedule: RowSchedule | None = None,
 ) -> jax.Array:
     """Returns the gradient of `logsumexp`, see `portable.logsumexp_gradient`.
 
     Guarantee: row-invariant.
     """
     honour("logsumexp_gradient", functions, PTX_FUNCTIONS)
-    return launch_rows(logsumexp_gradient_kernel, x, [m, log_sum, g], [like(x)], target)[0]
+    others = [m, log_sum, g]
+    return launch_rows(logsumexp_gradient_kernel, x, others, [like(x)], target, schedule, EXACT=_exact(x))[0]
+
+
+def _exact(x: jax.Array) -> bool:
+    return x.dtype == jnp.float32

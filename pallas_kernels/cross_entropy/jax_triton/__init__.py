@@ -1,0 +1,1 @@
+"""Cross entropy in Triton kernels, through jax-triton, for NVIDIA GPUs from Ampere on."""

@@ -1,0 +1,64 @@
+"""The maximum of a row and the sum of its exponentials in Triton kernels, in the order of `RowContract`."""
+
+import triton
+import triton.language as tl
+
+from pallas_kernels.parts.jax_triton.arithmetic import exponential
+from pallas_kernels.parts.jax_triton.rows import Rows, add_lanes, columns_of, of_columns, piece, zeros
+
+
+@triton.jit
+def maximum_of(kept, x, rows: Rows, form: tl.constexpr):
+    """Returns the maximum (R, 1) of rows; any number where a row holds a nan, which its consumers encounter anyway."""
+    BLOCKS: tl.constexpr = form.blocks
+    PIECE: tl.constexpr = form.piece
+    lanes = zeros(tl.float32, form) - float("inf")
+    for first in (tl.static_range if form.held else tl.range)(0, BLOCKS, PIECE):
+        xs = piece(kept, x, rows, first, form)
+        for i in tl.static_range(PIECE):
+            value = xs[i].to(tl.float32)
+            if form.columns < form.lanes * form.blocks:
+                value = tl.where(columns_of(first + i, form) < form.columns, value, float("-inf"))
+            lanes = tl.maximum(lanes, value)
+    return tl.max(lanes, axis=1, keep_dims=True)
+
+
+@triton.jit
+def exponentials(kept, m, EXACT: tl.constexpr, form: tl.constexpr):
+    """Returns exp(x - m) of all blocks of rows if they are held, or else nothing."""
+    powers = ()
+    if form.held:
+        powers = _exponentials(kept, 0, m, EXACT, form)
+    return powers
+
+
+@triton.jit
+def powers_of(powers, x, rows: Rows, first, m, EXACT: tl.constexpr, form: tl.constexpr):
+    """Returns exp(x - m) of a piece of the rows, 0 in columns that do not exist: the held one, or from memory."""
+    if form.held:
+        found = powers
+    else:
+        found = _exponentials(piece((), x, rows, first, form), first, m, EXACT, form)
+    return found
+
+
+@triton.jit
+def sum_of_exponentials(powers, x, rows: Rows, m, EXACT: tl.constexpr, form: tl.constexpr):
+    """Returns the sum (R, 1) of exp(x - m)."""
+    BLOCKS: tl.constexpr = form.blocks
+    PIECE: tl.constexpr = form.piece
+    lanes = zeros(tl.float32, form)
+    for first in (tl.static_range if form.held else tl.range)(0, BLOCKS, PIECE):
+        found = powers_of(powers, x, rows, first, m, EXACT, form)
+        for i in tl.static_range(PIECE):
+            lanes += found[i]
+    return add_lanes(lanes, form)
+
+
+@triton.jit
+def _exponentials(xs, first, m, EXACT: tl.constexpr, form: tl.constexpr):
+    PIECE: tl.constexpr = form.piece
+    powers = ()
+    for i in tl.static_range(PIECE):
+        powers = powers + (of_columns(exponential(xs[i].to(tl.float32) - m, EXACT), first + i, form),)
+    return powers

@@ -1,0 +1,1 @@
+"""Quantisation of rows in Triton kernels, through jax-triton, for NVIDIA GPUs from Ampere on."""

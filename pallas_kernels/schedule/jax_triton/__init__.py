@@ -1,0 +1,1 @@
+"""Schedules of kernels through jax-triton that several operations share."""

@@ -1,0 +1,95 @@
+"""Schedules of row kernels in Triton: how many rows and warps a program has. They do not affect the bits.
+
+The rule was chosen from the times of `benchmarks/notes/jax-triton.md`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+_WARP: Final = 32
+_SHORT: Final = 128  # lanes of a short row
+_SHORT_ROWS: Final = 8
+_FEW_ROWS: Final = 132  # one for each multiprocessor
+_MOST_WARPS: Final = 16
+_MOST_WARPS_OF_WIDE: Final = 32  # of rows that are not held
+_BYTES: Final = 32  # of an array that a thread holds in a block, if there are many rows
+_COLUMNS_OF_FEW: Final = 8  # of a thread in a block
+_HELD_COLUMNS: Final = 64  # of all arrays that a thread may hold
+_HELD_BYTES: Final = 256  # of all arrays that a thread may hold
+_REREAD_BYTES: Final = 2  # of an element: the L2 cache gives wide rows of 16 bits back as fast as warps hold them
+_AHEAD_BYTES: Final = 128  # of all arrays that a thread reads ahead
+_MOST_AHEAD: Final = 8
+
+
+@dataclass(frozen=True)
+class RowSchedule:
+    """How rows are distributed over programs.
+
+    Attributes:
+        rows: Rows of a program; a power of two.
+        warps: Warps of a program; a power of two.
+        held: Keep the rows in registers from the first pass to the last; otherwise every pass reads them.
+        ahead: Blocks of a row that a pass reads before it computes with them, if they are not held.
+        preload: Read vectors that all rows share before a row is added, if the row is held: a single row need not wait
+            for memory a second time.
+
+    Raises:
+        ValueError: If a number is not a power of two, or vectors are to be preloaded and rows not to be held.
+    """
+
+    rows: int
+    warps: int
+    held: bool
+    ahead: int = 1
+    preload: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "warps", "ahead"):
+            size = getattr(self, name)
+            if size < 1 or size & (size - 1):
+                raise ValueError(f"{name} must be a power of two, got {size}.")
+        if self.preload and not self.held:
+            raise ValueError(f"vectors are preloaded only if rows are held, got {self}.")
+
+
+def row_schedule(rows: int, columns: int, lanes: int, itemsizes: Sequence[int], *, writes: bool = True) -> RowSchedule:
+    """Returns the schedule for `rows` rows of `columns` columns.
+
+    Args:
+        rows: Number of rows, at least 1.
+        columns: Columns of a row.
+        lanes: Lanes of the row's contract.
+        itemsizes: Bytes of an element of each array that is read row by row.
+        writes: Whether there is a result of whole rows.
+
+    Example:
+        >>> row_schedule(4096, 4096, 4096, (2,))
+        RowSchedule(rows=1, warps=8, held=True, ahead=1, preload=False)
+        >>> row_schedule(4096, 128256, 8192, (2,))
+        RowSchedule(rows=1, warps=32, held=False, ahead=8, preload=False)
+    """
+    few, blocks, size = rows <= _FEW_ROWS, -(-columns // lanes), sum(itemsizes)
+    if lanes <= _SHORT:
+        together = 1 if few else _SHORT_ROWS
+        return RowSchedule(together, together, held=True, preload=few)
+    if blocks <= 2:
+        if few:
+            warps = lanes // (_COLUMNS_OF_FEW * _WARP)
+        else:
+            warps = min(4 * size, lanes * max(itemsizes) // (_BYTES * _WARP))
+        # Without a result of whole rows, the exchange of a sum costs more than the columns.
+        warps = min(_MOST_WARPS, warps) // (1 if writes else 2)
+        least = blocks * lanes * len(itemsizes) // (_HELD_COLUMNS * _WARP)
+        return RowSchedule(1, max(1, warps, least), held=True, preload=few)
+    if size > _REREAD_BYTES and _bytes(blocks, lanes, size, _MOST_WARPS) <= _HELD_BYTES:
+        return RowSchedule(1, _MOST_WARPS, held=True)
+    warps, ahead = _MOST_WARPS_OF_WIDE if writes or few else _MOST_WARPS, _MOST_AHEAD
+    while ahead > 1 and _bytes(ahead, lanes, size, warps) > _AHEAD_BYTES:
+        ahead //= 2
+    return RowSchedule(1, warps, held=False, ahead=ahead)
+
+
+def _bytes(blocks: int, lanes: int, size: int, warps: int) -> int:
+    """Returns the bytes of a thread's columns in some blocks, whose arrays have `size` bytes a column."""
+    return blocks * lanes * size // (_WARP * warps)
