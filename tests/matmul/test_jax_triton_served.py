@@ -17,7 +17,7 @@ from pallas_kernels.contract import (
     WgmmaContract,
 )
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.matmul.schedule.jax_triton import SplitTile, Tile, float8_tile, gradient_tile, split_tile
+from pallas_kernels.matmul.schedule.jax_triton import SplitTile, Tile, float8_tile, group_gradient_tile, split_tile
 from pallas_kernels.target import Target
 from tests.jax_triton.machine_code import TARGETS, needs_triton
 
@@ -42,8 +42,8 @@ def test_tiles() -> None:
             assert tile.depth == 128
             assert tile.shared_bytes(1) <= target.shared_memory
             assert tile.rows >= 64 or "wgmma" not in target.features
-            assert gradient_tile(m, 1024, depth=64, **options).shared_bytes(2) <= target.shared_memory
-    assert gradient_tile(2048, 768, depth=4096, **hopper).columns == 128
+            assert group_gradient_tile(m, 1024, depth=64, **options).shared_bytes(2) <= target.shared_memory
+    assert group_gradient_tile(2048, 768, depth=64, **hopper).columns == 128
 
 
 X, W = jax.ShapeDtypeStruct((8, 64), "bfloat16"), jax.ShapeDtypeStruct((3, 64, 32), "bfloat16")

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import jax
 
 from pallas_kernels.matmul.jax_triton.kernels import chain_kernel, split_kernel, tensor_core_kernel
-from pallas_kernels.matmul.schedule.jax_triton import Tile, chain_tile, gradient_tile, tensor_core_tile
+from pallas_kernels.matmul.schedule.jax_triton import Tile, chain_tile, group_gradient_tile, tensor_core_tile
 from pallas_kernels.parts.jax_triton.launch import launch
 from pallas_kernels.target import Target
 
@@ -107,8 +107,8 @@ def chosen_tile(sizes: Sizes, itemsize: int, target: Target, products: int = 1) 
     """Returns the tile of a product on tensor cores."""
     stack, rows, depth = sizes.per_group
     options: dict[str, Any] = {"shared_memory": target.shared_memory, "features": target.features, "stack": stack}
-    if sizes.x[0] == 1 and itemsize == 2 and sizes.x[1] != 1:
-        return gradient_tile(rows, sizes.columns, depth=depth, **options)
+    if sizes.grouped == "depth":
+        return group_gradient_tile(rows, sizes.columns, depth=depth, **options)
     return tensor_core_tile(rows, sizes.columns, depth=depth, itemsize=itemsize, products=products, **options)
 
 

@@ -1,7 +1,7 @@
 """Schedules of the Triton matmul. A schedule does not affect the bits, so it may depend on the number of rows."""
 
 from pallas_kernels.matmul.schedule.jax_triton.forms import float8_tile as float8_tile
-from pallas_kernels.matmul.schedule.jax_triton.forms import gradient_tile as gradient_tile
+from pallas_kernels.matmul.schedule.jax_triton.forms import group_gradient_tile as group_gradient_tile
 from pallas_kernels.matmul.schedule.jax_triton.forms import reads_columns as reads_columns
 from pallas_kernels.matmul.schedule.jax_triton.forms import split_tile as split_tile
 from pallas_kernels.matmul.schedule.jax_triton.product import CHAIN as CHAIN

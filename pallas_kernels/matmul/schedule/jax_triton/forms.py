@@ -15,7 +15,7 @@ from pallas_kernels.matmul.schedule.jax_triton.product import (
 from pallas_kernels.matmul.schedule.jax_triton.tile import SplitTile, Tile
 
 GRADIENT: Final = Tile(128, 128, 32, 8, 4)
-"""For gradients of weights that wgmma sums, but the largest."""
+"""For gradients of groups that wgmma sums, but the largest."""
 
 FLOAT8: Final = Candidate(Tile(128, 128, 64, 8, 3), 1.0)
 """For many rows of float8, beside those for fewer: two accumulators have to stay in registers."""
@@ -27,24 +27,28 @@ _SHORT_GRADIENT: Final = 128
 _MOST_ROWS_OF_COLUMNS: Final = 64
 
 
-def gradient_tile(k: int, n: int, *, depth: int, shared_memory: int, features: frozenset[str], stack: int = 1) -> Tile:
-    """Returns the tile of a gradient of weights from 16-bit rows.
+def group_gradient_tile(
+    k: int, n: int, *, depth: int, shared_memory: int, features: frozenset[str], stack: int = 1
+) -> Tile:
+    """Returns the tile of gradients of the weights of groups, from 16-bit rows.
 
-    It is that of a product, except on GPUs with wgmma for tiles of 128 columns, which read 32 rows at once (for 64,
-    Triton's compiler waits for every single product), and which also serve short sums.
+    It is that of a product, except on GPUs with wgmma for tiles of 128 columns and for short sums: these read 32 rows
+    at once, which is faster there.
 
     Args:
         k: Rows of the gradient.
         n: Columns of the gradient.
-        depth: Length of the sums; with groups, the mean.
+        depth: Mean length of the sums.
         shared_memory: Bytes of shared memory of a program.
         features: The GPU's instruction families.
-        stack: Entries of a stack.
+        stack: Number of groups.
 
     Example:
-        >>> hopper = {"shared_memory": 232448, "features": frozenset({"mma", "wgmma"})}
-        >>> gradient_tile(8192, 8192, depth=4096, **hopper).columns, gradient_tile(2048, 768, depth=64, **hopper).depth
-        (256, 32)
+        >>> hopper = {"shared_memory": 232448, "features": frozenset({"mma", "wgmma"}), "stack": 64}
+        >>> group_gradient_tile(2048, 768, depth=1024, **hopper).columns
+        256
+        >>> group_gradient_tile(2048, 768, depth=64, **hopper)
+        Tile(rows=128, columns=128, depth=32, warps=8, stages=4, group=8)
     """
     options: Any = {"itemsize": 2, "shared_memory": shared_memory, "features": features, "stack": stack}
     tile = tensor_core_tile(k, n, depth=depth, **options)
