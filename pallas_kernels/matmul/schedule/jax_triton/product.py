@@ -70,6 +70,7 @@ _MULTIPROCESSORS: Final = {True: 132, False: 108}
 HEIGHTS: Final = (16, 32, 64, 128)
 _FEW_ROWS: Final = 64
 _SHORT_DEPTH: Final = 1024
+_LARGE_ELEMENTS: Final = 128 * 128
 _LEAST_DEPTH: Final = 32
 _MOST_STAGES: Final = 6
 
@@ -113,8 +114,9 @@ def tensor_core_tile(
         found = (*WIDE, *MIDDLE) if m > _FEW_ROWS else SMALL
     among = [c for c in found if min(height, 64) <= c.tile.rows <= height]
     tile = fastest(among, m, n, stack, features)
-    if itemsize == 1:
-        tile = replace(tile, depth=2 * tile.depth)
+    if itemsize == 1:  # epilogues with scales need more registers
+        warps = 8 if tile.rows * tile.columns >= _LARGE_ELEMENTS else tile.warps
+        tile = replace(tile, depth=2 * tile.depth, warps=warps)
     if (
         "wgmma" in features and m > _FEW_ROWS and 0 < depth <= _SHORT_DEPTH
     ):  # a program more at a time is worth more than a stage
