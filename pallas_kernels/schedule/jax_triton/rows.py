@@ -15,8 +15,7 @@ _MOST_WARPS: Final = 16
 _MOST_WARPS_OF_WIDE: Final = 32  # of rows that are not held
 _BYTES: Final = 32  # of an array that a thread holds in a block, if there are many rows
 _COLUMNS_OF_FEW: Final = 8  # of a thread in a block
-_HELD_COLUMNS: Final = 64  # of all arrays that a thread may hold
-_HELD_BYTES: Final = 256  # of all arrays that a thread may hold
+_HELD_COLUMNS: Final = 64  # that a thread may hold
 _REREAD_BYTES: Final = 2  # of an element: the L2 cache gives wide rows of 16 bits back as fast as warps hold them
 _AHEAD_BYTES: Final = 128  # of all arrays that a thread reads ahead
 _MOST_AHEAD: Final = 8
@@ -69,7 +68,7 @@ def row_schedule(rows: int, columns: int, lanes: int, itemsizes: Sequence[int], 
         >>> row_schedule(4096, 128256, 8192, (2,))
         RowSchedule(rows=1, warps=32, held=False, ahead=8, preload=False)
     """
-    few, blocks, size = rows <= _FEW_ROWS, -(-columns // lanes), sum(itemsizes)
+    few, blocks, size, arrays = rows <= _FEW_ROWS, -(-columns // lanes), sum(itemsizes), len(itemsizes)
     if lanes <= _SHORT:
         together = 1 if few else _SHORT_ROWS
         return RowSchedule(together, together, held=True, preload=few)
@@ -80,9 +79,10 @@ def row_schedule(rows: int, columns: int, lanes: int, itemsizes: Sequence[int], 
             warps = min(4 * size, lanes * max(itemsizes) // (_BYTES * _WARP))
         # Without a result of whole rows, the exchange of a sum costs more than the columns.
         warps = min(_MOST_WARPS, warps) // (1 if writes else 2)
-        least = blocks * lanes * len(itemsizes) // (_HELD_COLUMNS * _WARP)
-        return RowSchedule(1, max(1, warps, least), held=True, preload=few)
-    if size > _REREAD_BYTES and _bytes(blocks, lanes, size, _MOST_WARPS) <= _HELD_BYTES:
+        columns_held = blocks * lanes * arrays // _WARP
+        least = 1 << (-(-columns_held // (_HELD_COLUMNS if arrays == 1 else _HELD_COLUMNS // 2)) - 1).bit_length()
+        return RowSchedule(1, max(warps, min(_MOST_WARPS_OF_WIDE, least)), held=True, preload=few)
+    if size > _REREAD_BYTES and blocks * lanes * arrays // (_WARP * _MOST_WARPS) <= _HELD_COLUMNS:
         return RowSchedule(1, _MOST_WARPS, held=True)
     warps, ahead = _MOST_WARPS_OF_WIDE if writes or few else _MOST_WARPS, _MOST_AHEAD
     while ahead > 1 and _bytes(ahead, lanes, size, warps) > _AHEAD_BYTES:
