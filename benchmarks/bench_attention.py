@@ -1,6 +1,7 @@
 """Attention on a Hopper GPU, through the public functions: cuDNN's (`jax.nn`) and ours in the same run.
 
     python -m benchmarks.bench_attention
+    python -m benchmarks.bench_attention --backend jax_triton
 
 Prefill is a whole batch of equal lengths, also "with gradients" (the forward and the backward pass), decode one query
 of each sequence against its cache, also from pages of 64 keys in any order and from a cache of int8. The ratio of a row
@@ -8,7 +9,8 @@ with gradients is to cuDNN as JAX calls it, whose sums come in any order; `deter
 `xla_gpu_deterministic_ops`. `one_split_us` is the time of our own prefill where all keys are one split, as decode could
 not have them: what its splits cost prefill. Times are device times of all kernels of a call (CUPTI), medians of
 alternating calls; calls cycle through sets of arguments that together do not fit into the L2 cache. `rate` is TFLOP/s
-of the products that the mask leaves, or TB/s of keys and values.
+of the products that the mask leaves, or TB/s of keys and values. Through jax-triton decode also has few sequences and
+few keys, where each split of the keys has a program of its own.
 """
 
 import argparse
@@ -38,6 +40,7 @@ DETERMINISTIC: Final = "deterministic"
 PAGED: Final = "paged"
 INT8: Final = "int8"
 ONE_SPLIT: Final = "one_split"
+HOPPER: Final = "hopper"
 
 
 class Case(NamedTuple):
@@ -105,6 +108,10 @@ DECODE: Final = tuple(
     )
 )
 
+FEW_KEYS: Final = tuple(
+    Case(batch, 1, keys, 32, 8, 128) for batch, keys in ((1, 2048), (8, 2048), (8, 8192), (8, 32768), (64, 8192))
+)
+
 KINDS: Final = {"prefill": PREFILL, "gradients": GRADIENTS, "decode": DECODE}
 
 
@@ -112,22 +119,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_json(parser)
     parser.add_argument("--only", choices=[*KINDS], help="one part of the table")
+    parser.add_argument("--backend", choices=(HOPPER, "jax_triton"), default=HOPPER, help="whose kernels are ours")
     arguments = parser.parse_args()
     if jax.default_backend() != "gpu":
         print(f"bench_attention needs a Hopper GPU, this process runs on {jax.default_backend()}: nothing measured")
         return
-    cases = [case for kind, part in KINDS.items() if arguments.only in (None, kind) for case in part]
+    backend = arguments.backend
+    kinds = KINDS if backend == HOPPER else KINDS | {"decode": DECODE + FEW_KEYS}
+    cases = [case for kind, part in kinds.items() if arguments.only in (None, kind) for case in part]
     with ThreadPoolExecutor(THREADS) as pool:
-        pending = [{name: pool.submit(compiled, case, name) for name in programs(case)} for case in cases]
+        pending = [
+            {name: pool.submit(compiled, case, name, backend) for name in programs(case, backend)} for case in cases
+        ]
         ready = [{name: program.result() for name, program in row.items()} for row in pending]
     cells = [measure(case, row) for case, row in zip(cases, ready, strict=True)]
-    save("attention_bf16", cells, arguments.json)
+    save("attention_bf16" + ("" if backend == HOPPER else f"_{backend}"), cells, arguments.json)
 
 
-def programs(case: Case) -> dict[str, Any]:
+def programs(case: Case, backend: str) -> dict[str, Any]:
     """Returns cuDNN's program and ours.
 
-    For decode also from pages and int8, for gradients the deterministic one, for prefill that with one split.
+    For decode also from pages and int8, for gradients the deterministic one, for prefill on Hopper's kernels that with
+    one split.
     """
     stock = functools.partial(
         jax.nn.dot_product_attention, is_causal=case.causal and not case.decodes, implementation="cudnn"
@@ -136,7 +149,8 @@ def programs(case: Case) -> dict[str, Any]:
         ours = functools.partial(bijax.dot_product_attention, is_causal=case.causal)
         if not case.gradients:
             found: dict[str, Any] = {"cudnn": stock, "ours": ours}
-            return found | ({ONE_SPLIT: one_split(case)} if case.keys > SplitAttentionContract().split else {})
+            splits = backend == HOPPER and case.keys > SplitAttentionContract().split
+            return found | ({ONE_SPLIT: one_split(case)} if splits else {})
         return {name: with_gradients(f) for name, f in (("cudnn", stock), ("ours", ours), (DETERMINISTIC, stock))}
     last = functools.partial(bijax.dot_product_attention, is_causal=True, query_offset=case.keys - 1)
 
@@ -177,7 +191,7 @@ def shapes_of(case: Case) -> list[tuple[int, ...]]:
     return [queries, case.cache, case.cache, *([queries] if case.gradients else [])]
 
 
-def compiled(case: Case, name: str) -> Any:
+def compiled(case: Case, name: str, backend: str) -> Any:
     shapes = shapes_of(case)
     arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
     if name == PAGED:
@@ -186,7 +200,8 @@ def compiled(case: Case, name: str) -> Any:
         arrays[1:] = [jax.ShapeDtypeStruct(case.cache, jnp.int8)] * 2
         arrays.append(jax.ShapeDtypeStruct((case.key_heads, case.size), jnp.float32))
     options = {"xla_gpu_deterministic_ops": True} if name == DETERMINISTIC else None
-    return jax.jit(programs(case)[name]).lower(*arrays).compile(options)
+    with bijax.prefer_backend(backend):
+        return jax.jit(programs(case, backend)[name]).lower(*arrays).compile(options)
 
 
 def measure(case: Case, ready: dict[str, Any]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ PART: Final = ("device", "versions", "date", "commit", "clean")
 
 KEYS: Final[dict[str, tuple[str, ...]]] = {
     "attention_bf16": ("what", "batch", "keys", "heads", "key_heads", "size"),
+    "attention_bf16_jax_triton": ("what", "batch", "keys", "heads", "key_heads", "size"),
     "compile": ("model", "case", "cache"),
     "decode_smollm2": ("batch",),
     "demo": ("what", "side", "way", "prompt"),

@@ -128,7 +128,7 @@ def _attention_kernel(operation: str, function: str) -> Kernel:
 
 def _attention(widths: tuple[int, str, int]) -> MmaAttentionContract:
     size, dtype, value_size = widths
-    return mma_attention_contract(dtype, max(size, value_size), version=2)
+    return mma_attention_contract(dtype, max(size, value_size), version=3)
 
 
 def _kernels(

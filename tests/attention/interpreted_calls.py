@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bijax.testing import assert_bits_equal
 from pallas_kernels.attention import jax_triton
 from pallas_kernels.attention.call import OF_SCORES, AttentionCall, AttentionOptions, AttentionResults
 from pallas_kernels.attention.schedule.jax_triton import BackwardTiles, Tile
@@ -21,8 +22,9 @@ from tests.jax_triton.interpreted import interpret_launches
 from tests.jax_triton.interpreter_instructions import interpret_instructions
 
 QUERIES, KEYS, HEADS, KEY_HEADS, SIZE = 7, 50, 4, 2, 24
-CONTRACT: Final = MmaAttentionContract(16, 16, 2)
+CONTRACT: Final = MmaAttentionContract(16, 16, 3, split=32)
 TILE: Final = Tile(16, 4, 1)
+APART: Final = Tile(16, 4, 1, apart=True)
 OFFSETS, USED, LENGTHS = (30, 20), (7, 5), (50, 37)
 LIMITS: Final = jnp.array([OFFSETS, USED, LENGTHS], jnp.int32).T
 LAUNCH: Final[dict[str, Any]] = {"contract": CONTRACT, "target": Target.parse("sm_80")}
@@ -122,6 +124,13 @@ def pages() -> None:
         np.testing.assert_array_equal(ours[1], right[1])
 
 
+def apart() -> None:
+    """Each split in a program of its own, with and without keys in it: the bits of one program for all splits."""
+    for call in (call_of(), call_of("float16", window=(12, 0), sinks=random(6, 1, HEADS))):
+        whole = jax_triton.attention(call, tile=TILE, **LAUNCH)
+        assert_bits_equal(jax_triton.attention(call, tile=APART, **LAUNCH), whole)
+
+
 def options() -> None:
     """Cap, sinks, slopes, a bias and a mask that leaves some rows no key, values of another width."""
     pairs: dict[str, Any] = {"bias": random(4, 1, HEADS, QUERIES, KEYS), "mask": random(5, 2, 1, 1, KEYS) > -1}
@@ -190,16 +199,18 @@ def not_finite() -> None:
     call = call_of()
     whole = jax_triton.attention(call, tile=TILE, **LAUNCH)
     poisoned = call.value.at[0, 33, 0, 3].set(jnp.inf).at[0, 2, 1, 5].set(jnp.nan).at[1, 37:].set(jnp.nan)
-    found = jax_triton.attention(dataclasses.replace(call, value=poisoned), tile=TILE, **LAUNCH)
     sees = np.zeros((2, QUERIES, HEADS), bool)
     sees[0, 3:, :2] = sees[0, :, 2:] = True
-    for ours, right in zip(found, whole, strict=True):
-        np.testing.assert_array_equal(np.asarray(ours)[~sees], np.asarray(right)[~sees])
-        assert np.isnan(np.asarray(ours)[sees]).all()
+    for tile in (TILE, APART):
+        found = jax_triton.attention(dataclasses.replace(call, value=poisoned), tile=tile, **LAUNCH)
+        for ours, right in zip(found, whole, strict=True):
+            assert_bits_equal(np.asarray(ours)[~sees], np.asarray(right)[~sees])
+            assert np.isnan(np.asarray(ours)[sees]).all()
 
 
 CASES: Final = {
     "pages": pages,
+    "apart": apart,
     "options": options,
     "8 bits": eight_bits,
     "gradients": gradients,

@@ -145,65 +145,76 @@ class MmaAttentionContract:
     bfloat16 limbs (rounded, the remainder rounded, its remainder; the remainders of an infinity are nan). Two of these
     have six products: low by high, high by low, middle by middle, middle by high, high by middle, high by high. A chain
     below is one float32 accumulator that adds the products of 16 elements at a time in ascending order, as the tensor
-    core adds them; over a head in pieces of 64 elements (shorter powers of two at its end), with the limb products of
-    each piece in order.
+    core adds them; over a head in pieces of 64 elements, of 16 bits 128 (shorter powers of two at its end), with the
+    limb products of each piece in order.
 
-    Keys are processed in ascending blocks of `key_block` at the absolute positions 0, key_block, 2 * key_block, ... A
-    row, a query with one of its heads, starts with the maximum m = `LEAST`, the sum l = 0 and the values o = 0. With c
+    Keys are processed in ascending blocks of `key_block` at the absolute positions 0, key_block, 2 * key_block, ...
+    Blocks belong to splits of `split` keys at the absolute positions 0, split, 2 * split, ... A row, a query with one
+    of its heads, starts a split with the maximum m = `LEAST`, the sums l = 0 of 8 columns and the values o = 0. With c
     = scale * log2(e), rounded once to float32, a block maps them to
 
-        s  = query @ keys^T * c + bias * log2(e)      a chain over the head, then each product and the sum rounded;
-                                                      -inf where a key is not seen
-        m' = max(m, max(s))
-        p  = ex2(s - m')
+        s  = query @ keys^T                           a chain over the head; -inf where a key is not seen
+        m' = max(m, max(s) * c)
+        p  = ex2(fma(s, c, -m'))
         a  = ex2(m - m')
-        l' = l * a + sum(p)                           a chain that starts at l * a, rounded, over three bfloat16 limbs
-                                                      of p: the low ones of the block, the middle ones, the high ones
+        l' = fma(l, a, columns(p))                    columns: the left half of p plus its right half, until 8 are left
         o' = o * a + p @ values                       a chain over the block's keys that starts at o * a, rounded; p in
                                                       the limbs of the operands' dtype
 
-    where ex2 is `ex2.approx.ftz.f32`. The result is o / l, rounded to nearest, with the log-sum-exp
-    (m + log2(l)) * ln(2). A row without a positive weight has zeros and -inf. A row that sees a non-finite value has
-    nan in all of its results.
+    where ex2 is `ex2.approx.ftz.f32`. At the end of a split the columns of l are halved until one is left. Splits are
+    merged in ascending order into (M, L, O), which starts like a split:
 
-    With a soft cap g the first product of s is tanh(query @ keys^T * (scale / g)) * (g * log2(e)), both factors rounded
-    once to float32. After the bias, slopes add (slope * log2(e)) * (key position - query position). After the last
-    block, a sink z maps (m, l, o) to m' = max(m, z * log2(e)), l' = l * a + ex2(z * log2(e) - m') and o' = o * a, with
-    a as above.
+        M' = max(M, m),  A = ex2(M - M'),  b = ex2(m - M'),  L' = fma(L, A, l * b),  O' = fma(O, A, o * b)
 
-    In the backward pass p = ex2(s - lse * log2(e)) and t = p * (cotangent @ values^T - sum(cotangent * result)). The
-    query gradient is one chain of t @ keys over the key blocks that it sees in ascending order, times the scale; the
-    key gradient is one chain of t^T @ queries over blocks of `row_block` of the rows that see it, query-major, then by
-    head, times the scale; the value gradient is one chain of p^T @ cotangents. Unseen blocks change no bit. Here key
-    blocks hold `row_block` keys. With a soft cap t is first multiplied by 1 - tanh^2; the bias gradient is t before
-    that.
+    The result is O * (1 / L), each rounded to nearest, with the log-sum-exp (M + log2(L)) * ln(2). A row without a
+    positive weight has zeros and -inf. A row that sees a non-finite value has nan in all of its results.
 
-    In version 1 the chains of weights, and with 8-bit keys those of all products, add their elements in another order
-    where there is a mask or the keys have 8 bits: the order in which Pallas's lowering to Triton hands them to
-    `mma.sync`. Version 2 is as described above for all calls; other calls have the same bits in both.
+    With a soft cap g, a bias, slopes, or a scale of at most 0, s is multiplied by c at once, rounded, and c is 1
+    afterwards; the first product is then tanh(query @ keys^T * (scale / g)) * (g * log2(e)) with a cap, both factors
+    rounded once to float32. A bias adds bias * log2(e), and slopes then (slope * log2(e)) * (key position - query
+    position), each product and sum rounded. After the last split, a sink z maps (M, L, O) to M' = max(M, z * log2(e)),
+    L' = L * A + ex2(z * log2(e) - M') and O' = O * A, with A as above.
+
+    In the backward pass p = ex2(fma(s, c, -(lse * log2(e)))) and t = p * (cotangent @ values^T - d) with the sum d of
+    cotangent * result. The query gradient is one chain of t @ keys over the key blocks that it sees in ascending order,
+    times the scale; the key gradient is one chain of t^T @ queries over blocks of `row_block` of the rows that see it,
+    query-major, then by head, times the scale; the value gradient is one chain of p^T @ cotangents. Unseen blocks
+    change no bit. Here key blocks hold `row_block` keys. With a soft cap t is first multiplied by 1 - tanh^2; the bias
+    gradient is t before that.
+
+    In version 1, that of Pallas's lowering to Triton, s is always multiplied by c at once; all keys are one split; l is
+    one sum, to which the tensor core adds the three bfloat16 limbs of p, the low ones of a block, the middle ones, the
+    high ones; the result is o / l. With a mask or keys of 8 bits the chains of
+    weights, with the latter all chains, add their elements in another order: that in which the compiler hands them to
+    `mma.sync`.
 
     Attributes:
         key_block: Keys of one block, a power of two and at least 16.
         row_block: Rows or keys of one block in the backward pass, the same.
-        version: 1 or 2; incremented when the bits of an existing contract change on purpose.
+        version: 1 or 3; incremented when the bits of an existing contract change on purpose.
+        split: Keys of one split, a multiple of `key_block`.
     """
 
     key_block: int = 64
     row_block: int = 64
     version: int = 1
+    split: int = 1024
 
     def __post_init__(self) -> None:
         for name in ("key_block", "row_block"):
             size = getattr(self, name)
             if size < 16 or size & (size - 1):
                 raise ValueError(f"{name} must be a power of two and at least 16, got {size}.")
-        if self.version not in (1, 2):
-            raise ValueError(f"version must be 1 or 2, got {self.version}.")
+        if self.split < 1 or self.split % self.key_block:
+            raise ValueError(f"split must be a positive multiple of {self.key_block=}, got {self.split}.")
+        if self.version not in (1, 3):
+            raise ValueError(f"version must be 1 or 3, got {self.version}.")
 
     @property
     def id(self) -> str:
         """Contract identifier, stable across runs and machines."""
-        return f"attention/v{self.version}/f32-mma16-keys{self.key_block}-rows{self.row_block}-online"
+        split = "" if self.version == 1 else f"-split{self.split}"
+        return f"attention/v{self.version}/f32-mma16-keys{self.key_block}-rows{self.row_block}{split}-online"
 
 
 def mma_attention_contract(dtype: str, head_size: int, version: int = 1) -> MmaAttentionContract:
@@ -217,8 +228,8 @@ def mma_attention_contract(dtype: str, head_size: int, version: int = 1) -> MmaA
     Example:
         >>> mma_attention_contract("bfloat16", 128).id
         'attention/v1/f32-mma16-keys64-rows64-online'
-        >>> mma_attention_contract("float32", 128, version=2).id
-        'attention/v2/f32-mma16-keys64-rows32-online'
+        >>> mma_attention_contract("float32", 128, version=3).id
+        'attention/v3/f32-mma16-keys64-rows32-split1024-online'
     """
     if head_size > _MMA_WIDEST:
         return MmaAttentionContract(16, 16, version)

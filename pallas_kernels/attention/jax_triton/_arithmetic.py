@@ -12,6 +12,12 @@ def product(a, b):
 
 
 @triton.jit
+def product_and_sum(a, b, c):
+    """Returns a * b + c in float32, rounded once."""
+    return tl.fma(a, b, c)
+
+
+@triton.jit
 def quotient(a, b):
     """Returns the float32 quotient, rounded to nearest."""
     return tl.inline_asm_elementwise("div.rn.f32 $0, $1, $2;", "=f,f,f", [a, b], tl.float32, is_pure=True, pack=1)
@@ -53,6 +59,34 @@ def opaque_32(x):
 
 
 @triton.jit
+def opaque_float(x):
+    """Returns float32 numbers as `opaque_32` returns integers."""
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], tl.float32, is_pure=False, pack=1)
+
+
+@triton.jit
+def opaque_index(x):
+    """Returns a 32-bit index, of which the compiler does not see what it was computed from.
+
+    Pointers that are computed from a loop's index become one register pair each, which all are moved in each step.
+    """
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], tl.int32, is_pure=True, pack=1)
+
+
+@triton.jit
 def opaque_16(x):
     """Returns 16-bit floats as `opaque_32` returns integers."""
     return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], x.dtype, is_pure=False, pack=2)
+
+
+@triton.jit
+def half_sums(x, ROWS: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+    """Returns sums (ROWS, COLUMNS) of float32 (ROWS, WIDTH): its left half is added to its right half until they fit.
+
+    Each step of Triton's sum adds two elements, so that no layout of the registers changes the order.
+    """
+    if WIDTH > COLUMNS:
+        halves = tl.sum(tl.reshape(x, (ROWS, 2, WIDTH // 2)), 1)
+        return half_sums(halves, ROWS, WIDTH // 2, COLUMNS)
+    else:
+        return x

@@ -7,7 +7,7 @@ import numpy as np
 
 from pallas_kernels.attention.call import AttentionCall
 from pallas_kernels.attention.mask_bounds import POSITION_LIMIT
-from pallas_kernels.contract import eight_bit_contract
+from pallas_kernels.contract import MmaAttentionContract, eight_bit_contract
 
 LOG2E: Final = float(np.float32(np.log2(np.e)))
 LN2: Final = float(np.float32(np.log(2)))
@@ -30,6 +30,7 @@ class Form:
         heads: Key heads K.
         group: Query heads per key head.
         key_block: Keys of a block of the contract.
+        split: Keys of a split of the contract, a multiple of `key_block`.
         row_block: Rows of a block of the contract's backward pass.
         factor: Factor of the query-key products, in units of ln(2); with a soft cap, in units of the cap.
         cap: The soft cap, in units of ln(2); None without one.
@@ -37,6 +38,8 @@ class Form:
         causal: Whether a query sees only positions up to its own.
         before: Keys before its position that a query sees; None for no limit on either side.
         after: Keys after its position that it sees, with `before`.
+        whole_blocks: Whether all blocks of keys are within the capacity.
+        whole_rows: Whether all blocks of rows are within the rows of a sequence and a key head.
         page: Keys of a page; None for contiguous keys.
         stored: Dtype of 8-bit keys and values, "int8" or "float8_e4m3fn"; None for those of `dtype`.
         bias: Which axes of the bias are longer than 1; None without one.
@@ -53,6 +56,7 @@ class Form:
     heads: int
     group: int
     key_block: int
+    split: int
     row_block: int
     factor: float
     cap: float | None
@@ -60,6 +64,8 @@ class Form:
     causal: bool
     before: int | None
     after: int | None
+    whole_blocks: bool
+    whole_rows: bool
     page: int | None
     stored: str | None
     bias: Axes | None
@@ -84,18 +90,23 @@ class Form:
         return 1.0 if self.stored is None else eight_bit_contract(self.stored).unit
 
     @property
+    def exponent_factor(self) -> float:
+        """Factor of the scores in the exponents: that of the products if nothing is added to them, 1 otherwise."""
+        plain = self.cap is None and self.bias is None and self.slopes is None
+        return self.factor if plain and self.factor > 0 else 1.0
+
+    @property
     def hides(self) -> bool:
         """Whether some keys within the mask bounds of a query may be hidden from it."""
         return self.mask is not None
 
 
-def form_of(call: AttentionCall, key_block: int, row_block: int) -> Form:
+def form_of(call: AttentionCall, contract: MmaAttentionContract) -> Form:
     """Returns what is fixed about the launches of a call.
 
     Args:
         call: The call, its heads as wide as whole pieces.
-        key_block: Keys of a block of the contract.
-        row_block: Rows of a block of its backward pass.
+        contract: Its contract.
     """
     options, heads = call.options, call.key.shape[2]
     window = (None, None) if options.window is None else tuple(min(w, POSITION_LIMIT) for w in options.window)
@@ -107,14 +118,17 @@ def form_of(call: AttentionCall, key_block: int, row_block: int) -> Form:
         value_stride=call.query.shape[3] if call.value is None else value_size,
         heads=heads,
         group=call.query.shape[2] // heads,
-        key_block=key_block,
-        row_block=row_block,
+        key_block=contract.key_block,
+        split=contract.split,
+        row_block=contract.row_block,
         factor=_rounded(options.scale * LOG2E if cap is None else options.factor),
         cap=None if cap is None else _rounded(cap * LOG2E),
         scale=_rounded(options.scale),
         causal=options.causal,
         before=window[0],
         after=window[1],
+        whole_blocks=call.capacity % max(contract.key_block, contract.row_block) == 0,
+        whole_rows=call.query.shape[1] * (call.query.shape[2] // heads) % contract.row_block == 0,
         page=None if call.page_table is None else call.key.shape[1],
         stored=None if call.key_scale is None else call.key.dtype.name,
         bias=_axes(call.bias),

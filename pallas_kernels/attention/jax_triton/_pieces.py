@@ -1,5 +1,7 @@
 """Heads in pieces: how they are read, cut into limbs, multiplied and written."""
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -46,32 +48,44 @@ def float_of_e4m3(bits):
     return tl.where(pattern > 0x7F, -value, value)
 
 
+class Heads(NamedTuple):
+    """Where heads start.
+
+    Attributes:
+        first: A pointer.
+        following: (n,) integers, the start of each head relative to `first`.
+    """
+
+    first: Any
+    following: Any
+
+
 @triton.jit
-def places(starts, size: tl.constexpr, index: tl.constexpr, form: tl.constexpr):
-    """Returns pointers (n, width) to a piece of heads from pointers to their starts (n,)."""
+def places(heads: Heads, size: tl.constexpr, index: tl.constexpr, form: tl.constexpr):
+    """Returns pointers (n, width) to a piece of heads. A loop that moves `first` keeps what is added to it."""
     START: tl.constexpr = piece_start(size, form.widest_piece, index)
     WIDTH: tl.constexpr = piece_width(size, form.widest_piece, index)
-    return starts[:, None] + (START + tl.arange(0, WIDTH))[None, :]
+    return heads.first + (heads.following[:, None] + (START + tl.arange(0, WIDTH))[None, :])
 
 
 @triton.jit
-def limbs_unless(starts, bad, size: tl.constexpr, index: tl.constexpr, SOME: tl.constexpr, form: tl.constexpr):
+def limbs_unless(heads: Heads, bad, size: tl.constexpr, index: tl.constexpr, SOME: tl.constexpr, form: tl.constexpr):
     """Reads the limbs of a piece, with zeros for the heads that are `bad`, of which there may be `SOME`."""
     if SOME:
-        x = tl.load(places(starts, size, index, form), mask=(bad == 0)[:, None], other=0)
+        x = tl.load(places(heads, size, index, form), mask=(bad == 0)[:, None], other=0)
     else:
-        x = tl.load(places(starts, size, index, form))
+        x = tl.load(places(heads, size, index, form))
     return limbs_of_keys(x, form)
 
 
 @triton.jit
-def not_finite(starts, COUNT: tl.constexpr, size: tl.constexpr, form: tl.constexpr):
-    """Returns which heads, by pointers to their starts (COUNT,), are not finite throughout."""
+def not_finite(heads: Heads, COUNT: tl.constexpr, size: tl.constexpr, form: tl.constexpr):
+    """Returns which of COUNT heads are not finite throughout."""
     PIECES: tl.constexpr = piece_count(size, form.widest_piece)
     bad = tl.zeros((COUNT,), tl.int32)
     for i in tl.static_range(PIECES):
         # A volatile read stays apart from the one for the products, and is not kept in registers for it.
-        piece = number(tl.load(places(starts, size, i, form), volatile=True), form)
+        piece = number(tl.load(places(heads, size, i, form), volatile=True), form)
         bad = tl.maximum(bad, tl.max(tl.where(is_finite(piece.to(tl.float32)), 0, 1), 1))
     return bad > 0
 
@@ -121,40 +135,40 @@ def limbs_of_keys(x, form: tl.constexpr):
 
 
 @triton.jit
-def starts_of_rows(array, rows: Rows, queries, size: tl.constexpr, form: tl.constexpr):
-    """Returns pointers (R,) to the starts of the heads of rows in (B, T, N, H)."""
-    return array + ((rows.sequence * queries + rows.query) * form.query_heads + rows.query_head) * size
+def heads_of_rows(array, rows: Rows, size: tl.constexpr):
+    """Returns the heads of rows in (B, T, N, H)."""
+    return Heads(array + rows.entry * size, rows.following * size)
 
 
 @triton.jit
-def starts_of_keys(array, keys: Keys, head, size: tl.constexpr, form: tl.constexpr):
-    """Returns pointers (n,) to the starts of the heads of keys or values."""
-    return array + (keys.entry * form.heads + head) * size
+def heads_of_keys(array, keys: Keys, head, size: tl.constexpr, form: tl.constexpr):
+    """Returns the heads of keys or of their gradients."""
+    return Heads(array + (keys.entry * form.heads + head) * size, keys.following * (form.heads * size))
 
 
 @triton.jit
-def starts_of_values(array, keys: Keys, head, form: tl.constexpr):
-    """Returns pointers (n,) to the starts of the heads of values, which may be those of the keys."""
-    return array + (keys.entry * form.heads + head) * form.value_stride
+def heads_of_values(array, keys: Keys, head, form: tl.constexpr):
+    """Returns the heads of values, which may be those of the keys."""
+    return heads_of_keys(array, keys, head, form.value_stride, form)
 
 
 @triton.jit
-def limbs_of_all(starts, size: tl.constexpr, form: tl.constexpr):
-    """Reads the limbs of all pieces of queries or cotangents from pointers to their starts."""
+def limbs_of_all(heads: Heads, size: tl.constexpr, form: tl.constexpr):
+    """Reads the limbs of all pieces of queries or cotangents."""
     COUNT: tl.constexpr = piece_count(size, form.widest_piece)
     found = ()
     for i in tl.static_range(COUNT):
-        found = found + (limbs(tl.load(places(starts, size, i, form)), form),)
+        found = found + (limbs(tl.load(places(heads, size, i, form)), form),)
     return found
 
 
 @triton.jit
-def keys_of_all(starts, size: tl.constexpr, form: tl.constexpr):
-    """Reads the limbs of all pieces of keys or values from pointers to their starts."""
+def keys_of_all(heads: Heads, size: tl.constexpr, form: tl.constexpr):
+    """Reads the limbs of all pieces of keys or values."""
     COUNT: tl.constexpr = piece_count(size, form.widest_piece)
     found = ()
     for i in tl.static_range(COUNT):
-        found = found + (limbs_of_keys(tl.load(places(starts, size, i, form)), form),)
+        found = found + (limbs_of_keys(tl.load(places(heads, size, i, form)), form),)
     return found
 
 
@@ -259,12 +273,12 @@ def rounded(x, form: tl.constexpr):
 
 
 @triton.jit
-def write(starts, exists, sums, size: tl.constexpr, SCALE: tl.constexpr, form: tl.constexpr):
-    """Writes sums times a scale, rounded, a zero as +0, at pointers to the starts of heads (n,)."""
+def write(heads: Heads, exists, sums, size: tl.constexpr, SCALE: tl.constexpr, form: tl.constexpr):
+    """Writes sums times a scale, rounded, a zero as +0, to the heads that exist."""
     COUNT: tl.constexpr = piece_count(size, form.widest_piece)
     for i in tl.static_range(COUNT):
         found = sums[i]
         if SCALE is not None:
             found = product(found, SCALE)
         found = rounded(tl.where(found == 0, 0.0, found), form)
-        tl.store(places(starts, size, i, form), found, mask=exists[:, None])
+        tl.store(places(heads, size, i, form), found, mask=exists[:, None])

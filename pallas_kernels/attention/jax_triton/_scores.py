@@ -6,59 +6,53 @@ import triton.language as tl
 from pallas_kernels.attention.jax_triton._arithmetic import opaque_32, product, tanh
 from pallas_kernels.attention.jax_triton._form import LOG2E as _LOG2E
 from pallas_kernels.attention.jax_triton._form import Form
-from pallas_kernels.attention.jax_triton._tile import Arrays, Keys, Rows
+from pallas_kernels.attention.jax_triton._tile import Arrays, Bounds, Keys, Rows
 
 LOG2E = tl.constexpr(_LOG2E)
 
 
 @triton.jit
-def scores(
-    arrays: Arrays,
-    rows: Rows,
-    keys: Keys,
-    total,
-    OF_BLOCK: tl.constexpr,
-    BY_KEYS: tl.constexpr,
-    form: tl.constexpr,
-):
-    """Returns the scores (R, n) of rows and keys in units of ln(2), -inf where a key is not seen.
+def scores(arrays: Arrays, rows: Rows, keys: Keys, total, BY_KEYS: tl.constexpr, form: tl.constexpr):
+    """Returns the scores (R, n) of rows and keys, whether or not a key is seen.
+
+    Their factor `form.exponent_factor`, after which they are in units of ln(2), is left to the exponents.
 
     Args:
-        arrays: Holds the bias, the mask and the slopes.
+        arrays: Holds the bias and the slopes.
         rows: R rows.
         keys: n keys.
         total: (R, n), the products of queries and keys.
-        OF_BLOCK: Whether all rows see all keys, but for a mask.
         BY_KEYS: Whether the first axis of all tensors is that of the keys.
         form: The constants.
 
     Returns:
-        The scores; which keys the rows see; the hyperbolic tangents of the soft cap, or the products without one.
+        The scores; the hyperbolic tangents of the soft cap, or the products without one.
     """
     bent = total
-    if form.cap is None:
-        total = product(total, form.factor)
-    else:
+    if form.cap is not None:
         bent = tanh(product(total, form.factor))
         total = product(bent, form.cap)
-    position = across(keys.position, BY_KEYS)
+    elif form.exponent_factor == 1.0:
+        total = product(total, form.factor)
     if form.bias is not None:
         bias = tl.load(place_of(arrays.bias, rows, keys, arrays, BY_KEYS, "bias", form))
         total = total + product(bias.to(tl.float32), LOG2E)
     if form.slopes is not None:
         slope = product(tl.load(of_heads(arrays.alibi_slopes, rows, form.slopes, form)), LOG2E)
-        distance = position - along(rows.position, BY_KEYS)
+        distance = across(keys.position, BY_KEYS) - along(rows.position, BY_KEYS)
         total = total + product(along(slope, BY_KEYS), distance.to(tl.float32))
-    if OF_BLOCK:
-        seen = tl.full(total.shape, True, tl.int1)
-    else:
-        seen = (position >= along(rows.first, BY_KEYS)) & (position < along(rows.last, BY_KEYS))
+    return total, bent
+
+
+@triton.jit
+def which_seen(arrays: Arrays, rows: Rows, bounds: Bounds, keys: Keys, BY_KEYS: tl.constexpr, form: tl.constexpr):
+    """Returns which keys the rows see, (R, n)."""
+    position = across(keys.position, BY_KEYS)
+    seen = (position >= along(bounds.first, BY_KEYS)) & (position < along(bounds.last, BY_KEYS))
     if form.mask is not None:
         mask = tl.load(place_of(arrays.mask, rows, keys, arrays, BY_KEYS, "mask", form))
         seen = seen & (opaque_32(mask.to(tl.int32)) != 0)
-    if form.hides or not OF_BLOCK:
-        total = tl.where(seen, total, float("-inf"))
-    return total, seen, bent
+    return seen
 
 
 @triton.jit

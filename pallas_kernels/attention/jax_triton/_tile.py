@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from pallas_kernels.attention.jax_triton._arithmetic import opaque_index
+
 POSITION_LIMIT = tl.constexpr(1 << 30)
 LEAST = tl.constexpr(-3e38)  # of the contract: the maximum before any key
 
@@ -45,6 +47,20 @@ class Arrays(NamedTuple):
     entries: Any
 
 
+class Limits(NamedTuple):
+    """The limits of a sequence, int32.
+
+    Attributes:
+        offset: Position of its first query, at least 0.
+        count: Its queries; negative if its limits are not valid.
+        keys: Its keys, from 0 to the capacity.
+    """
+
+    offset: Any
+    count: Any
+    keys: Any
+
+
 class Rows(NamedTuple):
     """Rows of a sequence and a key head: a query with one of its heads each.
 
@@ -54,10 +70,11 @@ class Rows(NamedTuple):
         query: (R,) int32, the query of each row.
         query_head: (R,) int32, its query head.
         position: (R,) int32, its position.
-        first: (R,) int32, the first key that it sees.
-        last: (R,) int32, the end of the keys that it sees; both 0 if it sees none.
         exists: (R,) bool; other rows are not written.
-        valid: Whether the limits of the sequence are valid.
+        entry: int64, an index into (B, T, N) as one axis.
+        following: (R,) integers, the index of each row relative to `entry`.
+        line: int64, an index into (B, K, T * N / K) as one axis.
+        in_line: (R,) integers, the index of each row relative to `line`.
     """
 
     sequence: Any
@@ -65,10 +82,18 @@ class Rows(NamedTuple):
     query: Any
     query_head: Any
     position: Any
+    exists: Any
+    entry: Any
+    following: Any
+    line: Any
+    in_line: Any
+
+
+class Bounds(NamedTuple):
+    """The keys that rows see before any mask: (R,) int32, the first and the end; both 0 if they see none."""
+
     first: Any
     last: Any
-    exists: Any
-    valid: Any
 
 
 class Keys(NamedTuple):
@@ -77,84 +102,103 @@ class Keys(NamedTuple):
     Attributes:
         position: (n,) int32.
         held: (n,) int32, the same within the capacity.
-        entry: (n,) int64, or one number and n following: indices into the first two axes of keys and values as one.
+        entry: int64, an index into the first two axes of keys and values as one.
+        following: (n,) integers, the index of each key relative to `entry`.
     """
 
     position: Any
     held: Any
     entry: Any
+    following: Any
 
 
 @triton.jit
-def rows_of(arrays: Arrays, sequence, head, query, query_head, exists, looks, form: tl.constexpr):
-    """Returns rows with what they see before any mask, which is nothing unless they are to look."""
+def limits_of(arrays: Arrays, sequence):
+    """Reads the limits of a sequence."""
     limits = arrays.limits + sequence * 3
-    offset = tl.maximum(tl.load(limits), 0)
-    count = tl.load(limits + 1)
     keys = tl.minimum(tl.maximum(tl.load(limits + 2), 0), arrays.capacity)
-    position = offset + query
-    first = tl.zeros_like(position)
-    last = first + keys
+    return Limits(tl.maximum(tl.load(limits), 0), tl.load(limits + 1), keys)
+
+
+@triton.jit
+def bounds_of(limits: Limits, rows: Rows, looks, form: tl.constexpr):
+    """Returns the bounds of rows; those that do not look see nothing."""
+    first = tl.zeros_like(rows.position)
+    last = first + limits.keys
     if form.causal:
-        last = tl.minimum(last, position + 1)
+        last = tl.minimum(last, rows.position + 1)
     if form.before is not None:
-        first = tl.maximum(first, position - form.before)
-        last = tl.minimum(last, position + (form.after + 1))
-    some = (query < count) & (last > first) & looks
+        first = tl.maximum(first, rows.position - form.before)
+        last = tl.minimum(last, rows.position + (form.after + 1))
+    some = (rows.query < limits.count) & (last > first) & looks
+    return Bounds(tl.where(some, first, 0), tl.where(some, last, 0))
+
+
+@triton.jit
+def rows_at(
+    arrays: Arrays, limits: Limits, sequence, head, start, COUNT: tl.constexpr, WITHIN: tl.constexpr, form: tl.constexpr
+):
+    """Returns rows of a sequence and a key head from `start` on, a multiple of `COUNT`, query-major.
+
+    Rows after the last are read as the last one. There are none if `WITHIN`, where what a loop adds to pointers is one
+    number.
+    """
+    offsets = tl.arange(0, COUNT)
+    index = start + offsets
+    total = arrays.queries * form.group
+    held = index
+    if not WITHIN:
+        held = tl.minimum(index, total - 1)
+    query, in_group = held // form.group, held % form.group
+    line, in_line = (sequence * form.heads + head) * total, held
+    if WITHIN:
+        line, in_line = tl.multiple_of(line + opaque_index(start), 16), offsets
+    if WITHIN and COUNT % form.group == 0:
+        entry = (sequence * arrays.queries + opaque_index(start) // form.group) * form.query_heads + head * form.group
+        following = offsets // form.group * form.query_heads + offsets % form.group
+    else:
+        entry = sequence * arrays.queries * form.query_heads + head * form.group
+        following = query.to(tl.int64) * form.query_heads + in_group
+    query_head = head * form.group + in_group
     return Rows(
-        sequence,
-        head,
-        query,
-        query_head,
-        position,
-        tl.where(some, first, 0),
-        tl.where(some, last, 0),
-        exists,
-        count >= 0,
+        sequence, head, query, query_head, limits.offset + query, index < total, entry, following, line, in_line
     )
 
 
 @triton.jit
-def rows_at(arrays: Arrays, sequence, head, start, COUNT: tl.constexpr, REPEATS: tl.constexpr, form: tl.constexpr):
-    """Returns rows of a sequence and a key head from `start` on, query-major.
+def keys_at(arrays: Arrays, sequence, start, COUNT: tl.constexpr, WITHIN: tl.constexpr, form: tl.constexpr):
+    """Returns the keys from the position `start` on. Keys after the last are read as the last one.
 
-    Rows after the last one are read as the last one, and see its keys (`REPEATS`) or nothing.
+    All are within the capacity if they are known to be (`WITHIN`). What a loop adds to pointers is then one number.
     """
-    index = start + tl.arange(0, COUNT)
-    total = arrays.queries * form.group
-    held = tl.minimum(index, total - 1)
-    query_head = head * form.group + held % form.group
-    exists = index < total
-    looks = exists | REPEATS
-    return rows_of(arrays, sequence, head, held // form.group, query_head, exists, looks, form)
-
-
-@triton.jit
-def keys_at(arrays: Arrays, sequence, start, COUNT: tl.constexpr, form: tl.constexpr):
-    """Returns the keys from the position `start` on. Keys after the last are read as the last one."""
     offsets = tl.arange(0, COUNT)
     position = start + offsets
-    held = tl.minimum(position, arrays.capacity - 1)
+    held = position
+    if not WITHIN:
+        held = tl.minimum(position, arrays.capacity - 1)
     if form.page is None:
-        entry = sequence * arrays.capacity + held
+        entry = sequence * arrays.capacity + opaque_index(start)
+        following = held - start
+        if WITHIN:
+            following = offsets
     else:
         table = arrays.page_table + sequence * arrays.entries
         if form.page % COUNT == 0:
-            page = tl.load(table + start // form.page).to(tl.int64)
-            entry = page * form.page + (start % form.page + offsets)
+            entry = tl.load(table + start // form.page).to(tl.int64) * form.page + start % form.page
+            following = offsets
         else:
-            pages = tl.load(table + held // form.page).to(tl.int64)
-            entry = pages * form.page + held % form.page
-    return Keys(position, held, entry)
+            entry = sequence * 0
+            following = tl.load(table + held // form.page).to(tl.int64) * form.page + held % form.page
+    return Keys(position, held, entry, following)
 
 
 @triton.jit
-def blocks_seen(rows: Rows, BLOCK: tl.constexpr):
+def blocks_seen(bounds: Bounds, BLOCK: tl.constexpr):
     """Returns the range of key blocks with all keys that any row sees, and the end of the first that all rows see."""
-    some = rows.last > rows.first
-    lowest = tl.min(tl.where(some, rows.first, POSITION_LIMIT), 0)
-    highest = tl.max(tl.where(some, rows.last, 0), 0)
+    some = bounds.last > bounds.first
+    lowest = tl.min(tl.where(some, bounds.first, POSITION_LIMIT), 0)
+    highest = tl.max(tl.where(some, bounds.last, 0), 0)
     begin = lowest // BLOCK
     end = (highest + (BLOCK - 1)) // BLOCK
-    whole = tl.where(tl.max(rows.first, 0) <= begin * BLOCK, tl.min(rows.last, 0) // BLOCK, 0)
+    whole = tl.where(tl.max(bounds.first, 0) <= begin * BLOCK, tl.min(bounds.last, 0) // BLOCK, 0)
     return begin, tl.minimum(tl.maximum(whole, begin), end), end

@@ -9,26 +9,37 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from pallas_kernels.attention.jax_triton._arithmetic import is_finite, power_of_two, product
+from pallas_kernels.attention.jax_triton._arithmetic import is_finite, power_of_two, product, product_and_sum
 from pallas_kernels.attention.jax_triton._pieces import (
+    Heads,
     all_finite,
     dot,
     dot_of_heads,
-    kept,
+    heads_of_keys,
+    heads_of_rows,
+    heads_of_values,
     keys_of_all,
     limbs,
     limbs_of_all,
     limbs_unless,
     not_finite,
     piece_count,
-    starts_of_keys,
-    starts_of_rows,
-    starts_of_values,
     write,
     zeros,
 )
-from pallas_kernels.attention.jax_triton._scores import LOG2E, along, scores
-from pallas_kernels.attention.jax_triton._tile import Arrays, Keys, Rows, blocks_seen, keys_at, rows_at, rows_of
+from pallas_kernels.attention.jax_triton._scores import along, scores, which_seen
+from pallas_kernels.attention.jax_triton._tile import (
+    Arrays,
+    Bounds,
+    Keys,
+    Limits,
+    Rows,
+    blocks_seen,
+    bounds_of,
+    keys_at,
+    limits_of,
+    rows_at,
+)
 
 
 class Results(NamedTuple):
@@ -36,8 +47,8 @@ class Results(NamedTuple):
 
     Attributes:
         cotangent: (B, T, N, V).
-        lse: (B, T, N) float32, the log-sum-exp.
-        delta: (B, T, N) float32, the sum of cotangent * result.
+        lse: (B, K, T * N / K) float32, the log-sum-exp in units of ln(2), 0 for rows that see nothing.
+        delta: (B, K, T * N / K) float32, the sum of cotangent * result.
     """
 
     cotangent: Any
@@ -64,67 +75,80 @@ class Row(NamedTuple):
 @triton.jit
 def read_rows(arrays: Arrays, results: Results, rows: Rows, form: tl.constexpr):
     """Reads what the backward pass knows about rows."""
-    lse = tl.load(starts_of_rows(results.lse, rows, arrays.queries, 1, form))
-    lse = tl.where(lse == float("-inf"), 0.0, product(lse, LOG2E))
     return Row(
-        limbs_of_all(starts_of_rows(arrays.query, rows, arrays.queries, form.size, form), form.size, form),
-        limbs_of_all(
-            starts_of_rows(results.cotangent, rows, arrays.queries, form.value_size, form), form.value_size, form
-        ),
-        lse,
-        tl.load(starts_of_rows(results.delta, rows, arrays.queries, 1, form)),
+        limbs_of_all(heads_of_rows(arrays.query, rows, form.size), form.size, form),
+        limbs_of_all(heads_of_rows(results.cotangent, rows, form.value_size), form.value_size, form),
+        tl.load(results.lse + rows.line + rows.in_line),
+        tl.load(results.delta + rows.line + rows.in_line),
     )
 
 
 @triton.jit
-def weights_and_slopes(
-    arrays: Arrays, rows: Rows, row: Row, keys: Keys, total, inner, BY_KEYS: tl.constexpr, form: tl.constexpr
-):
-    """Returns the weights of rows and keys, and the gradients of their scores with and before the soft cap.
+def weights_of(row: Row, found, BY_KEYS: tl.constexpr, form: tl.constexpr):
+    """Returns the weights of rows and keys from their scores, -inf for keys that are not seen."""
+    return power_of_two(product_and_sum(found, form.exponent_factor, -along(row.lse, BY_KEYS)))
+
+
+@triton.jit
+def slopes_of(row: Row, weights, inner, bent, BY_KEYS: tl.constexpr, form: tl.constexpr):
+    """Returns the gradients of the scores with and before the soft cap, the latter without their scale.
 
     Args:
-        arrays: The arrays.
-        rows: R rows.
-        row: What is known about them.
-        keys: n keys.
-        total: (R, n), the products of queries and keys.
-        inner: (R, n), the products of cotangents and values.
+        row: What is known about the rows.
+        weights: The weights of rows and keys.
+        inner: The products of cotangents and values.
+        bent: The hyperbolic tangents of the soft cap.
         BY_KEYS: Whether the first axis of all tensors is that of the keys.
         form: The constants.
-
-    Returns:
-        Weights, gradients of the bias, gradients of the products without their scale, and which keys the rows see.
     """
-    found, seen, bent = scores(arrays, rows, keys, total, False, BY_KEYS, form)
-    weights = tl.where(seen, power_of_two(found - along(row.lse, BY_KEYS)), 0.0)
-    slopes = tl.where(seen, product(weights, inner - along(row.delta, BY_KEYS)), 0.0)
+    slopes = product(weights, inner - along(row.delta, BY_KEYS))
     before = slopes
     if form.cap is not None:
-        before = tl.where(seen, product(slopes, 1.0 - product(bent, bent)), 0.0)
-    return weights, slopes, before, seen
+        before = product(slopes, 1.0 - product(bent, bent))
+    return slopes, before
 
 
 @triton.jit
 def add_keys(
-    arrays: Arrays, rows: Rows, row: Row, sums, block, ROWS: tl.constexpr, CAREFUL: tl.constexpr, form: tl.constexpr
+    arrays: Arrays,
+    rows: Rows,
+    bounds: Bounds,
+    row: Row,
+    begin,
+    whole,
+    end,
+    ROWS: tl.constexpr,
+    CAREFUL: tl.constexpr,
+    STAGES: tl.constexpr,
+    form: tl.constexpr,
 ):
-    """Adds a block of keys to the gradients of queries."""
+    """Returns the gradients of queries over a range of key blocks; the rows see all keys of those before `whole`."""
     KEYS: tl.constexpr = form.row_block
     COUNT: tl.constexpr = piece_count(form.size, form.widest_piece)
-    keys = keys_at(arrays, rows.sequence, block * KEYS, KEYS, form)
-    starts = starts_of_keys(arrays.key, keys, rows.head, form.size, form)
-    values = starts_of_values(arrays.value, keys, rows.head, form)
-    total = dot_of_heads(row.query, keys_of_all(starts, form.size, form), ROWS, KEYS, False, form)
-    inner = dot_of_heads(row.cotangent, keys_of_all(values, form.value_size, form), ROWS, KEYS, False, form)
-    _, _, slopes, _ = weights_and_slopes(arrays, rows, row, keys, total, inner, False, form)
-    bad = tl.zeros((KEYS,), tl.int1)
-    if CAREFUL:
-        bad = not_finite(starts, KEYS, form.size, form)
-    left = limbs(slopes, form)
-    found = ()
-    for i in tl.static_range(COUNT):
-        found = found + (dot(sums[i], left, limbs_unless(starts, bad, form.size, i, CAREFUL, form), form),)
-    return found
+    sums = zeros(ROWS, form.size, form)
+    for block in tl.range(begin, end, num_stages=STAGES):
+        keys = keys_at(arrays, rows.sequence, block * KEYS, KEYS, form.whole_blocks, form)
+        heads = heads_of_keys(arrays.key, keys, rows.head, form.size, form)
+        values = heads_of_values(arrays.value, keys, rows.head, form)
+        total = dot_of_heads(row.query, keys_of_all(heads, form.size, form), ROWS, KEYS, False, form)
+        inner = dot_of_heads(row.cotangent, keys_of_all(values, form.value_size, form), ROWS, KEYS, False, form)
+        found, bent = scores(arrays, rows, keys, total, False, form)
+        if CAREFUL or form.hides:
+            seen = which_seen(arrays, rows, bounds, keys, False, form)
+            found = tl.where(seen, found, float("-inf"))
+        elif block >= whole:
+            found = tl.where(which_seen(arrays, rows, bounds, keys, False, form), found, float("-inf"))
+        _, slopes = slopes_of(row, weights_of(row, found, False, form), inner, bent, False, form)
+        bad = tl.zeros((KEYS,), tl.int1)
+        if CAREFUL:
+            slopes = tl.where(seen, slopes, 0.0)
+            bad = not_finite(heads, KEYS, form.size, form)
+        left = limbs(slopes, form)
+        added = ()
+        for i in tl.static_range(COUNT):
+            added = added + (dot(sums[i], left, limbs_unless(heads, bad, form.size, i, CAREFUL, form), form),)
+        sums = added
+    return sums
 
 
 @triton.jit
@@ -178,70 +202,94 @@ def query_kernel(
     rest = index // form.heads
     sequence = (rest % sequences).to(tl.int64)
     tile = tiles - 1 - rest // sequences
-    rows = rows_at(arrays, sequence, index % form.heads, tile * ROWS, ROWS, True, form)
+    own = limits_of(arrays, sequence)
+    rows = rows_at(arrays, own, sequence, index % form.heads, tile * ROWS, ROWS, False, form)
+    bounds = bounds_of(own, rows, True, form)
     row = read_rows(arrays, results, rows, form)
-    begin, _, end = blocks_seen(rows, form.row_block)
-    sums = zeros(ROWS, form.size, form)
-    for block in tl.range(begin, end, num_stages=STAGES):
-        sums = add_keys(arrays, rows, row, sums, block, ROWS, False, form)
-    fine = all_finite(sums)
-    sums = kept(sums, fine)
-    for block in tl.range(tl.where(fine, end, begin), end, num_stages=1):
-        sums = add_keys(arrays, rows, row, sums, block, ROWS, True, form)
-    starts = starts_of_rows(gradient, rows, queries, form.size, form)
-    write(starts, rows.exists, sums, form.size, form.scale, form)
+    begin, whole, end = blocks_seen(bounds, form.row_block)
+    sums = add_keys(arrays, rows, bounds, row, begin, whole, end, ROWS, False, STAGES, form)
+    if not all_finite(sums):
+        sums = add_keys(arrays, rows, bounds, row, begin, whole, end, ROWS, True, 1, form)
+    write(heads_of_rows(gradient, rows, form.size), rows.exists, sums, form.size, form.scale, form)
 
 
 class Sums(NamedTuple):
     """Sums of the gradients of keys and of their values, pieces (n, width) float32 each."""
 
     of_keys: Any
-    of_weights: Any
+    of_values: Any
+
+
+class Range(NamedTuple):
+    """Blocks of rows that see any key of a tile, and in `whole_begin` to `whole_end` those whose rows see all."""
+
+    begin: Any
+    whole_begin: Any
+    whole_end: Any
+    end: Any
 
 
 @triton.jit
 def add_rows(
     arrays: Arrays,
     results: Results,
+    limits: Limits,
     sequence,
     head,
     keys: Keys,
     key,
     value,
-    sums: Sums,
-    block,
+    blocks: Range,
     KEYS: tl.constexpr,
     CAREFUL: tl.constexpr,
+    STAGES: tl.constexpr,
     form: tl.constexpr,
 ):
-    """Adds a block of rows to the gradients of keys and values."""
+    """Returns the gradients of keys and values over a range of blocks of rows."""
     ROWS: tl.constexpr = form.row_block
-    rows = rows_at(arrays, sequence, head, block * ROWS, ROWS, False, form)
-    row = read_rows(arrays, results, rows, form)
-    total = dot_of_heads(row.query, key, ROWS, KEYS, True, form)
-    inner = dot_of_heads(row.cotangent, value, ROWS, KEYS, True, form)
-    weights, _, slopes, seen = weights_and_slopes(arrays, rows, row, keys, total, inner, True, form)
-    # A cotangent that is not finite reaches only the values that its row sees.
-    weights = tl.where(seen & (is_finite(row.delta) == 0)[None, :], float("nan"), weights)
-    queries = starts_of_rows(arrays.query, rows, arrays.queries, form.size, form)
-    cotangents = starts_of_rows(results.cotangent, rows, arrays.queries, form.value_size, form)
-    return Sums(
-        add_products(sums.of_keys, slopes, queries, form.size, ROWS, CAREFUL, form),
-        add_products(sums.of_weights, weights, cotangents, form.value_size, ROWS, CAREFUL, form),
-    )
+    sums = Sums(zeros(KEYS, form.size, form), zeros(KEYS, form.value_size, form))
+    for block in tl.range(blocks.begin, blocks.end, num_stages=STAGES):
+        rows = rows_at(arrays, limits, sequence, head, block * ROWS, ROWS, form.whole_rows, form)
+        row = read_rows(arrays, results, rows, form)
+        total = dot_of_heads(row.query, key, ROWS, KEYS, True, form)
+        found, bent = scores(arrays, rows, keys, total, True, form)
+        if CAREFUL or form.hides:
+            seen = which_seen(arrays, rows, bounds_of(limits, rows, rows.exists, form), keys, True, form)
+            found = tl.where(seen, found, float("-inf"))
+        elif (block < blocks.whole_begin) | (block >= blocks.whole_end):
+            # Made anew, so that other blocks do without what bounds are computed from.
+            here = rows_at(arrays, limits, sequence, head, block * ROWS, ROWS, form.whole_rows, form)
+            bounds = bounds_of(limits, here, here.exists, form)
+            found = tl.where(which_seen(arrays, here, bounds, keys, True, form), found, float("-inf"))
+        weights = weights_of(row, found, True, form)
+        left = weights
+        if CAREFUL:
+            # A cotangent that is not finite reaches only the values that its row sees.
+            left = tl.where(seen & (is_finite(row.delta) == 0)[None, :], float("nan"), weights)
+        heads = heads_of_rows(results.cotangent, rows, form.value_size)
+        of_values = add_products(sums.of_values, left, heads, form.value_size, ROWS, CAREFUL, form)
+        inner = dot_of_heads(row.cotangent, value, ROWS, KEYS, True, form)
+        _, slopes = slopes_of(row, weights, inner, bent, True, form)
+        if CAREFUL:
+            slopes = tl.where(seen, slopes, 0.0)
+        heads = heads_of_rows(arrays.query, rows, form.size)
+        sums = Sums(add_products(sums.of_keys, slopes, heads, form.size, ROWS, CAREFUL, form), of_values)
+    return sums
 
 
 @triton.jit
-def add_products(sums, left, starts, size: tl.constexpr, ROWS: tl.constexpr, CAREFUL: tl.constexpr, form: tl.constexpr):
-    """Continues chains (n, width) over rows: products of (n, R) and the heads at pointers to their starts (R,)."""
+def add_products(
+    sums, left, heads: Heads, size: tl.constexpr, ROWS: tl.constexpr, CAREFUL: tl.constexpr, form: tl.constexpr
+):
+    """Continues chains (n, width) over rows: products of (n, R) and R heads."""
     COUNT: tl.constexpr = piece_count(size, form.widest_piece)
     bad = tl.zeros((ROWS,), tl.int1)
     if CAREFUL:
-        bad = not_finite(starts, ROWS, size, form)
+        bad = not_finite(heads, ROWS, size, form)
     parts = limbs(left, form)
     found = ()
     for i in tl.static_range(COUNT):
-        found = found + (dot(sums[i], parts, limbs_unless(starts, bad, size, i, CAREFUL, form), form),)
+        found = found + (dot(sums[i], parts, limbs_unless(heads, bad, size, i, CAREFUL, form), form),)
     return found
 
 
@@ -264,8 +312,7 @@ def key_kernel(
     cotangent,
     lse,
     delta,
-    first_query,
-    end_query,
+    ranges,
     tiles,
     of_key,
     of_value,
@@ -275,8 +322,9 @@ def key_kernel(
 ):
     """Computes the gradients of `KEYS` keys, (B, S, K, H), and of their values, (B, S, K, V), in each program.
 
-    The arrays and sizes are those of `Arrays` and `Results`. `first_query` and `end_query`, (B, tiles) int32, are the
-    range of queries that see any key of each of the `tiles`.
+    The arrays and sizes are those of `Arrays` and `Results`. `ranges` (B, tiles, 4) int32 holds for each of the `tiles`
+    the first query that sees any of its keys, the first that sees all, the end of those, and the end of those that see
+    any.
     """
     arrays = Arrays(
         query,
@@ -300,24 +348,27 @@ def key_kernel(
     rest = index // form.heads
     sequence = (rest % sequences).to(tl.int64)
     tile = rest // sequences
-    keys = keys_at(arrays, sequence, tile * KEYS, KEYS, form)
-    key_limbs = keys_of_all(starts_of_keys(key, keys, head, form.size, form), form.size, form)
-    value_limbs = keys_of_all(starts_of_values(value, keys, head, form), form.value_size, form)
+    own = limits_of(arrays, sequence)
+    keys = keys_at(arrays, sequence, tile * KEYS, KEYS, False, form)
+    key_limbs = keys_of_all(heads_of_keys(key, keys, head, form.size, form), form.size, form)
+    value_limbs = keys_of_all(heads_of_values(value, keys, head, form), form.value_size, form)
     ROWS: tl.constexpr = form.row_block
-    place = sequence * tiles + tile
-    begin = tl.load(first_query + place) * form.group // ROWS
-    end = (tl.load(end_query + place) * form.group + (ROWS - 1)) // ROWS
-    sums = Sums(zeros(KEYS, form.size, form), zeros(KEYS, form.value_size, form))
-    for block in tl.range(begin, end, num_stages=STAGES):
-        sums = add_rows(arrays, results, sequence, head, keys, key_limbs, value_limbs, sums, block, KEYS, False, form)
-    fine = all_finite(sums.of_keys) & all_finite(sums.of_weights)
-    sums = Sums(kept(sums.of_keys, fine), kept(sums.of_weights, fine))
-    for block in tl.range(tl.where(fine, end, begin), end, num_stages=1):
-        sums = add_rows(arrays, results, sequence, head, keys, key_limbs, value_limbs, sums, block, KEYS, True, form)
+    place = ranges + (sequence * tiles + tile) * 4
+    blocks = Range(
+        tl.load(place) * form.group // ROWS,
+        (tl.load(place + 1) * form.group + (ROWS - 1)) // ROWS,
+        tl.load(place + 2) * form.group // ROWS,
+        (tl.load(place + 3) * form.group + (ROWS - 1)) // ROWS,
+    )
+    sums = add_rows(
+        arrays, results, own, sequence, head, keys, key_limbs, value_limbs, blocks, KEYS, False, STAGES, form
+    )
+    if not (all_finite(sums.of_keys) & all_finite(sums.of_values)):
+        sums = add_rows(arrays, results, own, sequence, head, keys, key_limbs, value_limbs, blocks, KEYS, True, 1, form)
     exists = keys.position < capacity
-    write(starts_of_keys(of_key, keys, head, form.size, form), exists, sums.of_keys, form.size, form.scale, form)
-    starts = starts_of_keys(of_value, keys, head, form.value_size, form)
-    write(starts, exists, sums.of_weights, form.value_size, None, form)
+    write(heads_of_keys(of_key, keys, head, form.size, form), exists, sums.of_keys, form.size, form.scale, form)
+    heads = heads_of_keys(of_value, keys, head, form.value_size, form)
+    write(heads, exists, sums.of_values, form.value_size, None, form)
 
 
 @triton.jit
@@ -371,18 +422,34 @@ def score_kernel(
     place = index % tiles * ROWS + tl.arange(0, ROWS)
     query_head = index // tiles % form.query_heads
     sequence = (index // tiles // form.query_heads).to(tl.int64)
-    exists = place < queries
     held = tl.minimum(place, queries - 1)
-    heads = tl.zeros_like(held) + query_head
-    rows = rows_of(arrays, sequence, query_head // form.group, held, heads, exists, exists, form)
+    head = query_head // form.group
+    own = limits_of(arrays, sequence)
+    entry = sequence * queries * form.query_heads + query_head
+    rows = Rows(
+        sequence,
+        head,
+        held,
+        tl.zeros_like(held) + query_head,
+        own.offset + held,
+        place < queries,
+        entry,
+        held.to(tl.int64) * form.query_heads,
+        (sequence * form.heads + head) * queries * form.group + query_head % form.group,
+        held * form.group,
+    )
+    bounds = bounds_of(own, rows, rows.exists, form)
     row = read_rows(arrays, results, rows, form)
     starts = gradient + ((sequence * form.query_heads + query_head) * queries + held) * capacity
     for block in tl.range(0, (capacity + (KEYS - 1)) // KEYS, num_stages=STAGES):
-        keys = keys_at(arrays, sequence, block * KEYS, KEYS, form)
-        of_keys = starts_of_keys(key, keys, rows.head, form.size, form)
-        of_values = starts_of_values(value, keys, rows.head, form)
+        keys = keys_at(arrays, sequence, block * KEYS, KEYS, form.whole_blocks, form)
+        of_keys = heads_of_keys(key, keys, rows.head, form.size, form)
+        of_values = heads_of_values(value, keys, rows.head, form)
         total = dot_of_heads(row.query, keys_of_all(of_keys, form.size, form), ROWS, KEYS, False, form)
         inner = dot_of_heads(row.cotangent, keys_of_all(of_values, form.value_size, form), ROWS, KEYS, False, form)
-        _, slopes, _, _ = weights_and_slopes(arrays, rows, row, keys, total, inner, False, form)
-        inside = exists[:, None] & (keys.position < capacity)[None, :]
-        tl.store(starts[:, None] + keys.position[None, :], tl.where(slopes == 0, 0.0, slopes), mask=inside)
+        found, bent = scores(arrays, rows, keys, total, False, form)
+        seen = which_seen(arrays, rows, bounds, keys, False, form)
+        weights = weights_of(row, tl.where(seen, found, float("-inf")), False, form)
+        slopes, _ = slopes_of(row, weights, inner, bent, False, form)
+        inside = rows.exists[:, None] & (keys.position < capacity)[None, :]
+        tl.store(starts[:, None] + keys.position[None, :], tl.where(seen & (slopes != 0), slopes, 0.0), mask=inside)

@@ -9,7 +9,7 @@ from jax import lax
 
 from pallas_kernels.attention.call import AttentionCall
 from pallas_kernels.attention.eight_bits import scaled_queries
-from pallas_kernels.attention.jax_triton._form import form_of, whole_pieces
+from pallas_kernels.attention.jax_triton._form import Form, form_of, whole_pieces
 from pallas_kernels.attention.limits import marked, within
 from pallas_kernels.attention.schedule.jax_triton import Tile, attention_tile
 from pallas_kernels.contract import MmaAttentionContract, eight_bit_contract
@@ -18,8 +18,9 @@ from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.parts.jax_triton.launch import launch
 from pallas_kernels.target import Target
 
-_VERSION: Final = 2  # of the contract
+_VERSION: Final = 3  # of the contract
 _WIDEST: Final = 576  # for more, the shared memory and the registers of a program do not suffice
+_STAGES_OF_MERGE: Final = 4
 
 
 @in_32_bits
@@ -48,29 +49,40 @@ def attention(
     if call.is_empty:
         return jnp.zeros((*rows, value_size), call.query.dtype), jnp.full(rows, -jnp.inf, jnp.float32)
     from pallas_kernels.attention.jax_triton.forward import forward_kernel
+    from pallas_kernels.attention.jax_triton.splits import merge_kernel, split_kernel
 
     call = prepared(call)
-    form = form_of(call, contract.key_block, contract.row_block)
-    total = rows[1] * form.group
+    form = form_of(call, contract)
+    total, splits = rows[1] * form.group, -(-call.capacity // contract.split)
     if tile is None:
-        tile = attention_tile(widest(call), call.query.dtype.itemsize, total, target.features)
+        heads = rows[0] * form.heads
+        tile = attention_tile(
+            widest(call), call.query.dtype.itemsize, total, target.features, heads=heads, splits=splits
+        )
     tiles = -(-total // tile.rows)
-    out, lse = launch(
-        forward_kernel,
-        *operands(call),
-        tiles,
-        target=target,
-        out=[
-            jax.ShapeDtypeStruct((*rows, form.value_size), call.query.dtype),
-            jax.ShapeDtypeStruct(rows, jnp.float32),
-        ],
-        grid=(rows[0] * form.heads * tiles,),
-        warps=tile.warps,
-        stages=tile.stages,
-        fuses=False,
-        constants={"ROWS": tile.rows, "STAGES": tile.stages, "form": form},
-    )
+    results = [
+        jax.ShapeDtypeStruct((*rows, form.value_size), call.query.dtype),
+        jax.ShapeDtypeStruct(rows, jnp.float32),
+    ]
+    arrays, options = operands(call), _options(tile, form, target)
+    if not tile.apart:
+        out, lse = launch(forward_kernel, *arrays, tiles, out=results, grid=(rows[0] * form.heads * tiles,), **options)
+        return out[..., :value_size], lse
+    lines = (splits, rows[0], form.heads, total)
+    scratch = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (lines, lines, (*lines, form.value_size))]
+    grid = (rows[0] * form.heads * tiles * splits,)
+    states = launch(split_kernel, *arrays, tiles, splits, out=scratch, grid=grid, **options)
+    few = min(tile.rows, 1 << (total - 1).bit_length())
+    tiles = -(-total // few)
+    options = _options(Tile(few, 4, _STAGES_OF_MERGE), form, target)
+    grid = (rows[0] * form.heads * tiles,)
+    out, lse = launch(merge_kernel, *arrays, tiles, *states, out=results, grid=grid, **options)
     return out[..., :value_size], lse
+
+
+def _options(tile: Tile, form: Form, target: Target) -> dict[str, Any]:
+    constants = {"ROWS": tile.rows, "STAGES": tile.stages, "form": form}
+    return {"target": target, "warps": tile.warps, "stages": tile.stages, "fuses": False, "constants": constants}
 
 
 def check(call: AttentionCall, contract: MmaAttentionContract) -> None:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.attention.call import AttentionCall, AttentionResults
-from pallas_kernels.attention.jax_triton._form import form_of
+from pallas_kernels.attention.jax_triton._form import LOG2E, form_of
 from pallas_kernels.attention.jax_triton.launch import check, operands, padded, prepared, widest
 from pallas_kernels.attention.mask_bounds import MaskBounds, mask_bounds
 from pallas_kernels.attention.programs import row_products
@@ -53,8 +53,8 @@ def gradients(
     if tiles is None:
         tiles = backward_tiles(widest(call), query.dtype.itemsize, target.features)
     call = prepared(call)
-    form = form_of(call, contract.key_block, contract.row_block)
-    arrays, of_results = operands(call), _of_results(results)
+    form = form_of(call, contract)
+    arrays, of_results = operands(call), _of_results(results, form.heads)
     counts = -(-length * form.group // tiles.queries.rows), -(-capacity // tiles.keys.rows)
     (dq,) = launch(
         query_kernel,
@@ -70,7 +70,7 @@ def gradients(
         key_kernel,
         *arrays,
         *of_results,
-        *_queries_that_see(_what_is_seen(call), counts[1], tiles.keys.rows),
+        _queries_that_see(_what_is_seen(call), counts[1], tiles.keys.rows, capacity),
         counts[1],
         target=target,
         out=[jax.ShapeDtypeStruct((batch, capacity, heads, n), key.dtype) for n in (form.size, form.value_size)],
@@ -108,16 +108,16 @@ def score_gradients(
     if tile is None:
         tile = backward_tiles(widest(call), call.query.dtype.itemsize, target.features).queries
     call = prepared(call)
-    count = -(-length // tile.rows)
+    count, form = -(-length // tile.rows), form_of(call, contract)
     (found,) = launch(
         score_kernel,
         *operands(call),
-        *_of_results(results),
+        *_of_results(results, form.heads),
         count,
         target=target,
         out=[jax.ShapeDtypeStruct((batch, heads, length, capacity), jnp.float32)],
         grid=(batch * heads * count,),
-        **_schedule(tile, ROWS=tile.rows, form=form_of(call, contract.key_block, contract.row_block)),
+        **_schedule(tile, ROWS=tile.rows, form=form),
     )
     return found
 
@@ -127,9 +127,18 @@ def _schedule(tile: Tile, **constants: Any) -> dict[str, Any]:
     return {"warps": tile.warps, "stages": tile.stages, "fuses": False, "constants": given}
 
 
-def _of_results(results: AttentionResults) -> tuple[jax.Array, ...]:
+def _of_results(results: AttentionResults, heads: int) -> tuple[jax.Array, ...]:
+    """Returns the arrays of `Results`."""
     delta = row_products(results.cotangent.astype(jnp.float32), results.out.astype(jnp.float32))
-    return padded(results.cotangent), results.lse, delta
+    lse = jnp.where(results.lse == -jnp.inf, 0, results.lse * jnp.float32(LOG2E))
+    return padded(results.cotangent), _by_key_heads(lse, heads), _by_key_heads(delta, heads)
+
+
+def _by_key_heads(x: jax.Array, heads: int) -> jax.Array:
+    """Returns numbers of rows (B, T, N) as (B, K, T * N / K), where rows of a key head are next to each other."""
+    batch, length, all_heads = x.shape
+    by_heads = x.reshape(batch, length, heads, all_heads // heads).transpose(0, 2, 1, 3)
+    return by_heads.reshape(batch, heads, length * (all_heads // heads))
 
 
 def _what_is_seen(call: AttentionCall) -> MaskBounds:
@@ -140,10 +149,22 @@ def _what_is_seen(call: AttentionCall) -> MaskBounds:
     return mask_bounds(offsets, *within, indices, causal=call.options.causal, window=call.options.window)
 
 
-def _queries_that_see(seen: MaskBounds, tiles: int, keys: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the range of queries that see any key of each tile, (B, tiles) int32 each."""
+def _queries_that_see(seen: MaskBounds, tiles: int, keys: int, capacity: int) -> jax.Array:
+    """Returns ranges of queries for each tile of keys, (B, tiles, 4) int32.
+
+    They are the first query that sees any of its keys, the first that sees all, the end of those, and the end of those
+    that see any.
+    """
     start = jnp.arange(tiles, dtype=jnp.int32) * keys
-    some = (seen.first[..., None] < start + keys) & (seen.last[..., None] > start)
-    index = jnp.arange(seen.first.shape[1], dtype=jnp.int32)[:, None]
-    begin = jnp.min(jnp.where(some, index, seen.first.shape[1]), axis=1)
-    return begin, jnp.maximum(begin, jnp.max(jnp.where(some, index + 1, 0), axis=1))
+    end = jnp.minimum(start + keys, capacity)
+    first, last = seen.first[..., None], seen.last[..., None]
+    some, every = (first < end) & (last > start), (first <= start) & (last >= end)
+    index, length = jnp.arange(seen.first.shape[1], dtype=jnp.int32)[:, None], seen.first.shape[1]
+
+    def begin(x: jax.Array) -> jax.Array:
+        return jnp.min(jnp.where(x, index, length), axis=1)
+
+    def after(x: jax.Array) -> jax.Array:
+        return jnp.max(jnp.where(x, index + 1, 0), axis=1)
+
+    return jnp.stack([begin(some), begin(every), after(every), jnp.maximum(begin(some), after(some))], axis=-1)

@@ -12,11 +12,13 @@ class Tile:
         rows: Rows of the program; keys, for the gradients of keys and values.
         warps: Its warps.
         stages: Blocks of keys or of rows that are read ahead.
+        apart: Whether each split of the keys has a program of its own, which a second kernel needs; forward pass only.
     """
 
     rows: int
     warps: int
     stages: int
+    apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,12 @@ class BackwardTiles:
 FEW_ROWS: Final = 16
 """Rows of a program where a sequence and a key head have no more: in decode."""
 
+_FULL: Final = 96
+"""Programs that use a whole GPU; with fewer, each split of the keys has programs of its own."""
+
+_SCRATCH_BYTES: Final = 64 << 20
+"""The most that is written for splits that are merged later."""
+
 _ROWS_BELOW_TCGEN05: Final = 32
 _NARROW: Final = 64
 _WIDE: Final = 128
@@ -44,10 +52,15 @@ _WIDEST: Final = 256
 _MANY: Final = {
     _NARROW: {2: Tile(64, 4, 3), 4: Tile(64, 4, 1)},
     _WIDE: {2: Tile(64, 4, 2), 4: Tile(32, 4, 1)},
+    _WIDEST: {2: Tile(32, 8, 1), 4: Tile(32, 8, 1)},
+}
+# With wgmma, on GPUs that have more shared memory. Heads of 128 were measured on an H100: with 64 rows in a program
+# what is read from the L2 cache is the limit.
+_MANY_BY_WGMMA: Final = _MANY | {
+    _NARROW: {2: Tile(128, 8, 3), 4: Tile(64, 4, 1)},
+    _WIDE: {2: Tile(128, 8, 3), 4: Tile(64, 4, 1)},
     _WIDEST: {2: Tile(64, 8, 1), 4: Tile(32, 8, 1)},
 }
-# With wgmma, on GPUs that have more shared memory: the fastest of three to four on an H100.
-_MANY_BY_WGMMA: Final = _MANY | {_WIDE: {2: Tile(128, 8, 3), 4: Tile(64, 4, 1)}}
 _FEW: Final = {
     _NARROW: {2: Tile(FEW_ROWS, 4, 4), 4: Tile(FEW_ROWS, 4, 2)},
     _WIDE: {2: Tile(FEW_ROWS, 4, 3), 4: Tile(FEW_ROWS, 4, 1)},
@@ -67,10 +80,21 @@ _BACKWARD: Final = {
         4: BackwardTiles(Tile(32, 8, 1), Tile(32, 8, 1)),
     },
 }
+# The same with wgmma, which needs 64 rows or keys.
+_BACKWARD_BY_WGMMA: Final = _BACKWARD | {
+    _NARROW: {
+        2: BackwardTiles(Tile(128, 8, 3), Tile(64, 4, 2)),
+        4: _BACKWARD[_NARROW][4],
+    },
+    _WIDE: {
+        2: BackwardTiles(Tile(128, 8, 3), Tile(64, 4, 2)),
+        4: _BACKWARD[_WIDE][4],
+    },
+}
 _ANY_WIDTH: Final = Tile(FEW_ROWS, 4, 1)
 
 
-def attention_tile(size: int, item_bytes: int, rows: int, features: frozenset[str]) -> Tile:
+def attention_tile(size: int, item_bytes: int, rows: int, features: frozenset[str], *, heads: int, splits: int) -> Tile:
     """Returns the tile of the forward kernel.
 
     Args:
@@ -78,15 +102,22 @@ def attention_tile(size: int, item_bytes: int, rows: int, features: frozenset[st
         item_bytes: Bytes of an element of the queries, 2 or 4.
         rows: Rows of a sequence and a key head.
         features: The instruction families of the GPU.
+        heads: Key heads of all sequences.
+        splits: Splits of the keys.
 
     Example:
-        >>> attention_tile(128, 2, 8192, frozenset({"mma"})), attention_tile(128, 2, 4, frozenset({"mma"}))
-        (Tile(rows=64, warps=4, stages=2), Tile(rows=16, warps=4, stages=3))
+        >>> attention_tile(128, 2, 8192, frozenset({"mma"}), heads=8, splits=4)
+        Tile(rows=64, warps=4, stages=2, apart=False)
+        >>> attention_tile(128, 2, 4, frozenset({"mma"}), heads=8, splits=4)
+        Tile(rows=16, warps=4, stages=3, apart=True)
     """
     many = _MANY_BY_WGMMA if "wgmma" in features else _MANY
     tiles = _FEW if rows <= FEW_ROWS else many
     chosen = next((by_bytes[item_bytes] for widest, by_bytes in tiles.items() if size <= widest), _ANY_WIDTH)
-    return _of_one_family(chosen, features)
+    tile = _of_one_family(chosen, features)
+    programs = heads * -(-rows // tile.rows)
+    scratch = 4 * size * heads * rows * splits
+    return replace(tile, apart=splits > 1 and programs < _FULL and scratch <= _SCRATCH_BYTES)
 
 
 def backward_tiles(size: int, item_bytes: int, features: frozenset[str]) -> BackwardTiles:
@@ -99,9 +130,10 @@ def backward_tiles(size: int, item_bytes: int, features: frozenset[str]) -> Back
 
     Example:
         >>> backward_tiles(64, 2, frozenset({"mma"})).keys
-        Tile(rows=32, warps=4, stages=2)
+        Tile(rows=32, warps=4, stages=2, apart=False)
     """
-    chosen = next((by_bytes[item_bytes] for widest, by_bytes in _BACKWARD.items() if size <= widest), None)
+    tiles = _BACKWARD_BY_WGMMA if "wgmma" in features else _BACKWARD
+    chosen = next((by_bytes[item_bytes] for widest, by_bytes in tiles.items() if size <= widest), None)
     if chosen is None:
         chosen = BackwardTiles(_ANY_WIDTH, _ANY_WIDTH)
     return BackwardTiles(_of_one_family(chosen.queries, features), _of_one_family(chosen.keys, features))

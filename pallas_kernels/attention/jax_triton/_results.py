@@ -1,0 +1,52 @@
+"""The end of the forward pass: sinks, and what is written."""
+
+import triton
+import triton.language as tl
+
+from pallas_kernels.attention.jax_triton._arithmetic import log2, power_of_two, product, quotient
+from pallas_kernels.attention.jax_triton._form import LN2 as _LN2
+from pallas_kernels.attention.jax_triton._online import State
+from pallas_kernels.attention.jax_triton._pieces import heads_of_rows, piece_start, piece_width, rounded, write
+from pallas_kernels.attention.jax_triton._scores import LOG2E, of_heads
+from pallas_kernels.attention.jax_triton._tile import Arrays, Limits, Rows
+
+LN2 = tl.constexpr(_LN2)
+
+
+@triton.jit
+def add_sink(arrays: Arrays, rows: Rows, state: State, form: tl.constexpr):
+    """Returns a state after a sink, a key without a value."""
+    COUNT: tl.constexpr = len(state.weighted)
+    sink = product(tl.load(of_heads(arrays.sinks, rows, form.sinks, form)).to(tl.float32), LOG2E)
+    highest = tl.maximum(state.maximum, sink)
+    decay = power_of_two(state.maximum - highest)
+    sums = product(state.sums, decay) + power_of_two(sink - highest)
+    values = ()
+    for i in tl.static_range(COUNT):
+        values = values + (product(state.weighted[i], decay[:, None]),)
+    return State(highest, sums, values)
+
+
+@triton.jit
+def write_results(arrays: Arrays, rows: Rows, limits: Limits, state: State, out, lse, form: tl.constexpr):
+    """Writes the results and the log-sum-exp of rows."""
+    COUNT: tl.constexpr = len(state.weighted)
+    empty, valid = state.sums == 0, limits.count >= 0
+    state = State(state.maximum, tl.where(empty, 1.0, state.sums), state.weighted)
+    if form.sinks is not None:
+        state = add_sink(arrays, rows, state, form)
+    results, inverse = (), quotient(1.0, state.sums)
+    for i in tl.static_range(COUNT):
+        result = product(state.weighted[i], inverse[:, None])
+        if form.value_scale is not None:
+            scales = arrays.value_scale + rows.head * form.value_size
+            if form.value_scale:
+                scales += rows.sequence * (form.heads * form.value_size)
+            scales += piece_start(form.value_size, form.widest_piece, i)
+            scale = tl.load(scales + tl.arange(0, piece_width(form.value_size, form.widest_piece, i)))
+            result = product(rounded(result, form).to(tl.float32), scale[None, :])
+        results = results + (tl.where(valid, result, float("nan")),)
+    heads = heads_of_rows(out, rows, form.value_size)
+    write(heads, rows.exists, results, form.value_size, None, form)
+    found = tl.where(empty, float("-inf"), product(state.maximum + log2(state.sums), LN2))
+    tl.store(lse + rows.entry + rows.following, tl.where(valid, found, float("nan")), mask=rows.exists)
