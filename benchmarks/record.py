@@ -53,6 +53,7 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
     "model_bf16": ("layers", "model", "case", "params", "remat"),
     "model_bf16_jax_triton": ("layers", "model", "case", "params", "remat"),
     "moe_layer": ("layer", "dtype", "tokens"),
+    "parallel": ("what", "shape", "case"),
     "programs": ("control", "first"),
     "quant_matmul": ("m", "k", "n", "weights"),
     "reliability": ("what", "engine"),

@@ -57,6 +57,11 @@ def without_recording() -> Iterator[None]:
         _recorder.uses = outer
 
 
+def is_recording() -> bool:
+    """Returns whether contracts are recorded in this thread: what is traced does not run."""
+    return _recorder.uses is not None
+
+
 def run[R](kernel: Callable[..., R], *arguments: Any, like: Callable[..., R] | None = None, **options: Any) -> R:
     """Runs a kernel under the contracts among its options.
 

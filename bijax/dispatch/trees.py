@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from bijax.core.contracts import note
+from bijax.core.contracts import is_recording, note
 from bijax.core.primitive import Arrays, define_kernel, fold_rows, in_front, unfold_rows
 from bijax.dispatch.kernels import run_kernel
 from bijax.dispatch.matmul import Product, multiply, products_like
-from pallas_kernels.contract import KSplitContract, add_as_tree
+from pallas_kernels.contract import KSplitContract, add_as_tree, split_length
+from pallas_kernels.registry import serves
 from pallas_kernels.target import Target
 
 Parameters = dict[str, Any]
@@ -23,6 +24,8 @@ def _leaves(target: Target, x: jax.Array, w: jax.Array, *, product: Product, lea
     note(add_as_tree, KSplitContract(leaves), arrays=(x, w))
     part = replace(product, splits=1)
     length = KSplitContract(product.splits).leaf_length(x.shape[-1])  # as long as all leaves of the whole K
+    if not is_recording() and _are_splits(target, x, w, product, length):
+        return multiply(target, x, w, product=product)
     k_axis = 1 if product.transpose_w else 0
 
     def leaf(index: int) -> jax.Array:
@@ -32,6 +35,16 @@ def _leaves(target: Target, x: jax.Array, w: jax.Array, *, product: Product, lea
 
     total: jax.Array = add_as_tree(leaf, product.splits)
     return (total,)
+
+
+def _are_splits(target: Target, x: jax.Array, w: jax.Array, product: Product, length: int) -> bool:
+    """Returns whether one kernel multiplies all leaves: those of its splits of K begin and end where the leaves do."""
+    options = {"transpose_w": product.transpose_w, "bias": None, "out_dtype": product.out_dtype}
+    return (
+        product.splits > 1
+        and split_length(x.shape[-1], product.splits) == length
+        and serves("split_matmul", target, product.spec(x, w), x, w, **options)
+    )
 
 
 def _leaves_shape(x: jax.Array, w: jax.Array, *, product: Product, leaves: int) -> Arrays:

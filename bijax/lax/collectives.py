@@ -2,9 +2,11 @@
 
 Libraries add the terms of an all-reduce in an order that depends on the message size and the topology. Here the terms
 are moved, which computes nothing, and each element is added as a binary tree over the devices (`TreeContract`). How
-they are moved is a schedule: to all devices if the array is small, and otherwise a part to each.
+they are moved is a schedule: to all devices if the array is small, and otherwise a part to each. Two terms in float32
+have one sum in either order, so on GPUs two devices use XLA's all-reduce.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, Final
@@ -13,8 +15,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from bijax.core.tag import kernel_code
 from bijax.dispatch.trees import tree_kernel
 from bijax.lax.reduce import reduce_sum
+from pallas_kernels.parts.xla.manual_axes import varying_axes
 
 Groups = Sequence[Sequence[int]] | None
 
@@ -62,7 +66,17 @@ def psum(
     n = _devices(axes, axis_index_groups)
     if why := why_refused(n):
         raise ValueError(f"the sum over the devices of {axes}: {why}.")
-    options: dict[str, Any] = {"axis_index_groups": axis_index_groups}
+    exchange = functools.partial(_exchange, axes=axes, groups=axis_index_groups, n=n, dtype=dtype, to=to)
+    if n != 2 or axis_index_groups is not None or x.dtype != jnp.float32:
+        return exchange(x)
+    add = functools.partial(_all_reduce, axes=axes, dtype=dtype, to=to)
+    total: jax.Array = lax.platform_dependent(x, cuda=add, default=exchange)
+    return total
+
+
+def _exchange(x: jax.Array, *, axes: tuple[Any, ...], groups: Groups, n: int, dtype: str, to: str) -> jax.Array:
+    """Moves the terms, and adds them where they arrive."""
+    options: dict[str, Any] = {"axis_index_groups": groups}
     if n == 1 or x.size <= _GATHERED_ELEMENTS:
         return tree_kernel(lax.all_gather(x, axes, axis=0, to=to, **options), out_dtype=dtype)[0]
     flat = jnp.pad(x.reshape(-1), (0, -x.size % n)).reshape(n, -1)
@@ -70,6 +84,19 @@ def psum(
     (part,) = tree_kernel(terms, out_dtype=dtype)
     whole: jax.Array = lax.all_gather(part, axes, axis=0, tiled=True, to=to, **options)
     return whole[: x.size].reshape(x.shape)
+
+
+def _all_reduce(x: jax.Array, *, axes: tuple[Any, ...], dtype: str, to: str) -> jax.Array:
+    """Adds the terms of two devices by XLA's all-reduce; the kernel of the tree rounds the sum.
+
+    XLA adds operands of all-reduces first where it then adds their results; the barrier hides the results from it.
+    """
+    with kernel_code():
+        total = lax.optimization_barrier(lax.psum(x, axes))
+    missing = tuple(a for a in axes if a not in varying_axes(jax.typeof(total))) if to == "varying" else ()
+    if missing and varying_axes(jax.typeof(x)):
+        total = lax.pcast(total, missing, to="varying")
+    return tree_kernel(total[None], out_dtype=dtype)[0]
 
 
 def reduce_scatter(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 
 import bijax
+from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import SplitWgmmaContract, WgmmaContract, split_count
 from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.matmul.hopper import launch
 from pallas_kernels.matmul.hopper.epilogue import Epilogue, make_store
 from pallas_kernels.matmul.hopper.launch import gated_matmul, matmul
 from pallas_kernels.matmul.schedule.hopper.fused_matmul import SplitKSchedule
@@ -115,6 +118,27 @@ def test_shards_of_k(name: str, races: Races) -> None:
     z = product(x, w, transpose_w) + bias.astype(jnp.float32)
     close(y, jax.nn.relu(z) + residual.astype(jnp.float32), k)
     assert not races()
+
+
+@pytest.mark.tier("full")
+def test_blocks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Partial sums of many rows would take much memory: blocks of rows are multiplied one after another."""
+    rng = np.random.default_rng(0)  # integers, whose sums are exact: the interpreter's depend on the tiles
+    x, w, bias, residual = (
+        jnp.asarray(rng.integers(-8, 9, shape), dtype)
+        for shape, dtype in (((11, 128), DTYPE), ((128, 128), DTYPE), ((128,), DTYPE), ((11, 128), "float32"))
+    )
+
+    def run() -> jax.Array:
+        options: dict[str, Any] = {"bias": bias, "residual": residual, "out_dtype": "float32"}
+        y: jax.Array = matmul(x, w, contract=SplitWgmmaContract(2), interpret=interpreter(), **options)
+        return y
+
+    whole = run()
+    expected = np.asarray(x, np.float32) @ np.asarray(w, np.float32) + np.asarray(bias, np.float32) + residual
+    assert_bits_equal(whole, expected)
+    monkeypatch.setattr(launch, "rows_at_once", lambda m, n, *, splits: min(m, 8))
+    assert_bits_equal(run(), whole)
 
 
 X, W = jax.ShapeDtypeStruct((24, 512), DTYPE), jax.ShapeDtypeStruct((512, 128), DTYPE)

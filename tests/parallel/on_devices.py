@@ -1,9 +1,10 @@
 """Checks on eight devices of a CPU, run as a program of its own, which `test_devices` starts with the checks to run.
 
-The number of devices of a process is fixed when it starts.
+The number of devices of a process is fixed when it starts. `test_two_gpus_gpu` calls some of the checks on GPUs.
 """
 
 import functools
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -137,7 +138,12 @@ def _leaves() -> None:
 
 @check("sums")
 def _sums() -> None:
+    sums((2, 8))
+
+
+def sums(counts: tuple[int, ...]) -> None:
     """A sum over devices is a tree; a device may add a subtree first."""
+    most = counts[-1]
     for dtype, shape in ((jnp.float32, (7,)), (jnp.bfloat16, (70, 256))):
         x = array(1, 8, *shape, dtype=dtype, huge=True)
         expected = jax.jit(parallel.tree_sum)(x)
@@ -148,14 +154,14 @@ def _sums() -> None:
         def add(x: jax.Array, axis: str = AXIS) -> jax.Array:
             return parallel.psum(parallel.tree_sum(x, dtype=jnp.float32), axis, dtype=x.dtype)
 
-        for devices in (2, 8):
+        for devices in counts:
             assert_bits_equal(sharded(add, devices, P(AXIS), P())(x), expected)
         if shape[0] % 2 == 0:
             scatter = sharded(
                 lambda x: parallel.psum_scatter(
                     parallel.tree_sum(x, dtype=jnp.float32), AXIS, scatter_dimension=1, dtype=x.dtype
                 ),
-                8,
+                most,
                 P(AXIS),
                 P(None, AXIS),
             )
@@ -164,23 +170,27 @@ def _sums() -> None:
     upwards = functools.reduce(jnp.add, terms)
     assert differing(upwards, parallel.tree_sum(terms)), "ascending order has the bits of the tree"
     # The derivative is that of lax.psum.
-    x, g = array(2, 8, 8), array(3, 8)
+    x, g = array(2, most, 8), array(3, 8)
 
     def gradient(reduce: Callable[[jax.Array], jax.Array], out: Any) -> jax.Array:
-        found: jax.Array = jax.jit(jax.grad(lambda x: (sharded(reduce, 8, P(AXIS), out)(x) * g).sum()))(x)
+        found: jax.Array = jax.jit(jax.grad(lambda x: (sharded(reduce, most, P(AXIS), out)(x) * g).sum()))(x)
         return found
 
     assert_bits_equal(gradient(lambda x: parallel.psum(x[0], AXIS), P()), gradient(lambda x: lax.psum(x[0], AXIS), P()))
-    assert_bits_equal(gradient(lambda x: parallel.psum_scatter(x[0], AXIS), P(AXIS)), jnp.broadcast_to(g, (8, 8)))
+    assert_bits_equal(gradient(lambda x: parallel.psum_scatter(x[0], AXIS), P(AXIS)), jnp.broadcast_to(g, (most, 8)))
 
 
 @check("weights of leaves")
 def _weights_of_leaves() -> None:
+    weights_of_leaves((2, 8))
+
+
+def weights_of_leaves(counts: tuple[int, ...]) -> None:
     """A weight that every device applies to other rows."""
     for dtype in (jnp.float32, jnp.bfloat16):
         scale, x = array(2, 24, dtype=dtype), array(1, 16, 24, dtype=dtype)
         expected = jax.jit(functools.partial(of_leaves, None, 8))(scale, x)
-        for devices in (2, 8):
+        for devices in counts:
             specs = (P(), P(AXIS)), (P(AXIS), P(), P(AXIS))
             assert_bits_equal(
                 sharded(functools.partial(of_leaves, AXIS, 8 // devices), devices, *specs)(scale, x), expected
@@ -201,6 +211,10 @@ def of_leaves(axis: str | None, own: int, scale: jax.Array, x: jax.Array) -> Any
 
 @check("gradients")
 def _gradients() -> None:
+    gradients_of_a_batch(8)
+
+
+def gradients_of_a_batch(devices: int) -> None:
     """Data parallelism: examples cut over devices, and units in lanes."""
     w = {"a": array(1, 40, 24), "b": array(2, 24, dtype=jnp.bfloat16)}
     x = array(3, 32, 40)
@@ -210,35 +224,40 @@ def _gradients() -> None:
 
     expected = jax.jit(parallel.accumulate_gradients(loss, unit=2, axis=None, has_aux=True))(w, x)
     gradient = parallel.accumulate_gradients(loss, unit=2, axis=AXIS, has_aux=True)
-    for devices in (8,):
-        assert_bits_equal(sharded(lambda w, x: gradient(w, x), devices, (P(), P(AXIS)), P())(w, x), expected)
+    assert_bits_equal(sharded(lambda w, x: gradient(w, x), devices, (P(), P(AXIS)), P())(w, x), expected)
 
     # Parameters that are cut as well (FSDP): gathered before, their gradients cut after.
     def with_cut_weights(w: dict[str, jax.Array], x: jax.Array) -> Any:
         whole = jax.tree.map(lambda a: lax.all_gather(a, AXIS, tiled=True, to="invarying"), w)
         _, grads = gradient(whole, x)
         first = lax.axis_index(AXIS)
-        return jax.tree.map(lambda a: lax.dynamic_slice_in_dim(a, first * (a.shape[0] // 8), a.shape[0] // 8), grads)
+        parts = jax.tree.map(lambda a: a.shape[0] // devices, grads)
+        return jax.tree.map(lambda a, part: lax.dynamic_slice_in_dim(a, first * part, part), grads, parts)
 
-    assert_bits_equal(sharded(with_cut_weights, 8, (P(AXIS), P(AXIS)), P(AXIS))(w, x), expected[1])
+    assert_bits_equal(sharded(with_cut_weights, devices, (P(AXIS), P(AXIS)), P(AXIS))(w, x), expected[1])
 
     def plain(w: dict[str, jax.Array], x: jax.Array) -> Any:
         return jax.tree.map(
             lambda g: lax.psum(g, AXIS), jax.grad(lambda w: loss(w, x)[0])(lax.pcast(w, AXIS, to="varying"))
         )
 
-    one, many = (sharded(plain, n, (P(), P(AXIS)), P())(w, x) for n in (1, 8))
-    assert differing(one["a"], jax.tree.map(lambda g: g / 8, many)["a"]), "plain JAX has the same bits"
+    one, many = (sharded(plain, n, (P(), P(AXIS)), P())(w, x) for n in (1, devices))
+    assert differing(one["a"], jax.tree.map(lambda g: g / devices, many)["a"]), "plain JAX has the same bits"
 
     counted = parallel.accumulate_gradients(
         lambda w, x: ((w * x).sum(), (x > 0).sum()), unit=1, axis=AXIS, has_aux=True, reduction="sum"
     )
-    (_, positive), _ = sharded(lambda w, x: counted(w, x), 8, (P(), P(AXIS)), P())(jnp.ones(40), x)
+    (_, positive), _ = sharded(lambda w, x: counted(w, x), devices, (P(), P(AXIS)), P())(jnp.ones(40), x)
     assert int(positive) == int((x > 0).sum())
 
 
 @check("vocabulary")
 def _vocabulary() -> None:
+    vocabulary((2, 8))
+
+
+def vocabulary(counts: tuple[int, ...]) -> None:
+    """Rows and columns of a vocabulary that is cut: their bits move, and are not added as numbers."""
     size = 48
     table = array(1, size, 6, dtype=jnp.bfloat16).at[3, 2].set(-0.0).at[5, 1].set(jnp.nan)
     odd = array(2, size, 5, dtype=jnp.bfloat16).at[3, 2].set(-0.0)
@@ -268,7 +287,7 @@ def _vocabulary() -> None:
     assert_bits_equal(expected[0][0], bijax.embed(table, tokens))
     assert_bits_equal(expected[0][3], jnp.argmax(z, -1).astype(jnp.int32))
     assert np.signbit(np.asarray(expected[0][0].astype(jnp.float32)))[0, 1, 2]
-    for devices in (2, 8):
+    for devices in counts:
         specs = (P(AXIS), P(AXIS), P(None, AXIS))
         got = sharded(run(AXIS), devices, specs, (P(), (P(AXIS),), (P(None, AXIS),)))(table, odd, z)
         assert_bits_equal(got, expected)
@@ -279,14 +298,18 @@ def _vocabulary() -> None:
         mine = (places >= 0) & (places < table.shape[0])
         return lax.psum(jnp.where(mine[..., None], table[places], 0), AXIS)
 
-    lost = np.asarray(sharded(plain, 8, P(AXIS), P())(table).astype(jnp.float32))
+    lost = np.asarray(sharded(plain, counts[-1], P(AXIS), P())(table).astype(jnp.float32))
     assert not np.signbit(lost)[0, 1, 2]
 
 
 @check("experts")
 def _experts() -> None:
+    experts_cut(8)
+
+
+def experts_cut(devices: int) -> None:
     """Experts and tokens cut over devices, with any routing: the results and all gradients."""
-    hidden, inner, experts, topk = 16, 8, 8, 2
+    hidden, inner, experts, topk = 16, 8, 8, 4
     x, gate_up, down = array(1, 16, hidden), array(2, experts, hidden, 2 * inner), array(3, experts, inner, hidden)
     weights = jax.nn.softmax(array(4, 16, topk))
     spread = jnp.asarray(np.random.default_rng(5).permuted(np.tile(np.arange(experts), (16, 1)), axis=1)[:, :topk])
@@ -315,19 +338,19 @@ def _experts() -> None:
 
     given = (x, weights, gate_up, down)
     cut = (P(AXIS),) * 4
-    routings = {"spread": spread, "to one device": jnp.tile(jnp.asarray([[1, 0]]), (16, 1)), "skipped": spread - 4}
+    routings = {"spread": spread, "to the first": jnp.tile(jnp.arange(topk)[::-1], (16, 1)), "skipped": spread - 4}
     expected = jax.jit(one_device)
     alone, many = (
         jax.jit(functools.partial(gradients, None)),
-        sharded(functools.partial(gradients, AXIS), 8, (P(AXIS), *cut), (P(AXIS), *cut)),
+        sharded(functools.partial(gradients, AXIS), devices, (P(AXIS), *cut), (P(AXIS), *cut)),
     )
     for routing in routings.values():
         wanted = expected(routing, *given)
         assert_bits_equal(alone(routing, *given), wanted)
         assert_bits_equal(many(routing, *given), wanted)
     specs = (P(), P(), P(AXIS), P(AXIS), P())
-    one, eight = (sharded(plain, n, specs, P())(*given, spread) for n in (1, 8))
-    assert differing(one, eight), "plain JAX has the same bits"
+    one, several = (sharded(plain, n, specs, P())(*given, spread) for n in (1, devices))
+    assert differing(one, several), "plain JAX has the same bits"
 
 
 @check("experts on any number of devices")
@@ -444,15 +467,26 @@ def _lowering_for_hopper() -> None:
 
     specs = (P(), P(None, AXIS), P(AXIS))
     given = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((256, 512), (512, 1024), (1024, 512))]
-    with bijax.lowering_for("sm_90"):
-        program: Any = sharded(gradient, 4, specs, specs)
-        text = program.trace(*given).lower(lowering_platforms=("cuda",)).as_text()
+
+    def lowered(function: Callable[..., Any], devices: int, *cut: Any) -> str:
+        program: Any = sharded(function, devices, *cut)
+        with bijax.lowering_for("sm_90"):
+            text: str = program.trace(*given[: len(cut[0])]).lower(lowering_platforms=("cuda",)).as_text()
+        return text
+
+    text = lowered(gradient, 4, specs, specs)
     assert "mosaic_gpu" in text
     assert "all_reduce" not in text
     assert "reduce_scatter" not in text
     moved = [line for line in text.splitlines() if "stablehlo.all_to_all" in line]
     assert moved
     assert all("xf32>" in line for line in moved), moved
+    # Two terms have one sum: XLA's all-reduce. One kernel multiplies all leaves of a device, and another adds them.
+    text = lowered(lambda x, w: parallel.row_parallel(x, w, AXIS), 2, (P(None, AXIS), P(AXIS)), P())
+    assert len(re.findall(r"stablehlo.all_reduce.*?-> tensor<256x1024xf32>", text, re.DOTALL)) == 1
+    assert "all_to_all" not in text
+    assert "all_gather" not in text
+    assert text.count("stablehlo.custom_call @mosaic_gpu") == 2, text.count("stablehlo.custom_call @mosaic_gpu")
 
 
 def main() -> None:

@@ -60,6 +60,10 @@ class Epilogue:
         bias, residual, up = arrays
         return replace(self, bias=bias, residual=residual, up=up)
 
+    def of_rows(self, first: int, count: int) -> "Epilogue":
+        """Returns the epilogue of a range of rows."""
+        return self if self.residual is None else replace(self, residual=self.residual[first : first + count])
+
     def padded(self, columns: int) -> "Epilogue":
         """Returns the epilogue with the bias padded to whole tiles of `columns`."""
         if self.bias is None or self.bias.shape[0] % columns == 0:

@@ -41,6 +41,7 @@ from pallas_kernels.matmul.schedule.hopper.fused_matmul import (
     for_residual,
     gated_schedule,
     residual_schedule,
+    rows_at_once,
     split_k_schedules,
 )
 from pallas_kernels.matmul.schedule.hopper.matmul import candidates, matmul_schedule
@@ -129,7 +130,14 @@ def matmul(
         residual = one_axis(pad(residual, -1, w.shape[-2 if transpose_w else -1]))
     epilogue = Epilogue(bias, activation, residual)
     if isinstance(contract, SplitWgmmaContract) and contract.split_length(k) < k:
-        out = _split(x, w, epilogue, contract, schedule, transpose_w, out_dtype, interpret)
+        common = {"transpose_w": transpose_w, "out_dtype": out_dtype, "interpret": interpret}
+        rows = rows_at_once(m, n, splits=contract.splits) if schedule is None else m
+        if rows == m:
+            out = _split(x, w, epilogue, contract, schedule, **common)
+        else:
+            first = range(0, m, rows)
+            parts = [_split(x[i : i + rows], w, epilogue.of_rows(i, rows), contract, None, **common) for i in first]
+            out = jnp.concatenate([part[: min(rows, m - i)] for i, part in zip(first, parts, strict=True)])
     else:
         if isinstance(schedule, SplitKSchedule):
             raise UnsupportedError(f"{_OP}: expected a MatmulSchedule where K is not cut, got {schedule}.")
@@ -239,6 +247,7 @@ def _split(
     epilogue: Epilogue,
     contract: SplitWgmmaContract,
     schedule: MatmulSchedule | SplitKSchedule | None,
+    *,
     transpose_w: bool,
     out_dtype: Any,
     interpret: Any,

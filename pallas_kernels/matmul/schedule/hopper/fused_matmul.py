@@ -14,6 +14,7 @@ _ALL_BLOCKS: Final = 64  # more than a tile has
 _THREADS: Final = 128
 _REGISTERS: Final = 128  # of a thread, for the sums of a tree; with 192 they spill
 _PARTIAL_BYTES: Final = 256 * 2**20
+_ROWS_STEP: Final = 256  # rows of the largest tiles
 
 
 class SplitKSchedule(NamedTuple):
@@ -77,8 +78,8 @@ def split_k_schedules(
     """Returns the schedules of a split-K matmul, the preferred one first.
 
     K splits in separate blocks fill multiprocessors that few tiles would leave idle, and were faster wherever both were
-    measured, up to 4096 rows (benchmarks/NOTES.md), but their partial sums take memory. A block that sums all splits
-    takes none, but holds log2(splits) + 1 tiles of sums, so its tiles are smaller.
+    measured, up to 4096 rows (benchmarks/NOTES.md), but their partial sums take memory: `rows_at_once` limits it. A
+    block that sums all splits takes none, but holds log2(splits) + 1 tiles of sums, so its tiles are smaller.
 
     Args:
         m: Rows of the activations, at least 1.
@@ -100,5 +101,20 @@ def split_k_schedules(
         for s in whole
         if length % s.k_step == 0 and alive * s.tile_rows * s.tile_columns <= _REGISTERS * _THREADS
     ]
-    fits = not inside or splits * m * n * 4 <= _PARTIAL_BYTES
-    return (*across, *inside) if fits else (*inside, *across)
+    return (*across, *inside)
+
+
+def rows_at_once(m: int, n: int, *, splits: int) -> int:
+    """Returns how many rows a split-K matmul multiplies in one launch, so that its partial sums take little memory.
+
+    Args:
+        m: Rows of the activations.
+        n: Columns of the weights, at least 1.
+        splits: Number of K splits.
+
+    Example:
+        >>> rows_at_once(8192, 4096, splits=8), rows_at_once(300, 4096, splits=8)
+        (2048, 300)
+    """
+    rows = max(1, _PARTIAL_BYTES // (splits * n * 4 * _ROWS_STEP)) * _ROWS_STEP
+    return min(m, rows)

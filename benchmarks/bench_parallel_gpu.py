@@ -1,0 +1,331 @@
+"""Two GPUs with the bits of one, against JAX's own products and psum on two GPUs.
+
+    python -m benchmarks.bench_parallel_gpu
+    python -m benchmarks.bench_parallel_gpu --sections steps --shapes 8B
+
+Models have the width of Llama 1B or 8B, few layers and a small vocabulary, and compute in bfloat16. Steps are queued:
+the next one does not wait for the last. `device_us` is the time of the kernels of one GPU (those of both, halved; a
+kernel that waits for the other GPU counts as long as it waits).
+
+| section | a cell is | `ours_us` | `xla_us` |
+|---|---|---|---|
+| sums | a float32 sum over two GPUs | `bijax.parallel.psum`, and the exchange that other numbers of GPUs use | `psum` |
+| steps | a step of decoding, or a prompt | tensor parallelism over two GPUs | the same with JAX's operations |
+| | | (`one_us`: one GPU with the same bits; `chain_us`: one GPU under the contract of one device) | |
+| train | a step of training with cut examples | `bijax.parallel.accumulate_gradients` | a loop over units and `psum` |
+| products | a product in 8 or 4 leaves on one GPU | one kernel for all leaves | XLA's product |
+"""
+
+import argparse
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from benchmarks.device_time import device_time_us, kernel_table
+from benchmarks.harness import add_json, queued_us, save, show
+from benchmarks.model_steps import own_loss, plain_loss
+from bijax import parallel
+from bijax.lax import collectives
+from flax_layers import INVARIANT, PLAIN, Llama, PartitionedLlama, partition
+from flax_layers.checkpoint import LlamaConfig
+from pallas_kernels.contract import SplitWgmmaContract, WgmmaContract, add_as_tree
+from pallas_kernels.matmul.hopper.launch import matmul
+
+AXIS: Final = "model"
+SHAPES: Final = {"1B": (2048, 8192, 32, 64, 4), "8B": (4096, 14336, 32, 128, 2)}
+"""Width, width of the MLP, heads, their size, layers."""
+VOCABULARY: Final = 8192
+CASES: Final = {
+    "1B": (("decode", 1, 2048), ("decode", 8, 2048), ("decode", 64, 2048), ("prefill", 1, 2048)),
+    "8B": (("decode", 1, 2048), ("decode", 8, 2048), ("decode", 64, 2048), ("prefill", 1, 2048)),
+}
+SUMS: Final = (1 << 12, 1 << 14, 1 << 18, 1 << 22)
+"""Elements."""
+PRODUCTS: Final = (
+    *((m, 8192, 2048, 8) for m in (8, 64, 2048, 8192)),
+    *((m, 2048, 2048, 8) for m in (8, 2048)),
+    *((m, 14336, 4096, 8) for m in (8, 2048)),
+    *((m, 4096, 2048, 4) for m in (8, 2048)),
+)
+"""Rows, K, columns, leaves."""
+ROWS_AT_ONCE: Final = (512, 1024)
+UNIT, BATCH, LENGTH, TRAINED_LAYERS = 2, 16, 512, 2
+THREADS: Final = 12
+SECTIONS: Final = ("sums", "steps", "train", "products")
+
+Run = Callable[[], Any]
+
+
+def mesh(devices: int, axis: str = AXIS) -> Mesh:
+    return jax.make_mesh((devices,), (axis,), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
+
+
+@functools.cache
+def model(shape: str, layers: int) -> Llama:
+    hidden, inner, heads, size, _ = SHAPES[shape]
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=8,
+        head_dim=size,
+        rope_theta=500000.0,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+        max_position_embeddings=4096,
+        bos_token_id=None,
+        eos_token_ids=(),
+    )
+    return Llama(config, dtype=jnp.bfloat16, param_dtype=jnp.bfloat16, ops=INVARIANT, rngs=nnx.Rngs(0))
+
+
+class Step:
+    """A program with its arguments; those that it is given away it returns.
+
+    Args:
+        function: Takes the arguments, and returns a result and then what replaces the first ones.
+        changed: The arguments that are given away.
+        kept: The others.
+    """
+
+    def __init__(self, function: Callable[..., Any], changed: tuple[Any, ...], kept: tuple[Any, ...]) -> None:
+        self.changed, self.kept = changed, kept
+        self._lower = functools.partial(
+            jax.jit(function, donate_argnums=tuple(range(len(changed)))).lower, *changed, *kept
+        )
+        self._run: Any = None
+
+    def lower(self) -> Any:
+        return self._lower()
+
+    def compile(self) -> "Step":
+        self._run = self._lower().compile()
+        return self
+
+    def __call__(self) -> Any:
+        found = self._run(*self.changed, *self.kept)
+        if self.changed:
+            found, *changed = found
+            self.changed = tuple(changed)
+        return found
+
+
+def tokens(batch: int, length: int) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(0).integers(0, VOCABULARY, (batch, length)), jnp.int32)
+
+
+def partitioned_step(cut: PartitionedLlama, kind: str, batch: int, keys: int) -> Step:
+    def run(cache: Any, params: Any, tokens: jax.Array) -> Any:
+        logits, new = cut.extend(params, tokens, cache)
+        return logits[:, -1], dataclasses.replace(new, lengths=cache.lengths)
+
+    new = 1 if kind == "decode" else keys
+    whole = NamedSharding(cut.mesh, P())
+    cache = cut.cache(batch=batch, capacity=keys)
+    cache = dataclasses.replace(cache, lengths=jax.device_put(jnp.full(batch, keys - new, jnp.int32), whole))
+    return Step(run, (cache,), (cut.params, jax.device_put(tokens(batch, new), whole)))
+
+
+def chain_step(model: Llama, kind: str, batch: int, keys: int) -> Step:
+    graph, params, others = nnx.split(model, nnx.Param, ...)
+
+    def run(cache: Any, params: Any, others: Any, tokens: jax.Array) -> Any:
+        logits, new = nnx.merge(graph, params, others).extend(tokens, cache)
+        return logits[:, -1], dataclasses.replace(new, lengths=cache.lengths)
+
+    new = 1 if kind == "decode" else keys
+    cache = model.cache(batch=batch, capacity=keys)
+    cache = dataclasses.replace(cache, lengths=jnp.full(batch, keys - new, jnp.int32))
+    return Step(run, (cache,), (params, others, tokens(batch, new)))
+
+
+def device_us(run: Run, devices: int) -> float:
+    return round(sum(us for *_, us in kernel_table(run, 8)) / devices, 1)
+
+
+def sums() -> dict[str, dict[str, Step]]:
+    """Returns the programs of the sums."""
+
+    def on_two(function: Callable[[jax.Array], jax.Array], elements: int) -> Step:
+        terms = jax.device_put(jnp.ones((2, elements), jnp.float32), NamedSharding(mesh(2), P(AXIS)))
+        return Step(jax.shard_map(function, mesh=mesh(2), in_specs=P(AXIS), out_specs=P()), (), (terms,))
+
+    exchange = functools.partial(collectives._exchange, axes=(AXIS,), groups=None, n=2, dtype="float32", to="invarying")
+    return {
+        f"{4 * elements >> 10} KiB": {
+            "ours": on_two(lambda x: parallel.psum(x[0], AXIS), elements),
+            "exchange": on_two(lambda x: exchange(x[0]), elements),
+            "xla": on_two(lambda x: lax.psum(x[0], AXIS), elements),
+        }
+        for elements in SUMS
+    }
+
+
+def steps(shape: str) -> dict[str, dict[str, Step]]:
+    """Returns the programs of a shape."""
+    whole = model(shape, SHAPES[shape][-1])
+    one, two = (partition(whole, mesh(devices)) for devices in (1, 2))
+    plain = two.with_ops(PLAIN)
+    return {
+        f"{kind} {batch}x{keys}": {
+            "ours": partitioned_step(two, kind, batch, keys),
+            "xla": partitioned_step(plain, kind, batch, keys),
+            "one": partitioned_step(one, kind, batch, keys),
+            "chain": chain_step(whole, kind, batch, keys),
+        }
+        for kind, batch, keys in CASES[shape]
+    }
+
+
+def training() -> dict[str, dict[str, Step]]:
+    """Returns the programs of a training step with cut examples."""
+    whole = model("1B", TRAINED_LAYERS)
+    on = mesh(2, "data")
+
+    def scored(ops: Any, loss: Any) -> tuple[Any, Any, Any]:
+        graph, params, others = nnx.split(nnx.with_attributes(whole, ops=ops), nnx.Param, ...)
+
+        def of(params: Any, others: Any, tokens: jax.Array) -> jax.Array:
+            return loss(nnx.merge(graph, params, others)(tokens[:, :-1]), tokens[:, 1:])
+
+        return of, params, others
+
+    own, params, others = scored(INVARIANT, own_loss)
+    other, *_ = scored(PLAIN, plain_loss)
+    ordered = parallel.accumulate_gradients(own, unit=UNIT, axis="data", batch_argnums=2)
+
+    def by_loop(params: Any, others: Any, tokens: jax.Array) -> Any:
+        def add(total: Any, unit: jax.Array) -> tuple[Any, None]:
+            found = jax.value_and_grad(other)(params, others, unit)
+            return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, found), None
+
+        params, others = lax.pcast((params, others), "data", to="varying")
+        units = tokens.shape[0] // UNIT
+        start = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), (jnp.float32(0), params))
+        start = lax.pcast(start, "data", to="varying")
+        (value, slopes), _ = lax.scan(add, start, tokens.reshape(units, UNIT, -1))
+        return jax.tree.map(lambda x: lax.psum(x, "data") / (2 * units), (value, slopes))
+
+    def step(gradient: Callable[..., Any]) -> Step:
+        def run(params: Any, others: Any, tokens: jax.Array) -> Any:
+            value, slopes = gradient(params, others, tokens)
+            return value, jax.tree.map(lambda p, g: p - (1e-3 * g).astype(p.dtype), params, slopes)
+
+        mapped = jax.shard_map(run, mesh=on, in_specs=(P(), P(), P("data")), out_specs=P())
+        copied = jax.device_put(jax.tree.map(jnp.copy, params), NamedSharding(on, P()))
+        given = jax.device_put(others, NamedSharding(on, P()))
+        examples = jax.device_put(tokens(BATCH, LENGTH + 1), NamedSharding(on, P("data")))
+        return Step(mapped, (copied,), (given, examples))
+
+    return {f"data parallel {BATCH}x{LENGTH}": {"ours": step(lambda *a: ordered(*a)), "xla": step(by_loop)}}
+
+
+def products() -> dict[str, dict[str, Step]]:
+    """Returns the programs of products in leaves."""
+
+    @functools.cache
+    def operands(m: int, k: int, n: int) -> tuple[jax.Array, jax.Array]:
+        keys = jax.random.split(jax.random.key(0))
+        return jax.random.normal(keys[0], (m, k), jnp.bfloat16), jax.random.normal(keys[1], (k, n), jnp.bfloat16)
+
+    def separate(leaves: int, x: jax.Array, w: jax.Array) -> jax.Array:
+        length = x.shape[1] // leaves
+        chain = functools.partial(matmul, contract=WgmmaContract(), out_dtype=jnp.float32)
+        total: jax.Array = add_as_tree(
+            lambda i: chain(x[:, i * length : (i + 1) * length], w[i * length : (i + 1) * length]), leaves
+        )
+        return total
+
+    def together(leaves: int, rows: int, x: jax.Array, w: jax.Array) -> jax.Array:
+        one = functools.partial(matmul, contract=SplitWgmmaContract(leaves), out_dtype=jnp.float32)
+        return jnp.concatenate([one(x[i : i + rows], w) for i in range(0, x.shape[0], rows)])
+
+    def forms(m: int, leaves: int) -> dict[str, Callable[..., Any]]:
+        found: dict[str, Callable[..., Any]] = {
+            "ours": lambda x, w: matmul(x, w, contract=SplitWgmmaContract(leaves), out_dtype=jnp.float32),
+            "xla": lambda x, w: jnp.matmul(x, w, preferred_element_type=jnp.float32),
+            "chain": lambda x, w: matmul(x, w, contract=WgmmaContract(), out_dtype=jnp.float32),
+            "separate": functools.partial(separate, leaves),
+        }
+        return found | {f"rows_{r}": functools.partial(together, leaves, r) for r in ROWS_AT_ONCE if m > r}
+
+    return {
+        f"{m}x{k}x{n} in {leaves}": {name: Step(f, (), operands(m, k, n)) for name, f in forms(m, leaves).items()}
+        for m, k, n, leaves in PRODUCTS
+    }
+
+
+def measured(what: str, shape: str, made: dict[str, dict[str, Step]]) -> Iterator[dict[str, Any]]:
+    """Yields the cells of programs that are compiled."""
+    for case, runs in made.items():
+        devices = {name: 1 if what == "products" or name in ("one", "chain") else 2 for name in runs}
+        cell: dict[str, Any] = {"what": what, "shape": shape, "case": case}
+        on_device = {
+            name: device_time_us(lambda run=run: run(), [()], 12)
+            if what == "products"
+            else device_us(run, devices[name])
+            for name, run in runs.items()
+        }
+        if what == "products":  # below, the host is what takes time
+            times = {name: round(us, 1) for name, us in on_device.items()}
+        else:
+            found = queued_us(list(runs.values()), repeats=20 if "prefill" in case else 40, rounds=5)
+            times = dict(zip(runs, (round(us, 1) for us in found), strict=True))
+            cell |= {f"{name}_device_us": us for name, us in on_device.items()}
+        cell |= {f"{name}_us": us for name, us in times.items()}
+        if what == "steps":
+            cell |= {
+                "of_one": round(times["one"] / times["ours"], 3),
+                "of_chain": round(times["chain"] / times["one"], 3),
+            }
+        yield cell | {"ratio": round(times["xla"] / times["ours"], 3)}
+
+
+def made_of(section: str, shapes: Sequence[str]) -> Iterator[tuple[str, dict[str, dict[str, Step]]]]:
+    """Yields a shape and the programs of a section."""
+    if section == "steps":
+        yield from ((shape, steps(shape)) for shape in shapes)
+        return
+    make = {"sums": sums, "train": training, "products": products}[section]
+    yield "1B" if section == "train" else "", make()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Two GPUs with the bits of one.")
+    parser.add_argument("--sections", default=",".join(SECTIONS))
+    parser.add_argument("--shapes", default=",".join(SHAPES), help="of the models whose steps are timed")
+    parser.add_argument("--lower", action="store_true", help="only lower the programs: fills JAX's compilation cache")
+    add_json(parser)
+    arguments = parser.parse_args()
+    if len(jax.devices()) < 2:
+        parser.error(f"expected two GPUs, got {len(jax.devices())} device")
+    rows = []
+    with ThreadPoolExecutor(THREADS) as pool:
+        for section in arguments.sections.split(","):
+            for shape, made in made_of(section, arguments.shapes.split(",")):
+                each = [run for runs in made.values() for run in runs.values()]
+                # XLA tunes on the GPU while it compiles: before anything is timed.
+                list(pool.map(lambda run: run.lower() if arguments.lower else run.compile(), each))
+                print("lowered" if arguments.lower else "compiled", section, shape, flush=True)
+                for row in [] if arguments.lower else measured(section, shape, made):
+                    print(row, flush=True)
+                    rows.append(row)
+            if rows:
+                save("parallel", rows, arguments.json)
+    show("parallel", rows)
+
+
+if __name__ == "__main__":
+    main()
