@@ -123,6 +123,45 @@ def inner_shardings() -> None:
     assert_bits_equal(result, jax.jit(bijax.invariant(lambda x, w, v: jnp.tanh(x @ w)))(X, W, V))
 
 
+def recurrent(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+    """Loops in loops and branches: a cell over time, refined in a loop of its own, with a counter and without rows."""
+
+    def refine(_: int, h: jax.Array) -> jax.Array:
+        return jax.nn.tanh(h @ w @ v)
+
+    def cell(carry: tuple[jax.Array, jax.Array, jax.Array], part: jax.Array) -> Any:
+        count, h, most = carry
+        h = jnp.tanh(lax.fori_loop(0, 2, refine, h) + part @ v[:32])
+        h = lax.cond(count % 2 == 0, lambda h: h * w[0, 0], lambda h: jnp.ones_like(h) - h, h)
+        return (count + 1, h, jnp.maximum(most, h.max(-1))), h[:, :4]
+
+    parts = jnp.moveaxis(x.reshape(64, 8, 32), 1, 0)
+    start = jnp.zeros((), jnp.int32), jnp.zeros((64, 256)), jnp.full(64, -jnp.inf)
+    (count, h, most), collected = lax.scan(cell, start, parts, reverse=True)
+    _, halved = lax.while_loop(lambda c: c[0] < count, lambda c: (c[0] + 3, c[1] / 2), (0, most))
+    return jnp.concatenate([h, most[:, None], halved[:, None], collected[0]], axis=1)
+
+
+def loops_over_rows() -> None:
+    """What a loop carries from row to row, or adds over rows, is gathered."""
+
+    def mixing(x: jax.Array, w: jax.Array, v: jax.Array) -> Any:
+        upwards, kept = lax.scan(lambda c, row: (jnp.tanh(c + row @ w), c[:3]), jnp.zeros(128), x)
+
+        def shared(c: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
+            return jnp.tanh(c @ w @ v - c.mean(0)), c[:, 0]
+
+        until = lax.while_loop(lambda c: (c > 0.1).any(), lambda c: c / 2, jnp.abs(x))
+        chosen = lax.cond((x > 0).all(), lambda y: y, lambda y: -y, x @ w)
+        return upwards, kept, lax.scan(shared, x, None, length=2), until, chosen
+
+    x = jnp.nan_to_num(X, posinf=1.0, neginf=-1.0)
+    given = cut_arguments(x, mesh())
+    compiled = jax.jit(bijax.invariant(mixing)).lower(*given).compile()
+    assert moved(compiled)
+    assert_bits_equal(compiled(*given), jax.jit(bijax.invariant(mixing))(x, W, V))
+
+
 def loss(w: jax.Array, v: jax.Array, x: jax.Array) -> jax.Array:
     logits = jnp.tanh(x @ w) @ v
     return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - logits[:, 0])
@@ -202,6 +241,8 @@ CHECKS: dict[str, Callable[[], None]] = {
     "two axes": lambda: rows(network, X, grid(), ("data", "model")),
     "gradients": gradients,
     "not rows": not_rows,
+    "loops": lambda: rows(recurrent, X, mesh()),
+    "loops over rows": loops_over_rows,
 }
 
 

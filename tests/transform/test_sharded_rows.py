@@ -10,6 +10,8 @@ OTHERS = (
     ("tokens",),
     ("one axis of two", "two axes", "explicit"),
     ("gradients", "not rows", "labelled", "inner shardings"),
+    ("loops",),
+    ("loops over rows",),
 )
 
 

@@ -81,10 +81,10 @@ def scan(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     If the rows lie along that axis, an iteration has rows of its own; what it carries to the next is a sum over rows.
     """
     program = eqn.params["jaxpr"]
-    constants, carried, arrays = _scan_operands(eqn, values)
+    constants, carried, arrays = scan_operands(eqn, values)
     carry = flow.here(eqn, "sum")
     with flow.new_axis() as axis:
-        slices = [_entered(v, axis) for v in arrays]
+        slices = [entered(v, axis) for v in arrays]
         for _ in range(_ROUNDS):
             results = flow.run(program, [*constants, *carried, *slices])
             after = [_handed_on(v, axis, carry) for v in results[: len(carried)]]
@@ -96,17 +96,17 @@ def scan(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     return unknown(flow, eqn, values)
 
 
-def _scan_operands(eqn: Any, values: list[Value]) -> tuple[list[Value], list[Value], list[Value]]:
+def scan_operands[T](eqn: Any, values: Sequence[T]) -> tuple[list[T], list[T], list[T]]:
     """Returns the constants, the values that are carried and the arrays of a scan."""
     params = eqn.params
     if "ft_in" in params:  # JAX 0.12: the three groups as one tree
         constants, carried, arrays = (list(group) for group in params["ft_in"].update(values).unpack())
         return constants, carried, arrays
     begin, end = int(params["num_consts"]), int(params["num_consts"] + params["num_carry"])
-    return values[:begin], values[begin:end], values[end:]
+    return list(values[:begin]), list(values[begin:end]), list(values[end:])
 
 
-def _entered(value: Value, axis: int) -> Value:
+def entered(value: Value, axis: int) -> Value:
     """Returns an array in one iteration: its first axis becomes an axis outside of arrays."""
     axes = {a: a - 1 for a in range(1, 64)} | {0: axis}
     rows = value.rows and moved(value.rows, axes)
