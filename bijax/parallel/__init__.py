@@ -9,6 +9,7 @@ from bijax.parallel._experts import moe_combine as moe_combine
 from bijax.parallel._experts import moe_dispatch as moe_dispatch
 from bijax.parallel._gradients import ParallelGradient as ParallelGradient
 from bijax.parallel._gradients import accumulate_gradients as accumulate_gradients
+from bijax.parallel._processes import check_processes as check_processes
 from bijax.parallel._products import column_parallel as column_parallel
 from bijax.parallel._products import row_parallel as row_parallel
 from bijax.parallel._sums import broadcast_to_leaves as broadcast_to_leaves
