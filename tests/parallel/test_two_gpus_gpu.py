@@ -51,7 +51,7 @@ CONFIG: Final = LlamaConfig(
     bos_token_id=1,
     eos_token_ids=(2,),
 )
-BATCH, LENGTH, PROMPT = 2, 24, 17
+LENGTH, PROMPT = 24, 17
 OPTIONS: Final = EngineOptions(page_size=16, num_pages=12, max_running=2, max_prefill_tokens=32, max_length=64)
 PROMPTS: Final = [[1, 5, 9, 7], [3, 3, 2, 1, 8, 9, 40, 41, 42, 5, 6, 7, 7, 7, 8, 8, 9, 9, 10]]
 PARAMS: Final = SamplingParams(max_new_tokens=4, seed=3, logprobs=True, top_logprobs=2)
@@ -67,7 +67,7 @@ def cut(devices: int) -> PartitionedLlama:
     return partition(llama(), mesh(devices), axis=AXIS)
 
 
-TOKENS: Final = np.random.default_rng(0).integers(0, CONFIG.vocab_size, (BATCH, LENGTH))
+TOKENS: Final = np.random.default_rng(0).integers(0, CONFIG.vocab_size, (2, LENGTH))
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_training_of_a_model() -> None:
 def served(model: PartitionedLlama) -> Any:
     """Returns the logits of a prompt and of tokens after it, and the cache."""
     extend = jax.jit(model.extend)
-    logits, cache = extend(model.params, TOKENS[:, :PROMPT], model.cache(batch=BATCH, capacity=32))
+    logits, cache = extend(model.params, TOKENS[:, :PROMPT], model.cache(batch=2, capacity=32))
     found = [logits]
     for i in range(PROMPT, PROMPT + 3):
         logits, cache = extend(model.params, TOKENS[:, i : i + 1], cache)
@@ -253,8 +253,8 @@ def generated(engine: Engine) -> list[Any]:
     return together
 
 
-def on_gpu(number: int) -> Mesh:
-    return Mesh(np.array(jax.devices()[number : number + 1]), ("model",))
+def on_gpus(first: int, end: int) -> Mesh:
+    return Mesh(np.array(jax.devices()[first:end]), ("model",))
 
 
 def engine(on: Mesh, **changes: Any) -> Engine:
@@ -262,13 +262,12 @@ def engine(on: Mesh, **changes: Any) -> Engine:
 
 
 def test_tensor_parallel_engine() -> None:
-    both = Mesh(np.array(jax.devices()[:2]), ("model",))
-    assert_bits_equal(generated(engine(both)), generated(engine(on_gpu(0))))
+    assert_bits_equal(generated(engine(on_gpus(0, 2))), generated(engine(on_gpus(0, 1))))
 
 
 def test_data_parallel_engines() -> None:
     """Each of two engines has a GPU of its own; and one of them computes prompts for the other."""
-    engines = [engine(on_gpu(number)) for number in (0, 1)]
+    engines = [engine(on_gpus(number, number + 1)) for number in (0, 1)]
     expected = generated(engines[0])
     assert_bits_equal(generated(engines[1]), expected)
     for each in engines:
@@ -293,10 +292,9 @@ def test_data_parallel_engines() -> None:
 
 def test_plain_engine() -> None:
     """The control of both."""
-    both = Mesh(np.array(jax.devices()[:2]), ("model",))
     one, two = (
-        found(engine(on, enable_deterministic_inference=False).generate(PROMPTS[:1], PARAMS)[0])
-        for on in (on_gpu(0), both)
+        found(engine(on_gpus(0, end), enable_deterministic_inference=False).generate(PROMPTS[:1], PARAMS)[0])
+        for end in (1, 2)
     )
     with pytest.raises(AssertionError):
         assert_bits_equal(two, one)

@@ -29,11 +29,11 @@ from bijax.transform.fusion import PRODUCT, ROW_PROGRAM, run_row_program, with_r
 from bijax.transform.hook import _jax_private, callbacks, compiled, entered
 from bijax.transform.hook._jax_private import Context, Rule
 from bijax.transform.hook.cut_rows import with_rows_left
-from bijax.transform.hook.state import INVARIANT, OFF, current, of_equation, requested, tagged
+from bijax.transform.hook.state import INVARIANT, OFF, current, of_equation, requested
 from bijax.transform.hook.whole_values import with_whole_values
 from bijax.transform.rules._elementwise import ELEMENTWISE, hold
 from bijax.transform.rules._kept import COUNTER, ORDER_FREE
-from bijax.transform.rules._ordered import COLLECTIVES
+from bijax.transform.rules._ordered import COLLECTIVES, with_plain_addition
 from bijax.transform.rules._refused import may_be_allowed
 from bijax.transform.rules.call import Call, is_explicit, traced
 from bijax.transform.rules.names import rule_name
@@ -207,18 +207,12 @@ def _by_request(primitive: Primitive, ctx: Context, *operands: Any, **parameters
         elif platform != "cuda":  # the code of a kernel
             rules[platform] = stock
         elif name in COLLECTIVES:
-            rules[platform] = functools.partial(_with_plain_addition, stock)
+            rules[platform] = functools.partial(with_plain_addition, stock)
         else:
             rules[platform] = functools.partial(hold, primitive.name, stock)
     if len(rules) == 1:
         return rules[platforms[0]](ctx, *operands, **parameters)
     return _jax_private.lower_per_platform(ctx, primitive.name, rules, None, *operands, **parameters)
-
-
-def _with_plain_addition(stock: Rule, ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
-    """Lowers a sum over devices, whose addition must stay one: XLA calls a library for it."""
-    with tagged(OFF):
-        return stock(ctx, *operands, **parameters)
 
 
 def _without_rule(primitive: Primitive, platform: str, *_: Any, **__: Any) -> Sequence[Any]:

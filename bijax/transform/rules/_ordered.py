@@ -28,6 +28,7 @@ from bijax.lax.windows import (
 )
 from bijax.ops.attention.cudnn import cudnn_attention, cudnn_attention_gradients
 from bijax.transform.errors import NotInvariantError
+from bijax.transform.hook.state import OFF, tagged
 from bijax.transform.rules._elementwise import has_an_order
 from bijax.transform.rules._kept import INTEGER, ORDER_FREE
 from bijax.transform.rules._refused import may_be_allowed
@@ -142,6 +143,14 @@ def _over_devices(call: Call) -> Sequence[Any]:
         rule = mlir.lower_fun(COLLECTIVES[call.name], multiple_results=False)
         lowered: Sequence[Any] = rule(call.ctx, *call.operands, **call.parameters)
     return lowered
+
+
+def with_plain_addition(
+    stock: Callable[..., Sequence[Any]], ctx: Any, *operands: Any, **parameters: Any
+) -> Sequence[Any]:
+    """Lowers a sum over devices by JAX's rule; its addition must stay one, for which XLA calls a library."""
+    with tagged(OFF):
+        return stock(ctx, *operands, **parameters)
 
 
 @functools.partial(
