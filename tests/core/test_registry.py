@@ -173,7 +173,7 @@ _WITHOUT_IMPORTS = """
 import sys
 from pallas_kernels import registry
 registry.kernels()
-backends = ("portable", "cpu", "hopper", "jax_triton", "pallas_triton")
+backends = ("portable", "cpu", "hopper", "jax_triton")
 kernels = [m for m in sys.modules if m.startswith("pallas_kernels.") and m.split(".")[2:3] in [[b] for b in backends]]
 loaded = [m for m in kernels if ".backends." not in m]
 loaded += [m for m in sys.modules if m.startswith(("pallas_kernels.parts.", "jax.", "triton", "jax_triton"))]
