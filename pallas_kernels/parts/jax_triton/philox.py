@@ -31,5 +31,5 @@ def philox(key, other_key, counter, position):
 @triton.jit
 def _halves(x, MULTIPLY: tl.constexpr):
     """Returns the upper and lower 32 bits of products, by one instruction."""
-    types: tl.constexpr = (tl.uint32, tl.uint32)
-    return tl.inline_asm_elementwise(MULTIPLY, "=r,=r,r", [x], dtype=types, is_pure=True, pack=1)
+    high, low = tl.inline_asm_elementwise(MULTIPLY, "=r,=r,r", [x], dtype=(tl.uint32, tl.uint32), is_pure=True, pack=1)
+    return high, low
