@@ -192,9 +192,9 @@ class MmaAttentionContract:
     gradient is t before that.
 
     In version 1, of Pallas's lowering to Triton, which no kernel has any more, s is always multiplied by c at once; all
-    keys are one split; l is one sum, to which the tensor core adds the three bfloat16 limbs of p, the low ones of a block, the middle ones, the
-    high ones; the result is o / l. With a mask or keys of 8 bits the chains of
-    weights, with the latter all chains, add their elements in another order: that in which the compiler hands them to
+    keys are one split; l is one sum, to which the tensor core adds the three bfloat16 limbs of p, the low ones of a
+    block, the middle ones, the high ones; the result is o / l. With a mask or keys of 8 bits the chains of weights,
+    with the latter all chains, add their elements in another order: that in which the compiler hands them to
     `mma.sync`.
 
     Attributes:
