@@ -55,9 +55,9 @@ def prefer_backend(name: str) -> contextlib.AbstractContextManager[None]:
 
     Example:
         >>> import bijax
-        >>> with lowering_for("sm_90"), prefer_backend("pallas_triton"):
+        >>> with lowering_for("sm_90"), prefer_backend("jax_triton"):
         ...     target_for("cuda")
-        Target(platform='cuda', architecture='sm_90', backend='pallas_triton')
+        Target(platform='cuda', architecture='sm_90', backend='jax_triton')
     """
     known = registry.backends()
     if name not in known:

@@ -20,6 +20,7 @@ from pallas_kernels.contract import (
     MmaContract,
     PartsContract,
     ProductSpec,
+    RoundedMatmulContract,
     SplitTreeContract,
     WgmmaContract,
     add_as_tree,
@@ -124,7 +125,7 @@ def storage_is_free(target: Target, x: jax.Array, w: jax.Array, product: Product
     if not serves("matmul", target, spec, x, w):
         x, w = _promoted(x, w, product)
     contract = find("matmul", target, product.spec(x, w), x, w).contracts["contract"]
-    return isinstance(contract, (MmaContract, WgmmaContract, PartsContract))
+    return isinstance(contract, (MmaContract, WgmmaContract, PartsContract, RoundedMatmulContract))
 
 
 def products_like(

@@ -9,11 +9,10 @@ import numpy as np
 from jax import lax
 
 from bijax.core.primitive import Arrays, define_kernel, fold_rows, unfold_rows
-from bijax.dispatch.kernels import run_kernel
+from bijax.dispatch.kernels import run_if_served
 from bijax.sampling._arithmetic import Arithmetic, element
 from bijax.sampling._noise import perturb
 from bijax.sampling._order import first_largest
-from pallas_kernels.registry import runs_on
 from pallas_kernels.target import Target
 
 
@@ -48,9 +47,8 @@ _WIDE: Final = 1 << 14
 
 
 def _draw(target: Target, *arrays: jax.Array) -> Arrays:
-    if runs_on("draw", target):
-        return (run_kernel("draw", target, None, *arrays, like=lambda *arrays: _shapes(*arrays)[0]),)
-    return _composed(*arrays)
+    tokens = run_if_served("draw", target, None, *arrays, like=lambda *arrays: _shapes(*arrays)[0])
+    return _composed(*arrays) if tokens is None else (tokens,)
 
 
 def _composed(logits: jax.Array, temperature: jax.Array, seeds: jax.Array, positions: jax.Array) -> Arrays:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.contract import LANES
+from pallas_kernels.parts.xla.rounded_chain import rounded_dot
 from pallas_kernels.parts.xla.tiles import isolate, isolated_dot
 
 Axes = tuple[tuple[int, ...], tuple[int, ...]]
@@ -14,8 +15,17 @@ DotDimensions = tuple[Axes, Axes]
 Binary = Callable[[jax.Array, jax.Array], jax.Array]
 
 
-def dot(a: jax.Array, b: jax.Array, dimensions: DotDimensions) -> jax.Array:
-    """Returns XLA's dot, alone after a barrier, in full float32 on every platform."""
+def dot(a: jax.Array, b: jax.Array, dimensions: DotDimensions, *, fused: bool) -> jax.Array:
+    """Returns a product of float32 arrays with one contracted axis.
+
+    Args:
+        a: Left operand.
+        b: Right operand.
+        dimensions: As in `lax.dot_general`.
+        fused: Whether it is XLA's dot, alone after a barrier, in full float32; otherwise a chain of rounded products.
+    """
+    if not fused:
+        return rounded_dot(a, b, dimensions)
     return isolated_dot(a, b, dimensions, precision=lax.Precision.HIGHEST)
 
 
@@ -58,7 +68,13 @@ def larger(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def seen_product(
-    weights: jax.Array, seen: jax.Array, values: jax.Array, dimensions: DotDimensions, *, finite: bool = False
+    weights: jax.Array,
+    seen: jax.Array,
+    values: jax.Array,
+    dimensions: DotDimensions,
+    *,
+    fused: bool,
+    finite: bool = False,
 ) -> jax.Array:
     """Multiplies weights by values, where values that a row does not see leave no trace in it.
 
@@ -71,15 +87,16 @@ def seen_product(
         values: The other operand; its last axis is a free one.
         dimensions: As in `lax.dot_general`. The result's last two axes must be a free axis of the weights and the
             last axis of the values.
+        fused: As for `dot`.
         finite: Whether all values are known to be finite.
 
     Returns:
         float32.
     """
-    plain = dot(weights, values, dimensions)
+    plain = dot(weights, values, dimensions, fused=fused)
 
     def careful() -> jax.Array:
-        return _product_with_specials(weights, seen, values, dimensions)
+        return _product_with_specials(weights, seen, values, dimensions, fused)
 
     # A value that is not finite shows in every row, so one row tells.
     product = plain if finite else lax.cond(jnp.all(jnp.isfinite(plain[..., 0, :])), lambda: plain, careful)
@@ -87,7 +104,7 @@ def seen_product(
 
 
 def _product_with_specials(
-    weights: jax.Array, seen: jax.Array, values: jax.Array, dimensions: DotDimensions
+    weights: jax.Array, seen: jax.Array, values: jax.Array, dimensions: DotDimensions, fused: bool
 ) -> jax.Array:
     """Adds what IEEE arithmetic makes of nan and infinities to the product of the finite values."""
     infinite = jnp.where(jnp.isinf(values), jnp.sign(values), jnp.float32(0))
@@ -96,9 +113,9 @@ def _product_with_specials(
     left = (signs, jnp.abs(signs), seen.astype(jnp.float32))
     right = (infinite, size, size + jnp.isnan(values))
     contracted, batched = ((_shifted(a), _shifted(b)) for a, b in dimensions)
-    sums = dot(stacked(*left), stacked(*right), (contracted, ((0, *batched[0]), (0, *batched[1]))))
+    sums = dot(stacked(*left), stacked(*right), (contracted, ((0, *batched[0]), (0, *batched[1]))), fused=fused)
     difference, count, all_seen = sums[0], sums[1], sums[2]
-    product = dot(weights, jnp.where(jnp.isfinite(values), values, jnp.float32(0)), dimensions)
+    product = dot(weights, jnp.where(jnp.isfinite(values), values, jnp.float32(0)), dimensions, fused=fused)
     product = jnp.where(count + difference > 0, product + jnp.inf, product)
     product = jnp.where(count - difference > 0, product - jnp.inf, product)
     # What is seen but counts neither as +inf nor as -inf is a nan, or an infinity with the weight zero.

@@ -1,14 +1,17 @@
 """Kernels in Triton, called through jax-triton, for NVIDIA GPUs from Ampere on that have no kernels of their own.
 
 On Hopper products and row operations serve where a caller asks for them by name (`bijax.prefer_backend`): mma.sync and
-wgmma give the same bits there, so products have the contracts of wgmma. Attention serves what Hopper's kernels do not.
+wgmma give the same bits there, so products have the contracts of wgmma. Products in float64, routing, rotary embedding
+with cache writes, drawing, and attention that Hopper's kernels do not serve run there by default.
 """
 
 from collections.abc import Callable
 from typing import Any, Final, Literal
 
 from pallas_kernels.contract import (
+    GUMBEL,
     PTX_FUNCTIONS,
+    XLA_FUNCTIONS,
     ChunkContract,
     ElementwiseContract,
     Float8Contract,
@@ -42,7 +45,7 @@ _A_PRODUCT: Final = ProductSpec(("bfloat16", "bfloat16"), "float32")
 
 _OPS: Final = "pallas_kernels"
 _MATMUL: Final = f"{_OPS}.matmul.jax_triton"
-_ATTENTION: Final = f"{_OPS}.attention.jax_triton"
+_EXPERTS: Final = "expert_rows.jax_triton.launch"
 _NORM: Final = f"{_OPS}.norm.jax_triton.launch"
 _SOFTMAX: Final = f"{_OPS}.softmax.jax_triton.launch"
 _SUMS: Final = f"{_OPS}.rows.jax_triton.launch"
@@ -72,8 +75,11 @@ def _wgmma_tf32(product: ProductSpec) -> Tf32Contract | None:
 
 
 def _chains(product: ProductSpec) -> MatmulContract | None:
-    exact = product.dtype == "float64" or (product.dtype == "float32" and not product.in_tf32)
-    return chain_contract(product) if exact else None
+    return chain_contract(product) if product.dtype == "float32" and not product.in_tf32 else None
+
+
+def _wide_chains(product: ProductSpec) -> MatmulContract | None:
+    return chain_contract(product) if product.dtype == "float64" else None
 
 
 def _mma_chunks(product: ProductSpec) -> MmaChunkContract | None:
@@ -120,10 +126,9 @@ def _of_activation(product: ProductSpec) -> ElementwiseContract | None:
     return PTX_FUNCTIONS if product.activation in ("gelu", "silu") else None
 
 
-def _attention_kernel(operation: str, function: str) -> Kernel:
-    """Returns a kernel of attention, for what Hopper's do not serve too."""
-    load = f"{_ATTENTION}:{function}"
-    return Kernel(operation, "mma", load, _attention, packages=_PACKAGES, takes_target=True)
+def _on_all(operation: str, load: str, contract: Any = None, functions: Any = None) -> Kernel:
+    """Returns a kernel for all GPUs from Ampere on, Hopper included."""
+    return Kernel(operation, "mma", f"{_OPS}.{load}", contract, functions, packages=_PACKAGES, takes_target=True)
 
 
 def _attention(widths: tuple[int, str, int]) -> MmaAttentionContract:
@@ -197,7 +202,15 @@ KERNELS: Final = (
     *_kernels(_HOPPER, _wgmma, _split_wgmma, _wgmma_tf32, _wgmma_chunks, by_name=True),
     *_float8_kernels(_WITH_FLOAT8, "mma32"),
     *_float8_kernels(_HOPPER, "wgmma32", by_name=True),
-    _attention_kernel("attention", "attention"),
-    _attention_kernel("attention_gradients", "gradients"),
-    _attention_kernel("attention_score_gradients", "score_gradients"),
+    _on_all("matmul", "matmul.jax_triton.launch:matmul", _wide_chains),
+    _on_all("attention", "attention.jax_triton:attention", _attention),
+    _on_all("attention_gradients", "attention.jax_triton:gradients", _attention),
+    _on_all("attention_score_gradients", "attention.jax_triton:score_gradients", _attention),
+    _on_all("largest", "topk.jax_triton.launch:largest"),
+    _on_all("sort_by_expert", f"{_EXPERTS}:sort_by_expert"),
+    _on_all("rows_by_count", f"{_EXPERTS}:rows_by_count"),
+    _on_all("rows_of_tokens", f"{_EXPERTS}:rows_of_tokens"),
+    _on_all("pick_rows", "pick.jax_triton.launch:pick_rows"),
+    _on_all("rotate_and_store", "rotary.jax_triton.launch:rotate_and_store", None, XLA_FUNCTIONS),
+    _on_all("draw", "sampling.jax_triton.launch:draw", GUMBEL),
 )

@@ -1,4 +1,8 @@
-"""XLA programs: with fixed shapes, for CPUs and any NVIDIA GPU, or specialised for one of the two."""
+"""XLA programs: with fixed shapes, for CPUs and any NVIDIA GPU, or specialised for one of the two.
+
+On a GPU they serve what no kernel of another backend does: everything on GPUs before Ampere, and where the packages of
+the kernels in Triton are missing.
+"""
 
 from typing import Final
 
@@ -6,8 +10,13 @@ from pallas_kernels.contract import (
     XLA_FUNCTIONS,
     DeltaRuleContract,
     FoldContract,
+    ProductSpec,
+    RoundedChunkContract,
+    RoundedMatmulContract,
     TreeContract,
+    attention_contract,
     chunk_contract,
+    rounded_contract,
     row_contract,
 )
 from pallas_kernels.registry import Kernel
@@ -21,7 +30,24 @@ _TREE: Final = TreeContract()
 _SCATTER: Final = FoldContract("scatter")
 _DELTA: Final = DeltaRuleContract()
 
+_ATTENTION: Final = f"{_OPS}.attention.portable"
+_ROUNDED: Final = attention_contract(fused=False)
+
+
+def _products(product: ProductSpec) -> RoundedMatmulContract | None:
+    return rounded_contract(product) if product.dtype else None
+
+
+def _chunks_of_products(product: ProductSpec) -> RoundedChunkContract | None:
+    return RoundedChunkContract() if product.dtype and not product.is_wide else None
+
+
 KERNELS: Final = (
+    Kernel("matmul", "cuda", f"{_OPS}.matmul.portable:matmul", _products),
+    Kernel("weight_gradient", "cuda", f"{_OPS}.matmul.portable:weight_gradient", _chunks_of_products),
+    Kernel("attention", "cuda", f"{_ATTENTION}:attention", _ROUNDED, XLA_FUNCTIONS),
+    Kernel("attention_gradients", "cuda", f"{_ATTENTION}:gradients", _ROUNDED, XLA_FUNCTIONS),
+    Kernel("attention_score_gradients", "cuda", f"{_ATTENTION}:score_gradients", _ROUNDED, XLA_FUNCTIONS),
     Kernel("rms_norm", _ON, f"{_OPS}.norm.portable:rms_norm", _ROWS),
     Kernel("rms_norm_gradient", _ON, f"{_OPS}.norm.portable:rms_norm_gradient", _ROWS),
     Kernel("layer_norm", _ON, f"{_OPS}.norm.portable:layer_norm", _ROWS),

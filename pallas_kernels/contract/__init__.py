@@ -51,6 +51,9 @@ from pallas_kernels.matmul.contract.matmul import matmul_contract as matmul_cont
 from pallas_kernels.matmul.contract.quant import Float8Contract as Float8Contract
 from pallas_kernels.matmul.contract.quant import QuantContract as QuantContract
 from pallas_kernels.matmul.contract.quant import QuantizeContract as QuantizeContract
+from pallas_kernels.matmul.contract.rounded import RoundedChunkContract as RoundedChunkContract
+from pallas_kernels.matmul.contract.rounded import RoundedMatmulContract as RoundedMatmulContract
+from pallas_kernels.matmul.contract.rounded import rounded_contract as rounded_contract
 from pallas_kernels.matmul.contract.split_k import SplitChunkContract as SplitChunkContract
 from pallas_kernels.matmul.contract.split_k import SplitContract as SplitContract
 from pallas_kernels.matmul.contract.split_k import SplitMmaContract as SplitMmaContract

@@ -1,6 +1,6 @@
 """Counter-based random words."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import jax
@@ -28,7 +28,6 @@ def multiply(x: jax.Array, factor: np.uint32) -> tuple[jax.Array, jax.Array]:
 def philox(
     key: tuple[jax.Array, jax.Array],
     counter: Words,
-    multiply: Callable[[jax.Array, np.uint32], tuple[jax.Array, jax.Array]] = multiply,
 ) -> Words:
     """Returns the four words of Philox-4x32 with 7 rounds for a key and a counter of broadcastable uint32 arrays.
 
@@ -37,7 +36,6 @@ def philox(
     Args:
         key: Two words.
         counter: Four words.
-        multiply: Returns the upper and lower halves of uint32 products.
 
     Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC11).
     """

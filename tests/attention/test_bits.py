@@ -11,9 +11,9 @@ import pytest
 
 import bijax
 from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report, bits, hostile_rows
+from pallas_kernels.attention.blockwise.tiling import ProgramShape
 from pallas_kernels.attention.call import AttentionOptions
 from pallas_kernels.attention.cpu import launch as cpu
-from pallas_kernels.attention.cpu._tiling import ProgramShape
 from pallas_kernels.attention.schedule.cpu import REFERENCE, Tile, attention_tiles
 from tests.tiers import full_only
 

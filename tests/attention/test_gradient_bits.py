@@ -9,8 +9,8 @@ import pytest
 
 import bijax
 from bijax.testing import assert_batch_invariant, assert_bits_equal, bits, hostile_rows
+from pallas_kernels.attention.blockwise.tiling import ProgramShape
 from pallas_kernels.attention.cpu import launch as cpu
-from pallas_kernels.attention.cpu._tiling import ProgramShape
 from pallas_kernels.attention.schedule.cpu import GRADIENT_REFERENCE, Tile, gradient_tiles
 from pallas_kernels.contract import attention_contract
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from bijax.testing import assert_bits_equal
+from pallas_kernels.attention.blockwise.tiling import ProgramShape
 from pallas_kernels.attention.cpu import launch
-from pallas_kernels.attention.cpu._tiling import ProgramShape
 from pallas_kernels.attention.schedule.cpu import GRADIENT_REFERENCE, REFERENCE, Tile
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.runtime.one_by_one import one_by_one

@@ -46,7 +46,7 @@ FLOORS = (
 ROOT_FLOOR = 3.5  # of `bijax` itself, which exports what is below
 OF_KERNELS = {"contract": 0, "schedule": 0.25}  # in every operation's folder, and for what several share
 SHARED = {*OF_KERNELS, "errors", "packages", "target", "registry", "backends", "parts", "runtime"}
-BACKENDS = {"portable", "cpu", "hopper", "jax_triton", "pallas_triton"}
+BACKENDS = {"portable", "cpu", "hopper", "jax_triton"}
 
 
 def floor(module: str) -> float:

@@ -36,6 +36,8 @@ def _run(*arrays: jax.Array, described: Launch) -> list[jax.Array]:
     arguments = [a if isinstance(a, int) else next(buffers) for a in described.arguments]
     # A result that a kernel does not write shows up as nan, or as a number that stands out.
     results = [_Buffer(_unwritten(r)) for r in described.results]
+    for array, result in described.aliases:
+        results[result] = _Buffer(np.array(arrays[array]))
     kernel = described.kernel
     assert isinstance(kernel, InterpretedFunction), "set TRITON_INTERPRET=1 before Triton is imported"
     _execute(kernel.rewrite(), kernel.arg_names, described.grid, (*arguments, *results), dict(described.constants))

@@ -1,5 +1,6 @@
 """What Triton's interpreter lacks: instructions of the machine, functions of libdevice, products of bfloat16."""
 
+import re
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ _INSTRUCTIONS: Final[dict[str, Callable[..., np.ndarray]]] = {
     "div.rn.f32": np.divide,
     "fma.rn.f32": lambda a, b, c: a.astype(np.float64) * b + c,
     "ex2.approx.ftz.f32": np.exp2,
+    "lg2.approx.ftz.f32": np.log2,
 }
 _SEQUENCES: Final[dict[str, Callable[..., np.ndarray]]] = {
     ptx.EXPONENTIAL: np.exp,
@@ -30,12 +32,17 @@ def interpret_instructions() -> None:
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
     class Results:
-        def __init__(self, handle: Any) -> None:
-            self.handle = handle
+        def __init__(self, *handles: Any) -> None:
+            self.handles = handles
 
         def get_result(self, index: int) -> Any:
-            assert index == 0
-            return self.handle
+            return self.handles[index]
+
+    def halves(asm: str, x: Any) -> Any:
+        """The upper and lower halves of a product by a constant (`parts.jax_triton.philox`)."""
+        (factor,) = re.findall(r"mul\.wide\.u32 p, \$2, (0x[0-9A-F]+);", asm)
+        wide = x.data.astype(np.uint64) * np.uint64(int(factor, 16))
+        return Results(*(TensorHandle(part.astype(np.uint32), tl.uint32) for part in (wide >> np.uint64(32), wide)))
 
     def computed(function: Callable[..., np.ndarray], operands: list[Any]) -> Any:
         with np.errstate(all="ignore"):
@@ -47,6 +54,8 @@ def interpret_instructions() -> None:
     def create_inline_asm(_: Any, asm: str, constraints: str, operands: list[Any], *__: Any) -> Any:
         if asm in _SEQUENCES:
             return Results(computed(_SEQUENCES[asm], operands))
+        if "mul.wide.u32" in asm:
+            return halves(asm, operands[0])
         instruction = asm.split()[0]
         return Results(operands[0] if instruction == "mov.b32" else computed(_INSTRUCTIONS[instruction], operands))
 

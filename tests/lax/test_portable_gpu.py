@@ -1,4 +1,4 @@
-"""Products on a GPU without a kernel of their own: the Triton kernel, and what is made of it, alone and in a batch."""
+"""Products and attention on a GPU by XLA programs, and what is made of products: the same bits alone and in a batch."""
 
 import functools
 from collections.abc import Callable
@@ -11,10 +11,7 @@ import pytest
 
 import bijax
 from bijax.testing import assert_batch_invariant, assert_bits_equal, hostile_rows
-from pallas_kernels.contract import ChunkContract, MatmulContract
-from pallas_kernels.matmul import pallas_triton as triton
-from pallas_kernels.matmul.schedule.pallas_triton import FEW_ROWS, MANY_ROWS
-from tests.matmul.reference import emulate
+from pallas_kernels.contract import RoundedMatmulContract
 
 pytestmark = pytest.mark.gpu
 
@@ -25,39 +22,45 @@ def rows(seed: int, m: int, k: int, dtype: str = "float32", kind: str = "normal"
     return jnp.asarray(np.asarray(hostile_rows(seed, (m, k), "float32")[kind]), dtype)
 
 
+def rounded(x: np.ndarray, w: np.ndarray, dtype: Any) -> np.ndarray:
+    """The contract in numpy: every product and every sum is rounded."""
+    block = RoundedMatmulContract().k_block
+    total = np.zeros((x.shape[0], w.shape[1]), dtype)
+    for start in range(0, x.shape[1], block):
+        chain = np.zeros_like(total)
+        for k in range(start, min(start + block, x.shape[1])):
+            chain = chain + x[:, k, None].astype(dtype) * w[k].astype(dtype)
+        total = total + chain
+    return total
+
+
 @pytest.mark.parametrize("transpose_w", [False, True])
-@pytest.mark.parametrize("k", [40, 333, 1100])
-def test_the_kernel_computes_the_contract(k: int, transpose_w: bool) -> None:
-    contract = MatmulContract(192)
-    x, w = np.asarray(rows(0, 33, k)), np.asarray(rows(1, k, 70))
-    expected = emulate(x, w, contract)
-    for tile in (FEW_ROWS, MANY_ROWS):
-        multiply = functools.partial(triton.matmul, contract=contract, transpose_w=transpose_w, tile=tile)
-        assert_bits_equal(jax.jit(multiply)(x, w.T.copy() if transpose_w else w), expected)
-
-
-def test_the_kernel_computes_the_contract_of_gradients() -> None:
-    x, g = np.asarray(rows(0, 300, 20)), np.asarray(rows(1, 300, 70))
-    expected = emulate(np.ascontiguousarray(x.T), g, MatmulContract(128))
-    for tile in (FEW_ROWS, MANY_ROWS):
-        assert_bits_equal(
-            jax.jit(functools.partial(triton.weight_gradient, contract=ChunkContract(), tile=tile))(x, g), expected
-        )
-
-
-@pytest.mark.parametrize("kind", ["normal", "wide", "inf", "linspace"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-def test_rows_of_the_kernel_keep_their_bits(dtype: str, kind: str) -> None:
-    with jax.enable_x64(dtype == "float64"):
-        contract = MatmulContract(128, dtype="float64" if dtype == "float64" else "float32")
-        x, w = rows(0, 33, 200, dtype, kind), rows(1, 200, 70, dtype)
-        multiply = jax.jit(functools.partial(triton.matmul, contract=contract))
-        whole = multiply(x, w)
+@pytest.mark.parametrize("k", [40, 333, 1100])
+def test_products_have_the_bits_of_their_contract(k: int, dtype: str, transpose_w: bool) -> None:
+    with jax.enable_x64(dtype == "float64"), bijax.prefer_backend("portable"):
+        x, w = rows(0, 33, k, dtype), rows(1, k, 70, dtype)
+        sums = "float64" if dtype == "float64" else "float32"
+        run = functools.partial(bijax.matmul, transpose_w=transpose_w, preferred_element_type=sums)
+        if dtype == "float64":
+            run = bijax.invariant(lambda x, w: x @ (w.T if transpose_w else w))
+        whole = jax.jit(run)(x, w.T if transpose_w else w)
+        assert_bits_equal(whole, rounded(np.asarray(x), np.asarray(w), np.dtype(sums)))
         for size in SIZES:
-            assert_bits_equal(multiply(x[:size], w), whole[:size])
-        assert_bits_equal(multiply(x[::-1], w)[::-1], whole)
-        assert_bits_equal(multiply(jnp.stack([x, x]), jnp.stack([w, w])), jnp.stack([whole, whole]))
-        assert_bits_equal(multiply(x, w[:, :5]), whole[:, :5])
+            assert_bits_equal(jax.jit(run)(x[:size], w.T if transpose_w else w), whole[:size])
+        if dtype == "float32":  # the control: fused multiply-adds would give other bits
+            fused = np.zeros((33, 70), np.float32)
+            for i in range(k):
+                fused = (np.asarray(x)[:, i, None].astype(np.float64) * np.asarray(w)[i] + fused).astype(np.float32)
+            assert (fused != np.asarray(whole)).any()
+
+
+@pytest.mark.parametrize("kind", ["wide", "inf", "linspace"])
+def test_gradients_have_the_bits_of_their_contract(kind: str) -> None:
+    x, w, g = rows(0, 300, 20, kind=kind), rows(1, 20, 70), rows(2, 300, 70)
+    with bijax.prefer_backend("portable"):
+        found = jax.jit(lambda x, w, g: jax.vjp(lambda w: bijax.matmul(x, w), w)[1](g)[0])(x, w, g)
+    assert_bits_equal(found, rounded(np.asarray(x).T, np.asarray(g), np.dtype("float32")))
 
 
 LENGTH = 150
@@ -72,9 +75,17 @@ def attention_arrays(size: int, dtype: str) -> tuple[jax.Array, ...]:
 MMA_KINDS = [(40, "float32"), (128, "float32"), (256, "float32"), (40, "bfloat16"), (128, "bfloat16"), (256, "float16")]
 
 
-@pytest.mark.parametrize(("size", "dtype"), MMA_KINDS)
-def test_attention_and_its_gradients_keep_their_bits(size: int, dtype: str) -> None:
-    """The Triton kernels, also where this GPU has others: a bias brings every call to them."""
+PORTABLE_KINDS = [("portable", 40, "float32"), ("portable", 128, "bfloat16")]
+
+
+@pytest.mark.parametrize(("backend", "size", "dtype"), [("jax_triton", *kind) for kind in MMA_KINDS] + PORTABLE_KINDS)
+def test_attention_and_its_gradients_keep_their_bits(backend: str, size: int, dtype: str) -> None:
+    """The Triton kernels, also where this GPU has others (a bias brings every call to them), and the XLA programs."""
+    with bijax.prefer_backend(backend):
+        check_attention(size, dtype)
+
+
+def check_attention(size: int, dtype: str) -> None:
     q, k, v, g = attention_arrays(size, dtype)
     bias = jax.random.normal(jax.random.key(4), (1, 4, LENGTH, LENGTH))
 

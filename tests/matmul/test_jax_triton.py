@@ -294,8 +294,14 @@ def test_the_registry_takes_these_kernels_where_there_are_no_others() -> None:
     assert served(bijax.matmul, x, w, architecture="sm_86") == {MmaContract().id}
     assert served(bijax.matmul, x, w, architecture="sm_90") == {"matmul/v1/f32-wgmma16-chain"}
     assert served(bijax.matmul, x, w, architecture="sm_90", backend="jax_triton") == {"matmul/v1/f32-wgmma16-chain"}
-    assert served(bijax.matmul, x, w, architecture="sm_80", backend="pallas_triton") == {"matmul/v1/f32-chain64-fold"}
+    rounded = "matmul/v1/f32-rounded-chain128-fold"
+    assert served(bijax.matmul, x, w, architecture="sm_80", backend="portable") == {rounded}
+    assert served(bijax.matmul, x, w, architecture="sm_75") == {rounded}
     x, w = (jax.ShapeDtypeStruct(a.shape, "float32") for a in (x, w))
     assert served(bijax.matmul, x, w, architecture="sm_120") == {MmaTf32Contract().id}
-    with pytest.raises(ValueError, match="expected one of cpu, hopper, jax_triton, pallas_triton, portable, got 'cub'"):
+    with jax.enable_x64(True):
+        wide = (jax.ShapeDtypeStruct(a.shape, "float64") for a in (x, w))
+        product = bijax.invariant(jnp.matmul)
+        assert served(product, *wide, architecture="sm_90") == {"matmul/v1/f64-chain128-fold"}
+    with pytest.raises(ValueError, match="expected one of cpu, hopper, jax_triton, portable, got 'cub'"):
         bijax.prefer_backend("cub")

@@ -1,5 +1,6 @@
-"""The matmul through jax-triton on a Hopper GPU: the bits of the Mosaic kernels, and of the Pallas-Triton kernel."""
+"""The matmul through jax-triton on a Hopper GPU: the bits of the Mosaic kernels, and of chains in numpy."""
 
+import functools
 import importlib.util
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from bijax.testing import assert_bits_equal, hostile_rows
@@ -20,9 +22,9 @@ from pallas_kernels.contract import (
     WgmmaChunkContract,
     WgmmaContract,
 )
-from pallas_kernels.matmul import pallas_triton
 from pallas_kernels.matmul.schedule.jax_triton import CHAIN, SplitTile, Tile, candidates
 from pallas_kernels.target import Target
+from tests.matmul.reference import emulate
 
 pytestmark = [
     pytest.mark.gpu,
@@ -126,32 +128,36 @@ def test_gradients_have_the_bits_of_wgmma(continued: bool) -> None:
     )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("transpose_w", [False, True])
-@pytest.mark.parametrize(("m", "k", "n", "block"), [(100, 576, 200, 192), (7, 1000, 64, 512), (33, 77, 64, 128)])
-def test_chains_have_the_bits_of_the_other_triton_kernel(
-    m: int, k: int, n: int, block: int, transpose_w: bool, dtype: str
-) -> None:
-    """The last block has more than 16 elements: Pallas's compiler joins a shorter one to the block before."""
-    with jax.enable_x64(dtype == "float64"):
-        contract = MatmulContract(block, dtype=dtype)
-        options: dict[str, Any] = {"contract": contract, "transpose_w": transpose_w}
-        check(
-            lambda tile: lambda x, w: matmul(x, w, target=HOPPER, tile=tile, out_dtype=dtype, **options),
-            lambda x, w: pallas_triton.matmul(x, w, **options),
-            arrays((m, k), (n, k) if transpose_w else (k, n), dtype=dtype),
-            CHAIN,
-        )
+@pytest.mark.parametrize("block", [67, 128, 192])
+@pytest.mark.parametrize("k", [40, 77, 333, 1100])
+def test_chains_have_the_bits_of_the_contract(k: int, block: int, transpose_w: bool) -> None:
+    x, w = (np.asarray(hostile_rows(i, s, "float32")["normal"]) for i, s in enumerate(((33, k), (k, 70))))
+    expected = emulate(x, w, MatmulContract(block))
+    options: dict[str, Any] = {"contract": MatmulContract(block), "transpose_w": transpose_w, "target": HOPPER}
+    for tile in CHAIN:
+        run = jax.jit(functools.partial(matmul, tile=tile, **options))
+        assert_bits_equal(run(x, np.ascontiguousarray(w.T) if transpose_w else w), expected)
 
 
-def test_gradients_in_chunks_have_the_bits_of_the_other_triton_kernel() -> None:
-    data = arrays((300, 200), (300, 136), dtype="float32")
-    check(
-        lambda tile: lambda x, g: weight_gradient(x, g, contract=ChunkContract(), target=HOPPER, tile=tile),
-        lambda x, g: pallas_triton.weight_gradient(x, g, contract=ChunkContract()),
-        data,
-        CHAIN,
-    )
+def test_gradients_in_chunks_have_the_bits_of_the_contract() -> None:
+    x, g = (np.asarray(hostile_rows(i, s, "float32")["normal"]) for i, s in enumerate(((300, 20), (300, 70))))
+    expected = emulate(np.ascontiguousarray(x.T), g, MatmulContract(128))
+    for tile in CHAIN:
+        run = functools.partial(weight_gradient, contract=ChunkContract(), target=HOPPER, tile=tile)
+        assert_bits_equal(jax.jit(run)(x, g), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_chains_in_float64_keep_their_bits(kind: str) -> None:
+    with jax.enable_x64(True):
+        x, w = arrays((33, 200), (200, 70), dtype="float64")[kind]
+        options: dict[str, Any] = {"contract": MatmulContract(128, dtype="float64"), "out_dtype": "float64"}
+        multiply = jax.jit(functools.partial(matmul, target=HOPPER, **options))
+        whole = multiply(x, w)
+        for size in (1, 2, 7, 16, 17, 33):
+            assert_bits_equal(multiply(x[:size], w), whole[:size])
+        assert_bits_equal(multiply(x, w[:, :5]), whole[:, :5])
 
 
 def test_a_short_last_block_is_added_as_the_contract_says() -> None:

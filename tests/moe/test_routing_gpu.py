@@ -9,20 +9,22 @@ import numpy as np
 import pytest
 
 import bijax
+from bijax.core.architecture import target_for
 from bijax.testing import assert_bits_equal
-from pallas_kernels.expert_rows import pallas_triton as expert_rows_triton
 from pallas_kernels.expert_rows import portable as expert_rows
-from pallas_kernels.pick import pallas_triton as pick_triton
 from pallas_kernels.pick import portable as pick
-from pallas_kernels.topk import pallas_triton as topk_triton
 from pallas_kernels.topk import portable as topk
 from tests.moe.routing_cases import COUNTS, PLACES, SORTS, numbers, rows_and_places, scores
 
 pytestmark = pytest.mark.gpu
+pytest.importorskip("jax_triton")
+from pallas_kernels.expert_rows.jax_triton import launch as expert_rows_triton  # noqa: E402
+from pallas_kernels.pick.jax_triton import launch as pick_triton  # noqa: E402
+from pallas_kernels.topk.jax_triton import launch as topk_triton  # noqa: E402
 
 
 def assert_same(kernel: Any, portable: Any, *arrays: Any, **options: Any) -> None:
-    found = jax.tree.leaves(jax.jit(functools.partial(kernel, **options))(*arrays))
+    found = jax.tree.leaves(jax.jit(functools.partial(kernel, target=target_for("cuda"), **options))(*arrays))
     expected = jax.tree.leaves(jax.jit(functools.partial(portable, **options))(*arrays))
     for a, b in zip(found, expected, strict=True):
         assert_bits_equal(a, b)

@@ -1,5 +1,6 @@
 """Turning heads and storing keys and values in one kernel, on a GPU: the bits of the pieces, in place."""
 
+import functools
 from typing import Any
 
 import jax
@@ -7,13 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bijax.core.architecture import target_for
 from bijax.testing import assert_bits_equal
 from flax_layers import INVARIANT
-from pallas_kernels.rotary import pallas_triton as triton
 from tests.layers.rotate_checks import assert_same
 from tests.rotary.cases import case
 
 pytestmark = pytest.mark.gpu
+pytest.importorskip("jax_triton")
+from pallas_kernels.rotary.jax_triton.launch import rotate_and_store  # noqa: E402
+
+kernel = functools.partial(rotate_and_store, target=target_for("cuda"))
 
 SHAPES = (
     (1, 4, 2, 64),
@@ -45,14 +50,14 @@ def test_the_bits_of_the_pieces(shape: tuple[int, int, int, int], dtype: str, to
     hostile = jnp.array([jnp.inf, -jnp.inf, 0.0, -0.0, 6e4, 6e-8, 1e-40, jnp.nan], arrays[0].dtype)
     arrays[0] = arrays[0].at[-1, 0, :8].set(hostile)
     arrays[1] = arrays[1].at[0].set(jnp.nan)  # the angles of a token that finds no room
-    found = jax.jit(triton.rotate_and_store)(*arrays)
+    found = jax.jit(kernel)(*arrays)
     assert_same(found, jax.jit(pieces)(*arrays))
 
 
 def test_products_are_rounded_apart() -> None:
     """The control: what a fused multiply-add gives is found to differ."""
     heads, cos, sin, *rest = case((300, 32, 8, 64), "float32")
-    found = np.asarray(jax.jit(triton.rotate_and_store)(heads, cos, sin, *rest)[0])
+    found = np.asarray(jax.jit(kernel)(heads, cos, sin, *rest)[0])
     x, y = np.split(np.asarray(heads)[:, :32], 2, axis=-1)
     c, s = np.asarray(cos)[:, None], np.asarray(sin)[:, None]
     assert_bits_equal(found, np.concatenate([x * c - y * s, y * c + x * s], axis=-1))

@@ -4,13 +4,15 @@ import jax
 import numpy as np
 import pytest
 
+from bijax.core.architecture import target_for
 from bijax.sampling._arithmetic import Arithmetic
 from bijax.sampling._draw import draw
-from pallas_kernels.sampling import pallas_triton as triton
-from pallas_kernels.sampling.schedule.pallas_triton import DrawTile
+from pallas_kernels.sampling.schedule.jax_triton import DrawTile
 from tests.sampling.draw_cases import given, wrong
 
 pytestmark = pytest.mark.gpu
+pytest.importorskip("jax_triton")
+from pallas_kernels.sampling.jax_triton import launch  # noqa: E402
 
 
 def test_rows_get_the_tokens_of_float64_in_any_batch() -> None:
@@ -32,7 +34,7 @@ def test_what_is_skipped_moves_no_token(peak: float) -> None:
     logits[np.arange(64), np.arange(64) * 2000] += np.float32(peak)
     arguments = logits, temperature, seeds, positions
     looked_at, *others = (
-        np.asarray(jax.jit(lambda *arrays, t=tile: triton.draw(*arrays, tile=t))(*arguments))
+        np.asarray(jax.jit(lambda *arrays, t=tile: launch.draw(*arrays, tile=t, target=target_for("cuda")))(*arguments))
         for tile in (DrawTile(1), DrawTile(8), DrawTile(256), None)
     )
     assert all((tokens == looked_at).all() for tokens in others)

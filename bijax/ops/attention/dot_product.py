@@ -101,8 +101,9 @@ def dot_product_attention(
     On a Hopper GPU bfloat16 and float16 with heads of 64, 96, 128, 192 or 256 (V = H, or 128 with 192) have dedicated
     kernels, which also sum splits of 1024 keys separately (`pallas_kernels.contract.SplitAttentionContract`),
     as do gradients without a bias or a mask (`AttentionGradientContract`); a soft cap may be at most 1024 there.
-    Everything else on any GPU is a Triton kernel (`pallas_kernels.contract.MmaAttentionContract`). On a GPU a
-    query that sees a value that is not finite has nan in all of its results.
+    Everything else on a GPU from Ampere on is a Triton kernel (`pallas_kernels.contract.MmaAttentionContract`). In
+    both, a query that sees a value that is not finite has nan in all of its results. Other GPUs run XLA programs
+    (`pallas_kernels.contract.AttentionContract` without fused multiply-adds).
 
     Packed sequences are concatenated: queries (T, N, H), keys (S, K, H) and values (S, K, V) of all sequences, and
     `cu_query_seq_lengths` says where each one starts. They are copied to the padded layout (B, longest sequence, ...),

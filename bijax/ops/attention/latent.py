@@ -46,8 +46,9 @@ def latent_attention(
     of values into the results. Prompts are computed in the same form as single tokens, since expanded keys and values
     would give other bits.
 
-    Latents are processed in blocks at absolute positions, under the contracts of `dot_product_attention`: on a GPU by
-    Triton (`pallas_kernels.contract.MmaAttentionContract`), Hopper included, for latents of at most 576 columns.
+    Latents are processed in blocks at absolute positions, under the contracts of `dot_product_attention`: on a GPU
+    from Ampere on by Triton (`pallas_kernels.contract.MmaAttentionContract`), Hopper included, for latents of at most
+    576 columns.
 
     Args:
         query: (B, T, N, W) float32, bfloat16 or float16.

@@ -18,28 +18,29 @@ class AttentionContract:
 
     Keys are processed in blocks of `key_block` at the absolute positions 0, key_block, 2*key_block, ...; after each
     block that holds a visible key the running maximum, sum and weighted values are rescaled (the usual online softmax).
-    A score is one fused chain over the head's width, times the scale. Weighted values are one fused chain over a
-    block's keys, in which an invisible key counts as zero; zero results are +0. The sum of a block's exponentials
-    follows `RowContract`.
+    A score is one chain over the head's width, times the scale. Weighted values are one chain over a block's keys, in
+    which an invisible key counts as zero; zero results are +0. The sum of a block's exponentials follows `RowContract`.
 
     With a soft cap c the score is c * tanh(chain * (scale / c)), the factor rounded once to float32. Then a bias is
     added, then slope * (key position - query position), each product and sum rounded. After the last block a sink
     enters the maximum and the sum like a block of one key without a value.
 
     Sums over queries (the gradients of keys and values) run over blocks of `query_block` queries at absolute positions.
-    The rows of a block (query-major, then the heads that share a key) are fused chains of `chain_rows` rows, added in
+    The rows of a block (query-major, then the heads that share a key) are chains of `chain_rows` rows, added in
     ascending order in float32.
 
     Attributes:
         key_block: Keys of one block.
         query_block: Queries of one block in the backward pass.
         longest_chain: Most rows in one chain of the backward pass.
+        fused: Whether a chain consists of fused multiply-adds; otherwise each product is rounded before it is added.
         version: Incremented when the bits of an existing contract change on purpose.
     """
 
     key_block: int = KEY_BLOCK
     query_block: int = QUERY_BLOCK
     longest_chain: int = _ATTENTION_CHAIN
+    fused: bool = True
     version: int = 1
 
     def __post_init__(self) -> None:
@@ -60,12 +61,20 @@ class AttentionContract:
     @property
     def id(self) -> str:
         """Contract identifier, stable across runs and machines."""
-        return f"attention/v{self.version}/f32-keys{self.key_block}-online"
+        return f"attention/v{self.version}/f32-{'' if self.fused else 'rounded-'}keys{self.key_block}-online"
 
 
-def attention_contract() -> AttentionContract:
-    """Returns the contract of attention, the same for every head size and cache layout."""
-    return AttentionContract()
+def attention_contract(*, fused: bool = True) -> AttentionContract:
+    """Returns the contract of attention, the same for every head size and cache layout.
+
+    Args:
+        fused: Whether a chain consists of fused multiply-adds, as on a CPU.
+
+    Example:
+        >>> attention_contract(fused=False).id
+        'attention/v1/f32-rounded-keys128-online'
+    """
+    return AttentionContract(fused=fused)
 
 
 @dataclass(frozen=True)
@@ -182,10 +191,10 @@ class MmaAttentionContract:
     change no bit. Here key blocks hold `row_block` keys. With a soft cap t is first multiplied by 1 - tanh^2; the bias
     gradient is t before that.
 
-    In version 1, that of Pallas's lowering to Triton, s is always multiplied by c at once; all keys are one split; l is
-    one sum, to which the tensor core adds the three bfloat16 limbs of p, the low ones of a block, the middle ones, the
-    high ones; the result is o / l. With a mask or keys of 8 bits the chains of
-    weights, with the latter all chains, add their elements in another order: that in which the compiler hands them to
+    In version 1, of Pallas's lowering to Triton, which no kernel has any more, s is always multiplied by c at once; all
+    keys are one split; l is one sum, to which the tensor core adds the three bfloat16 limbs of p, the low ones of a
+    block, the middle ones, the high ones; the result is o / l. With a mask or keys of 8 bits the chains of weights,
+    with the latter all chains, add their elements in another order: that in which the compiler hands them to
     `mma.sync`.
 
     Attributes:

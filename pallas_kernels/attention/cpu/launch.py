@@ -7,25 +7,21 @@ reference runs one operation at a time, for which only its products and function
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 
+from pallas_kernels.attention.blockwise import backward, tiling
+from pallas_kernels.attention.blockwise.forward import attend
+from pallas_kernels.attention.blockwise.keys import Cache, contiguous_blocks
+from pallas_kernels.attention.blockwise.tiling import ProgramShape
 from pallas_kernels.attention.call import AttentionCall, AttentionOptions, AttentionResults
-from pallas_kernels.attention.cpu import _backward, _tiling
-from pallas_kernels.attention.cpu._forward import attend
-from pallas_kernels.attention.cpu._keys import Cache, contiguous_blocks
-from pallas_kernels.attention.cpu._tiling import ProgramShape
-from pallas_kernels.attention.eight_bits import scaled_queries, scaled_results
-from pallas_kernels.attention.limits import poison, within
 from pallas_kernels.attention.mask_bounds import MaskBounds
 from pallas_kernels.attention.schedule.cpu import GRADIENT_REFERENCE, REFERENCE, Tile, attention_tiles, gradient_tiles
 from pallas_kernels.contract import XLA_FUNCTIONS, AttentionContract, ElementwiseContract, attention_contract
 from pallas_kernels.contract.honour import honour
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.parts.xla.tiles import isolate
 from pallas_kernels.runtime.ahead_of_time import ahead_of_time
 from pallas_kernels.runtime.disk_cache import remembered
 from pallas_kernels.runtime.one_by_one import one_by_one
@@ -50,7 +46,7 @@ def attention(
         that sees no key gives zeros and -inf.
 
     Raises:
-        UnsupportedError: If the contract of the functions is another one.
+        UnsupportedError: If a contract is another one.
 
     Guarantee: row-invariant.
 
@@ -62,16 +58,8 @@ def attention(
         [[[[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]]]
     """
     honour("attention", functions, XLA_FUNCTIONS)
-    call, valid = within(call)
-    limits = call.numbers()
-    if call.key_scale is not None:
-        (query,) = isolate(scaled_queries(call.query, call.key_scale, call.key.dtype))
-        call = replace(call, query=query)
-    out, lse = _tiling.run(call, limits, contract=contract, choose=_verified)
-    if call.value_scale is not None:
-        (out,) = isolate(out)
-        (out,) = isolate(scaled_results(out, call.value_scale, call.key.dtype))
-    return poison(valid, out, lse)
+    honour("attention", contract, attention_contract())
+    return tiling.run(call, contract=contract, choose=_verified)
 
 
 def gradients(
@@ -80,7 +68,7 @@ def gradients(
     *,
     contract: AttentionContract,
     functions: ElementwiseContract = XLA_FUNCTIONS,
-) -> _backward.Gradients:
+) -> backward.Gradients:
     """Runs the backward pass of `attention` over a contiguous cache.
 
     Args:
@@ -95,12 +83,13 @@ def gradients(
     Guarantee: row-invariant; a row is a query for the gradient of the queries, a sequence for the others.
     """
     honour("attention_gradients", functions, XLA_FUNCTIONS)
+    honour("attention_gradients", contract, attention_contract())
     query, key, value = call.query, call.key, call.values
     heads, capped = key.shape[2], call.options.soft_cap is not None
     shape = ProgramShape(heads, query.shape[2] // max(1, heads), key.shape[3], value.shape[3], capped)
     empty = 0 in key.shape or not value.shape[3]
     tile = next(t for t in gradient_tiles(query.shape[1], key.shape[1]) if empty or honours_gradients(t, shape))
-    return _backward.gradients(call, results, contract=contract, tile=tile)
+    return backward.gradients(call, results, contract=contract, tile=tile)
 
 
 def score_gradients(
@@ -118,7 +107,8 @@ def score_gradients(
     Guarantee: row-invariant; a row is a query.
     """
     honour("attention_score_gradients", functions, XLA_FUNCTIONS)
-    return _backward.score_gradients(call, results, contract=contract, tile=GRADIENT_REFERENCE)
+    honour("attention_score_gradients", contract, attention_contract())
+    return backward.score_gradients(call, results, contract=contract, tile=GRADIENT_REFERENCE)
 
 
 def _verified(batch: int, queries: int, capacity: int, shape: ProgramShape) -> Tile:
@@ -237,7 +227,7 @@ def gradient_program(tile: Tile, capped: bool) -> Program:
         query, key, value, out, lse, cotangent, limits = arrays
         call = AttentionCall(query, key, value, limits, _probe_options(capped))
         results = AttentionResults(out, lse, cotangent)
-        return _backward.gradients(call, results, contract=attention_contract(), tile=tile)
+        return backward.gradients(call, results, contract=attention_contract(), tile=tile)
 
     return program
 

@@ -87,7 +87,7 @@ def check_device(op: str) -> None:
     if capability != _CAPABILITY:
         raise UnsupportedError(
             f"{op}: expected a Hopper GPU (compute capability {_CAPABILITY}), got {device.device_kind} with"
-            f" {capability}; use the portable backend pallas_kernels.matmul.pallas_triton."
+            f" {capability}; use `bijax.matmul`, which chooses a kernel for this GPU."
         )
 
 

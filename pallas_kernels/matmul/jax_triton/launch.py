@@ -1,7 +1,7 @@
 """Matmul on NVIDIA GPUs from Ampere on, by Triton kernels whose tiles depend on the shape, but not their bits.
 
 16-bit operands, and float32 operands in TF32, are summed on tensor cores, in one chain over K. Other float32 operands,
-and float64, are summed by fused multiply-adds, in the order of the kernel of Pallas's Triton lowering.
+and float64, are summed by fused multiply-adds, in blocks of the contract.
 """
 
 import math

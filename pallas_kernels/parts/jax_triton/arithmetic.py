@@ -89,3 +89,22 @@ def _e4m3(bits):
     small = (magnitude.to(tl.float32, bitcast=True) + 24576.0).to(tl.int32, bitcast=True)
     rounded = tl.where(magnitude < 0x3C800000, small & 0xFF, (normal >> 20) - 960)
     return rounded | ((bits >> 24) & 0x80)
+
+
+@triton.jit
+def log2_approximate(x):
+    """Returns the logarithm to base 2 in float32; its error is 2**-22, relative outside (0.5, 2), absolute inside."""
+    return tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def product(a, b):
+    """Returns the rounded float32 product, never part of a fused multiply-add."""
+    return tl.inline_asm_elementwise("mul.rn.f32 $0, $1, $2;", "=f,f,f", [a, b], tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def fused(a, b, c):
+    """Returns a * b + c in float32, rounded once."""
+    fma: tl.constexpr = "fma.rn.f32 $0, $1, $2, $3;"
+    return tl.inline_asm_elementwise(fma, "=f,f,f,f", [a, b, c], tl.float32, is_pure=True, pack=1)

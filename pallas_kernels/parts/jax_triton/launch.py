@@ -30,6 +30,7 @@ class Launch:
         stages: Stages of the loops that Triton pipelines.
         fuses: Whether the compiler may fuse a product and a sum.
         target: The GPU.
+        aliases: Pairs of the index of an array and the index of the result that updates it in place.
     """
 
     kernel: Any
@@ -41,6 +42,7 @@ class Launch:
     stages: int
     fuses: bool
     target: Target
+    aliases: tuple[tuple[int, int], ...] = ()
 
     @property
     def name(self) -> str:
@@ -75,6 +77,7 @@ def launch(
     stages: int,
     fuses: bool,
     constants: Mapping[str, Any],
+    aliases: Mapping[int, int] | None = None,
 ) -> tuple[jax.Array, ...]:
     """Launches a kernel on whole arrays.
 
@@ -86,13 +89,15 @@ def launch(
         kernel: A function under `triton.jit`.
         *arguments: Arrays and integers.
         target: The GPU that the program is lowered for.
-        out: Shapes and dtypes of the results; the kernel writes every element.
+        out: Shapes and dtypes of the results; the kernel writes every element, but for results that update an array.
         grid: Numbers of programs, up to three.
         warps: Warps of a program.
         stages: Stages of the loops that Triton pipelines.
         fuses: Whether the compiler may fuse a product and a sum into one instruction. Triton's default is different in
             every version and changes with the environment.
         constants: Values of the parameters of the type `tl.constexpr`.
+        aliases: Maps the index of an array, among the arrays, to the index of the result that updates it in place. The
+            kernel writes through the parameter of the result; that of the array may point anywhere.
 
     Returns:
         The results.
@@ -112,6 +117,7 @@ def launch(
         stages,
         fuses,
         target,
+        tuple(sorted((aliases or {}).items())),
     )
     if _recorder.launches is not None:
         _recorder.launches.append(described)
@@ -138,6 +144,7 @@ def _call(*arrays: jax.Array, described: Launch) -> tuple[jax.Array, ...]:
         stages=described.stages,
         fuses=described.fuses,
         compute_capability=described.target.generation,
+        aliases=dict(described.aliases),
     )
 
 

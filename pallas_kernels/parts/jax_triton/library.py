@@ -5,6 +5,7 @@ import functools
 import inspect
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -36,6 +37,7 @@ def call(
     stages: int,
     fuses: bool,
     compute_capability: int,
+    aliases: Mapping[int, int] | None = None,
 ) -> tuple[jax.Array, ...]:
     """Calls a Triton kernel by `jax_triton.triton_call` of version 0.3 or 0.4.
 
@@ -50,6 +52,8 @@ def call(
         stages: Stages of the loops that Triton pipelines.
         fuses: Whether the compiler may fuse a product and a sum.
         compute_capability: Times ten.
+        aliases: Maps the index of an array, among the arrays, to the index of the result that updates it in place. The
+            kernel writes through the parameter of the result.
 
     Raises:
         UnsupportedError: If jax-triton has another interface, or Triton is set to interpret kernels.
@@ -69,13 +73,38 @@ def call(
     }
     if "out_type" in parameters and "backend_options" in parameters:  # 0.4
         options = {"enable_fp_fusion": fuses}
-        return tuple(triton_call(*arguments, out_type=tuple(results), backend_options=options, **common))
+        if aliases:
+            arguments, updated = _with_updated_last(kernel, arguments, aliases)
+            common |= updated
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "input_output_aliases is deprecated", DeprecationWarning)
+            return tuple(triton_call(*arguments, out_type=tuple(results), backend_options=options, **common))
     if "out_shape" in parameters and "enable_fp_fusion" in parameters:  # 0.3
+        if aliases:
+            common["input_output_aliases"] = dict(aliases)
         return tuple(triton_call(*arguments, out_shape=tuple(results), enable_fp_fusion=fuses, **common))
     raise UnsupportedError(
         f"{name}: expected jax-triton 0.3 or 0.4, got a version whose triton_call takes ({', '.join(parameters)});"
         " install 'jax-triton>=0.3.1,<0.5'."
     )
+
+
+def _with_updated_last(
+    kernel: Any, arguments: Sequence[Any], aliases: Mapping[int, int]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Returns arguments and options for version 0.4, where an array and the result that updates it have one parameter.
+
+    That is the parameter of the result, as in version 0.3; the parameter of the array gets another array.
+    """
+    arguments, arrays = list(arguments), [i for i, a in enumerate(arguments) if not isinstance(a, int)]
+    other = next(arguments[place] for i, place in enumerate(arrays) if i not in aliases)
+    options: dict[str, Any] = {"input_output_aliases": {}}
+    for i, result in sorted(aliases.items(), key=lambda pair: pair[1]):
+        options["input_output_aliases"][len(arguments) + len(options) - 1] = result
+        options[kernel.arg_names[len(arguments) + result]] = arguments[arrays[i]]
+    for i in aliases:
+        arguments[arrays[i]] = other
+    return arguments, options
 
 
 @contextlib.contextmanager

@@ -1,0 +1,1 @@
+"""The layout of expert rows in Triton kernels, through jax-triton, for NVIDIA GPUs from Ampere on."""

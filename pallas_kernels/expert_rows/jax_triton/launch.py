@@ -1,0 +1,107 @@
+"""The layout of expert rows on NVIDIA GPUs: for few rows, one Triton kernel compares each row with all others."""
+
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.expert_rows.jax_triton.kernels import count_kernel, place_kernel, sort_kernel
+from pallas_kernels.parts.in_32_bits import in_32_bits
+from pallas_kernels.parts.jax_triton.launch import launch
+from pallas_kernels.parts.served import served_if
+from pallas_kernels.parts.xla.tiles import next_power_of_two
+from pallas_kernels.schedule.jax_triton.routing import MOST_PAIRS, PAIR_TILE
+from pallas_kernels.target import Target
+
+Arrays = tuple[jax.Array, ...]
+
+_FEW: Final = f"at least one row, and at most {MOST_PAIRS} pairs of them"
+_MOST_EXPERTS: Final = 1024
+
+
+def _serves_sort(number: Any, *, first: int, end: int, allocated: int, **_: Any) -> bool:
+    longest, experts = max(number.size, allocated), end - first
+    few = max(longest, experts) * number.size <= MOST_PAIRS
+    return bool(min(number.size, allocated, experts) > 0 and few and longest * (experts + 1) < 1 << 30)
+
+
+@served_if(_serves_sort, _FEW)
+@in_32_bits
+def sort_by_expert(number: jax.Array, *, first: int, end: int, allocated: int, target: Target) -> Arrays:
+    """Equal to `portable.sort_by_expert`."""
+    given, experts = number.size, end - first
+    offset, expert, count, fit, place = _launch(
+        sort_kernel,
+        number,
+        blocks=_blocks(max(given, allocated)) + _blocks(experts),
+        sizes=[allocated, allocated, experts, 1, given],
+        target=target,
+        constants={
+            "GIVEN": given,
+            "ALLOCATED": allocated,
+            "FIRST": first,
+            "END": end,
+            "CHUNK": PAIR_TILE.chunk,
+        },
+    )
+    return offset, expert, count, fit[0] != 0, place
+
+
+def _serves_counts(count: Any, *, rows: int, **_: Any) -> bool:
+    return bool(0 < count.size <= _MOST_EXPERTS and rows > 0 and count.size * (rows + 1) < 1 << 31)
+
+
+@served_if(_serves_counts, f"at least one row and 1 to {_MOST_EXPERTS} experts")
+@in_32_bits
+def rows_by_count(count: jax.Array, *, rows: int, target: Target) -> Arrays:
+    """Equal to `portable.rows_by_count`."""
+    constants = {"ROWS": rows, "EXPERTS": count.size, "SLOTS": next_power_of_two(count.size)}
+    expert, fit = _launch(
+        count_kernel, count, blocks=_blocks(rows), sizes=[rows, 1], target=target, constants=constants
+    )
+    return expert, fit[0] != 0
+
+
+def _serves_places(offset: Any, *, places: int, **_: Any) -> bool:
+    return bool(min(offset.size, places) > 0 and offset.size * places <= MOST_PAIRS)
+
+
+@served_if(_serves_places, _FEW)
+@in_32_bits
+def rows_of_tokens(offset: jax.Array, *, places: int, target: Target) -> jax.Array:
+    """Equal to `portable.rows_of_tokens`."""
+    (row,) = _launch(
+        place_kernel,
+        offset,
+        blocks=_blocks(places),
+        sizes=[places],
+        target=target,
+        constants={"GIVEN": offset.size, "PLACES": places, "CHUNK": PAIR_TILE.chunk},
+    )
+    return row
+
+
+def _blocks(items: int) -> int:
+    return -(-items // PAIR_TILE.items)
+
+
+def _launch(
+    kernel: Any,
+    array: jax.Array,
+    *,
+    blocks: int,
+    sizes: list[int],
+    target: Target,
+    constants: dict[str, int],
+) -> Arrays:
+    return launch(
+        kernel,
+        array,
+        target=target,
+        out=[jax.ShapeDtypeStruct((size,), jnp.int32) for size in sizes],
+        grid=(blocks,),
+        warps=PAIR_TILE.warps,
+        stages=1,
+        fuses=False,
+        constants=constants | {"ITEMS": PAIR_TILE.items},
+    )

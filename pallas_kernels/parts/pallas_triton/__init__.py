@@ -1,1 +1,0 @@
-"""Parts of Triton kernels, for any NVIDIA GPU."""

@@ -1,0 +1,1 @@
+"""Row gathers in Triton kernels, through jax-triton, for NVIDIA GPUs from Ampere on."""

@@ -1,0 +1,1 @@
+"""Rotary position embedding in Triton kernels, through jax-triton, for NVIDIA GPUs from Ampere on."""

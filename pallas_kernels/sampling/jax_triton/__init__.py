@@ -1,0 +1,1 @@
+"""Drawing tokens in Triton kernels, through jax-triton, for NVIDIA GPUs from Ampere on."""

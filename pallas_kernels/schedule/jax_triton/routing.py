@@ -1,0 +1,74 @@
+"""Schedules of the Triton kernels that route tokens and copy rows; nothing is rounded, so the bits cannot change."""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+_WARP: Final = 32
+_ROW_COLUMNS: Final = 1024  # held by one warp: 32 registers per thread
+_THREAD_BYTES: Final = 16  # of one load or store instruction
+_PIECE_BYTES: Final = 2048
+_LEAST_COLUMNS: Final = 32
+_MOST_WARPS: Final = 4
+_MOST_PIECES: Final = 8
+
+
+@dataclass(frozen=True)
+class PairTile:
+    """The items that one thread block compares with all others.
+
+    Attributes:
+        items: Items of a block; a power of two.
+        chunk: Items that they are compared with at once; a power of two.
+        warps: Warps of a block.
+    """
+
+    items: int
+    chunk: int
+    warps: int
+
+
+PAIR_TILE: Final = PairTile(items=16, chunk=128, warps=4)
+MOST_PAIRS: Final = 1 << 25
+"""Maximum number of comparisons that take less time than XLA's sort or scatter."""
+
+
+def topk_warps(columns: int) -> int:
+    """Returns the warps that share a row."""
+    return 1 if columns <= _ROW_COLUMNS else 4
+
+
+def piece_columns(columns: int, itemsize: int) -> int:
+    """Returns the columns that a block copies at once: the largest power of two that divides the row.
+
+    Example:
+        >>> piece_columns(7168, 2), piece_columns(768, 2), piece_columns(100, 2)
+        (1024, 256, 4)
+    """
+    return math.gcd(columns, max(1, _PIECE_BYTES // itemsize))
+
+
+def copies_rows(columns: int, itemsize: int) -> bool:
+    """Whether the pieces of rows are long enough for a block's threads."""
+    return piece_columns(columns, itemsize) >= _LEAST_COLUMNS
+
+
+def copy_warps(columns: int, itemsize: int) -> int:
+    """Returns the warps that copy a row.
+
+    Example:
+        >>> copy_warps(7168, 2), copy_warps(768, 2)
+        (4, 1)
+    """
+    return max(1, min(_MOST_WARPS, piece_columns(columns, itemsize) * itemsize // (_THREAD_BYTES * _WARP)))
+
+
+def pieces_at_once(columns: int, itemsize: int) -> int:
+    """Returns the pieces of a row that a block holds at once: a power of two.
+
+    Example:
+        >>> pieces_at_once(7168, 2), pieces_at_once(768, 2), pieces_at_once(64, 1)
+        (8, 4, 1)
+    """
+    pieces = columns // piece_columns(columns, itemsize)
+    return min(_MOST_PIECES, 1 << max(0, pieces - 1).bit_length())

@@ -1,1 +1,0 @@
-"""Schedules of the Triton kernels, for GPUs before Hopper and calls that the Hopper kernels do not serve."""

@@ -1,0 +1,1 @@
+"""The largest numbers of rows in Triton kernels, through jax-triton, for NVIDIA GPUs from Ampere on."""

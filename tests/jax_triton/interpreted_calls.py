@@ -1,0 +1,120 @@
+"""Calls of the kernels that route tokens, rotate and draw, in Triton's interpreter, against the portable programs.
+
+A program of its own, since Triton reads TRITON_INTERPRET when it is imported: `python -m
+tests.jax_triton.interpreted_calls NAME`. It prints how many calls it compared, and the controls that differed.
+"""
+
+import sys
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bijax.testing import assert_bits_equal
+from pallas_kernels.expert_rows import portable as expert_rows
+from pallas_kernels.expert_rows.jax_triton import launch as expert_rows_triton
+from pallas_kernels.pick import portable as pick
+from pallas_kernels.pick.jax_triton import launch as pick_triton
+from pallas_kernels.rotary import portable as rotary
+from pallas_kernels.rotary.jax_triton import launch as rotary_triton
+from pallas_kernels.sampling.jax_triton.launch import draw
+from pallas_kernels.sampling.schedule.jax_triton import DrawTile
+from pallas_kernels.target import Target
+from pallas_kernels.topk import portable as topk
+from pallas_kernels.topk.jax_triton import launch as topk_triton
+from tests.jax_triton.interpreted import interpret_launches
+from tests.jax_triton.interpreter_instructions import interpret_instructions
+from tests.moe.routing_cases import COUNTS, PLACES, SORTS, numbers, rows_and_places, scores
+from tests.rotary.cases import case
+from tests.sampling.draw_cases import COLUMNS, ROWS, given, wrong
+
+TARGET: Final = Target.parse("sm_80")
+
+
+def compare(found: Any, expected: Any) -> int:
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert_bits_equal(a, b)
+    return 1
+
+
+def compare_largest() -> int:
+    compared = 0
+    for dtype in ("float32", "float16"):  # the interpreter widens subnormal bfloat16 numbers to other ones
+        x = scores(4, 37, dtype)
+        compared += compare(topk_triton.largest(x, number=9, target=TARGET), topk.largest(x, number=9))
+    return compared
+
+
+def compare_experts() -> int:
+    compared = 0
+    for size, options in SORTS.values():
+        experts = numbers(size, -2, options["end"] + 3)
+        found = expert_rows_triton.sort_by_expert(experts, **options, target=TARGET)
+        compared += compare(found, expert_rows.sort_by_expert(experts, **options))
+    for name, (count, rows) in COUNTS.items():
+        counts = jnp.array(count, jnp.int32)
+        found = expert_rows_triton.rows_by_count(counts, rows=rows, target=TARGET)
+        compared += compare(found, expert_rows.rows_by_count(counts, rows=rows))
+        assert bool(found[1]) == (name == "some")
+    for name, (offset, places) in PLACES.items():
+        offsets = jnp.array(offset, jnp.int32)
+        row = expert_rows_triton.rows_of_tokens(offsets, places=places, target=TARGET)
+        compared += compare(row, expert_rows.rows_of_tokens(offsets, places=places))
+        assert int((row == -2).sum()) == {"some": 0, "twice": 1, "after the last": 6}[name]
+    return compared
+
+
+def compare_picked() -> int:
+    compared = 0
+    for dtype, columns in (("bfloat16", 96), ("int8", 64), ("float32", 32), ("float16", 1024 * 11)):
+        x, place = rows_and_places(dtype, columns)
+        expected = pick.pick_rows(x, place)
+        compared += compare(pick_triton.pick_rows(x, place, target=TARGET), expected)
+        order = jnp.array([3, 1, 8, 0, 2, 7, 5, 4, 6], jnp.int32)[:, None]
+        compared += compare(pick_triton.pick_rows(x, place, order, target=TARGET), expected)
+    return compared
+
+
+def compare_rotated() -> int:
+    compared = 0
+    for shape in ((5, 4, 2, 16), (4, 3, 1, 80), (1, 1, 1, 256)):
+        for dtype in ("float32", "float16"):  # the interpreter truncates to bfloat16
+            for to_rotate in (False, True):
+                arrays = case(shape, dtype, to_rotate=to_rotate, exact=True)
+                expected = rotary.rotate_and_store(*arrays)
+                compared += compare(rotary_triton.rotate_and_store(*arrays, target=TARGET), expected)
+    return compared
+
+
+def compare_drawn() -> int:
+    """Compares with float64, with other tokens as the control, and one cut of the rows with another."""
+    arguments = given()
+    tokens, otherwise_cut, *_ = (
+        np.asarray(draw(*map(jnp.asarray, arguments), target=TARGET, tile=DrawTile(steps))) for steps in (4, 1)
+    )
+    assert wrong(tokens, arguments) == []
+    assert (tokens == otherwise_cut).all()
+    assert wrong((tokens + 1) % COLUMNS, arguments) == list(range(ROWS))
+    logits = np.zeros((2, COLUMNS), np.float32)
+    logits[:, 3], logits[1, 1200] = np.inf, np.nan
+    words = np.zeros((2, 2), np.uint32)
+    for temperature in (0, 1):  # a nan is found after a score that no other exceeds
+        hot = np.full(2, temperature, np.float32)
+        found = draw(*map(jnp.asarray, (logits, hot, words, words[:, 0])), target=TARGET, tile=DrawTile(4))
+        assert found.tolist() == [3, -1]
+    return 4
+
+
+CALLS: Final = {
+    "largest": compare_largest,
+    "experts": compare_experts,
+    "pick": compare_picked,
+    "rotate": compare_rotated,
+    "draw": compare_drawn,
+}
+
+if __name__ == "__main__":
+    interpret_launches()
+    interpret_instructions()
+    print(sum(CALLS[name]() for name in sys.argv[1:]))

@@ -1,0 +1,117 @@
+"""The kernels that route tokens, rotate and draw, without a GPU: results in the interpreter, and machine code."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from pallas_kernels.target import Target
+from tests.jax_triton.machine_code import TARGETS, check_resources, compiled, launches_of, needs_triton
+
+if importlib.util.find_spec("triton"):
+    from pallas_kernels.expert_rows.jax_triton import launch as expert_rows
+    from pallas_kernels.pick.jax_triton.launch import pick_rows
+    from pallas_kernels.rotary.jax_triton.launch import rotate_and_store
+    from pallas_kernels.sampling.jax_triton.launch import draw
+    from pallas_kernels.topk.jax_triton.launch import largest
+
+ROOT = Path(__file__).parents[2]
+COMPARED = {"largest": 2, "experts": 9, "pick": 8, "rotate": 12, "draw": 4}
+
+
+@needs_triton
+@pytest.mark.tier("full", fast=("experts",))
+@pytest.mark.parametrize("name", COMPARED)
+def test_results_in_the_interpreter(name: str) -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", "tests.jax_triton.interpreted_calls", name]
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert int(run.stdout.split()[-1]) == COMPARED[name]
+
+
+def _shapes(*described: tuple[tuple[int, ...], str]) -> tuple[jax.ShapeDtypeStruct, ...]:
+    return tuple(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in described)
+
+
+def _rotated(tokens: int, heads: int, key_heads: int, width: int, dtype: str) -> tuple[jax.ShapeDtypeStruct, ...]:
+    cache, table = ((64, key_heads, width), dtype), ((tokens, width // 2), "float32")
+    whole = (tokens, heads + 2 * key_heads, width), dtype
+    return _shapes(whole, table, table, ((tokens,), "int32"), cache, cache)
+
+
+# What is launched: a function of a target, and its arrays.
+CALLS: dict[str, tuple[Callable[[Target], Any], tuple[jax.ShapeDtypeStruct, ...]]] = {
+    "largest": (lambda t: lambda x: largest(x, number=8, target=t), _shapes(((700, 256), "bfloat16"))),
+    "largest of 4096": (lambda t: lambda x: largest(x, number=64, target=t), _shapes(((7, 4096), "float32"))),
+    "sort": (
+        lambda t: lambda x: expert_rows.sort_by_expert(x, first=0, end=256, allocated=4096, target=t),
+        _shapes(((4096,), "int32")),
+    ),
+    "count": (lambda t: lambda x: expert_rows.rows_by_count(x, rows=4096, target=t), _shapes(((1024,), "int32"))),
+    "place": (lambda t: lambda x: expert_rows.rows_of_tokens(x, places=4096, target=t), _shapes(((4096,), "int32"))),
+    "pick": (
+        lambda t: lambda x, p: pick_rows(x, p, target=t),
+        _shapes(((64, 7168), "bfloat16"), ((9, 1), "int32")),
+    ),
+    "pick in order, float32": (
+        lambda t: lambda x, p: pick_rows(x, p, p, target=t),
+        _shapes(((64, 28672), "float32"), ((9, 1), "int32")),
+    ),
+    "pick int8": (lambda t: lambda x, p: pick_rows(x, p, target=t), _shapes(((64, 64), "int8"), ((9, 1), "int32"))),
+    "rotate": (lambda t: lambda *x: rotate_and_store(*x, target=t), _rotated(8, 32, 8, 128, "bfloat16")),
+    "rotate heads of 80": (lambda t: lambda *x: rotate_and_store(*x, target=t), _rotated(8, 3, 1, 80, "float16")),
+    "rotate 64 heads of 256": (
+        lambda t: lambda *x: rotate_and_store(*x, target=t),
+        _rotated(8, 64, 64, 256, "float32"),
+    ),
+    "draw": (
+        lambda t: lambda *x: draw(*x, target=t),
+        _shapes(((64, 128256), "float32"), ((64,), "float32"), ((64, 2), "uint32"), ((64,), "uint32")),
+    ),
+    "draw one": (
+        lambda t: lambda *x: draw(*x, target=t),
+        _shapes(((1, 32000), "float32"), ((1,), "float32"), ((1, 2), "uint32"), ((1,), "uint32")),
+    ),
+}
+
+
+@needs_triton
+@pytest.mark.tier("full", fast=("rotate-sm_80",))
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", CALLS)
+def test_machine_code(name: str, target: str) -> None:
+    gpu = Target.parse(target)
+    function, arrays = CALLS[name]
+    launches = launches_of(function(gpu), *arrays)
+    assert len(launches) == (2 if name.startswith("draw") else 1)
+    for launch in launches:
+        assert not launch.fuses
+        code = compiled(launch)
+        check_resources(code, gpu)
+        assert code.count(r"\b(RED|ATOM[GS]?)\b") == 0  # programs add nothing up together (REDUX is in a warp)
+        # Only drawing fuses products and sums, where it says so.
+        assert bool(code.count(r"\bFFMA\b")) == (launch.name == "draw_kernel")
+        assert "div.full" not in code.ptx
+        if name == "rotate":
+            assert code.count(r"\bLDG\.E\.128") >= 6  # heads are read by whole vectors
+
+
+@needs_triton
+def test_what_is_served() -> None:
+    x, places = _shapes(((4, 37), "float32"), ((9, 1), "int32"))
+    assert largest.serves(x, number=9)
+    assert not largest.serves(x, number=65)
+    assert not largest.serves(jax.ShapeDtypeStruct((4, 4097), "float32"), number=9)
+    assert not pick_rows.serves(jax.ShapeDtypeStruct((5, 31), "float32"), places)
+    assert not pick_rows.serves(jax.ShapeDtypeStruct((5, 32), "float64"), places)
+    (many,) = _shapes(((1 << 13,), "int32"))
+    assert not expert_rows.sort_by_expert.serves(many, first=0, end=8, allocated=1 << 13)
+    assert not expert_rows.rows_of_tokens.serves(many, places=1 << 13)
+    assert not expert_rows.rows_by_count.serves(many, rows=9)

@@ -1,0 +1,26 @@
+"""The kernels of a CPU that route tokens, against XLA's programs for any platform."""
+
+import jax
+import pytest
+
+from bijax.testing import assert_bits_equal
+from pallas_kernels.pick import cpu as pick_cpu
+from pallas_kernels.pick import portable as pick
+from pallas_kernels.topk import cpu as topk_cpu
+from pallas_kernels.topk import portable as topk
+from tests.moe.routing_cases import rows_and_places, scores
+
+
+@pytest.mark.tier("full", fast=("float32",))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_largest(dtype: str) -> None:
+    x = scores(4, 37, dtype)
+    for found, expected in zip(topk_cpu.largest(x, number=9), topk.largest(x, number=9), strict=True):
+        assert_bits_equal(found, expected)
+
+
+@pytest.mark.tier("full", fast=("int8-64",))
+@pytest.mark.parametrize(("dtype", "columns"), [("bfloat16", 96), ("int8", 64), ("float32", 32)])
+def test_pick_rows(dtype: str, columns: int) -> None:
+    x, place = rows_and_places(dtype, columns)
+    assert_bits_equal(jax.jit(pick_cpu.pick_rows)(x, place), pick.pick_rows(x, place))
