@@ -53,6 +53,7 @@ def launch_rows(
     schedule: RowSchedule | None = None,
     *,
     shape: tuple[int, int] | None = None,
+    reads: Sequence[int] | None = None,
     **options: Any,
 ) -> tuple[jax.Array, ...]:
     """Launches a kernel; without elements the results are zeros.
@@ -68,6 +69,7 @@ def launch_rows(
         target: The GPU that the program is lowered for.
         schedule: How rows are distributed; chosen from the shapes by default. It does not affect the bits.
         shape: Rows and columns of the results, if they are not those of `rows`.
+        reads: Bytes of an element of each array that is read row by row; by default, arrays of the shape of `rows`.
         **options: Further constants of the kernel.
     """
     m, columns = shape or rows.shape
@@ -75,8 +77,9 @@ def launch_rows(
         return tuple(jnp.zeros(o.shape, o.dtype) for o in out)
     lanes = row_contract().lanes(columns)
     if schedule is None:
-        read = [a.dtype.itemsize for a in (rows, *others) if not isinstance(a, int | None) and a.shape == rows.shape]
-        schedule = row_schedule(m, columns, lanes, read, writes=any(o.shape[1] > 1 for o in out))
+        whole = (a for a in (rows, *others) if not isinstance(a, int | None) and a.shape == rows.shape)
+        sizes = reads or [a.dtype.itemsize for a in whole]
+        schedule = row_schedule(m, columns, lanes, sizes, writes=any(o.shape[1] > 1 for o in out))
     blocks = -(-columns // lanes)
     piece = blocks if schedule.held else min(schedule.ahead, blocks)
     form = RowForm(columns, lanes, -(-blocks // piece) * piece, piece, schedule.rows, schedule.held, schedule.preload)

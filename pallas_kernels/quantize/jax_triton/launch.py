@@ -118,6 +118,8 @@ def _quantize(
     columns = x.shape[1] // (2 if gated else 1)
     out = [jax.ShapeDtypeStruct((m, columns), jnp.int8), jax.ShapeDtypeStruct((m, 1), jnp.float32)]
     by_expert = expert is not None and smooth is not None
+    # The halves of a gated row are two arrays, and the scales of an expert are another one.
+    reads = [x.dtype.itemsize] * (3 if gated else 2)
     sizes = [1 if place is None else x.shape[0], smooth.shape[0] if by_expert and smooth is not None else 1]
     options = {
         "HAS_SMOOTH": smooth is not None,
@@ -127,7 +129,15 @@ def _quantize(
         **_format(contract),
     }
     y, scale = launch_rows(
-        quantize_kernel, x, [smooth, place, expert, *sizes], out, target, schedule, shape=(m, columns), **options
+        quantize_kernel,
+        x,
+        [smooth, place, expert, *sizes],
+        out,
+        target,
+        schedule,
+        shape=(m, columns),
+        reads=reads,
+        **options,
     )
     return _in_format(y, contract), scale
 
