@@ -19,8 +19,8 @@ from pallas_kernels.target import Target
 from tests.jax_triton.machine_code import TARGETS, MachineCode, compiled, launches_of, needs_triton
 
 ROOT: Final = Path(__file__).parents[2]
-SPILLED: Final = 640
-"""Bytes of registers that a thread of the widest tiles keeps in local memory, for the merge of splits above all."""
+SPILLED: Final = 800
+"""Bytes of registers that a thread keeps in local memory at most: for merges of splits, and with a bias and a mask."""
 
 KINDS: Final[dict[str, dict[str, Any]]] = {
     "prefill": {},
@@ -84,7 +84,7 @@ def check(code: MachineCode, target: Target) -> None:
     assert "tcgen05.mma" not in code.ptx, "products of 64 rows and of fewer would be of two instruction families"
     assert not code.count(r"\b(RED|ATOM|ATOMG|ATOMS)\b")
     # Operands that hold more elements in 32 bits hand them to mma.sync in another order.
-    assert "kWidth = 2" in code.ttgir or "dot" not in code.ttgir
+    assert "kWidth = 2" in code.ttgir or "mma.sync" not in code.ptx
     assert "kWidth = 4" not in code.ttgir
 
 
@@ -108,7 +108,7 @@ def test_the_backward_kernels_compile(target: str, kind: str) -> None:
     call, where = call_of(**KINDS[kind]).only(*OF_SCORES), Target.parse(target)
     results = AttentionResults(call.query, jax.ShapeDtypeStruct(call.query.shape[:3], "float32"), call.query)
     options: dict[str, Any] = {"contract": contract_of(call), "target": where}
-    for function, count in ((jax_triton.gradients, 3), (jax_triton.score_gradients, 2)):
+    for function, count in ((jax_triton.gradients, 2), (jax_triton.score_gradients, 1)):
         launches = launches_of(functools.partial(function, **options), call, results)
         assert len(launches) == count
         for launch in launches:

@@ -72,8 +72,8 @@ _BACKWARD: Final = {
         4: BackwardTiles(Tile(64, 4, 1), Tile(32, 4, 1)),
     },
     _WIDE: {
-        2: BackwardTiles(Tile(64, 4, 1), Tile(32, 4, 1)),
-        4: BackwardTiles(Tile(32, 4, 1), Tile(32, 4, 1)),
+        2: BackwardTiles(Tile(64, 8, 2), Tile(64, 8, 2)),
+        4: BackwardTiles(Tile(32, 4, 1), Tile(32, 8, 1)),
     },
     _WIDEST: {
         2: BackwardTiles(Tile(64, 8, 1), Tile(64, 8, 1)),
