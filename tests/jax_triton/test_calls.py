@@ -26,7 +26,7 @@ COMPARED = {"largest": 2, "experts": 9, "pick": 8, "rotate": 12, "draw": 4}
 
 
 @needs_triton
-@pytest.mark.tier("full", fast=("experts",))
+@pytest.mark.tier("full", fast=("largest",))
 @pytest.mark.parametrize("name", COMPARED)
 def test_results_in_the_interpreter(name: str) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "JAX_PLATFORMS": "cpu"}

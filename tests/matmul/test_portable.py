@@ -32,7 +32,7 @@ def test_every_element_is_the_sum_of_its_products(m: int, k: int, n: int, transp
     assert_bits_equal(y, x @ w)
 
 
-@pytest.mark.tier("full", fast=("float64",))
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
 def test_other_dtypes(dtype: str) -> None:
     x, w = integers(0, 4, 40), integers(1, 40, 24)
@@ -43,6 +43,7 @@ def test_other_dtypes(dtype: str) -> None:
         assert_bits_equal(y, (x @ w).astype(contract.dtype))
 
 
+@pytest.mark.tier("full")
 def test_stacks() -> None:
     x, w = integers(0, 2, 3, 5, 40), integers(1, 2, 3, 40, 24)
     contract = RoundedMatmulContract()
@@ -52,6 +53,7 @@ def test_stacks() -> None:
     assert_bits_equal(y, x[0, 0] @ w)
 
 
+@pytest.mark.tier("full")
 def test_gradients_continue_a_sum() -> None:
     x, g = integers(0, 2, 300, 20), integers(1, 2, 300, 70)
     whole = weight_gradient(jnp.asarray(x), jnp.asarray(g), contract=RoundedChunkContract())
