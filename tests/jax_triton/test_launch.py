@@ -1,6 +1,5 @@
 """Launching Triton kernels: compiled for any GPU, under stated settings, whatever the environment says."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -21,14 +20,11 @@ from pallas_kernels.parts.jax_triton.launch import recorded_launches
 from pallas_kernels.registry import Kernel
 from pallas_kernels.target import Target
 from tests.jax_triton.machine_code import TARGETS, check_resources, compiled, launches_of, needs_triton
+from tests.jax_triton.packages import needs_jax_triton
 from tests.jax_triton.small_launch import X, multiply_add
 from tests.tiers import tiered
 
 ROOT = Path(__file__).parents[2]
-needs_jax_triton = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("triton", "jax_triton", "jax_cuda13_plugin")),
-    reason="needs jax-triton, triton and jax-cuda13-plugin",
-)
 
 
 @needs_triton

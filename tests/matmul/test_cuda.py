@@ -14,13 +14,11 @@ import bijax
 from bijax.ops import weight_gradient
 from bijax.transform.rules.equations import equations
 from bijax.transform.rules.uses import kernels_of
+from tests.jax_triton.packages import HAS_JAX_TRITON
 
 pytestmark = pytest.mark.usefixtures("hopper")
 
 X, W = jax.ShapeDtypeStruct((24, 64), "bfloat16"), jax.ShapeDtypeStruct((64, 32), "bfloat16")
-TRITON = re.compile(
-    r"@__gpu\$xla\.gpu\.triton|@triton_kernel_call"
-)  # through Pallas, or jax-triton where it is installed
 STACK_X, STACK_W = jax.ShapeDtypeStruct((3, 24, 64), "bfloat16"), jax.ShapeDtypeStruct((3, 64, 32), "bfloat16")
 BIAS, G = jax.ShapeDtypeStruct((32,), "bfloat16"), jax.ShapeDtypeStruct((24, 32), "bfloat16")
 SQUARES = jax.ShapeDtypeStruct((3, 64, 64), "bfloat16")
@@ -86,12 +84,12 @@ def test_the_result_leaves_the_kernel_in_its_own_dtype() -> None:
     assert not re.search(r"stablehlo\.(convert|add)", text)
 
 
-def test_float64_runs_the_triton_kernel() -> None:
+def test_float64_is_summed_in_a_fixed_order() -> None:
     """XLA's dot would depend on the number of columns, among which the batch may be."""
     with jax.enable_x64(True):
         x, w = (jax.ShapeDtypeStruct(a.shape, "float64") for a in (X, W))
         text = lowered(bijax.invariant(jax.grad(lambda x, w: jax.lax.dot(x, w).sum(), (0, 1))), x, w)
-    assert TRITON.search(text)
+    assert ("@triton_kernel_call" in text) == HAS_JAX_TRITON
     assert "stablehlo.dot" not in text
     assert "mosaic_gpu" not in text
 
@@ -127,12 +125,12 @@ def test_mixed_dtypes_under_the_transform_are_widened() -> None:
     assert "stablehlo.dot" not in text
 
 
-def test_an_older_gpu_gets_the_triton_kernel() -> None:
+def test_an_older_gpu_has_other_kernels() -> None:
     with bijax.lowering_for("sm_80"):
         text = lowered(jax.grad(lambda x, w: loss(x, w) * 2, (0, 1)), X, W)
     assert "mosaic_gpu" not in text
     assert "stablehlo.dot" not in text
-    assert TRITON.search(text)
+    assert ("@triton_kernel_call" in text) == HAS_JAX_TRITON
 
 
 @pytest.mark.parametrize(("m", "k", "n"), [(0, 8, 8), (3, 0, 8), (3, 8, 0)])

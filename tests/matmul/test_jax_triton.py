@@ -25,6 +25,7 @@ from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.matmul.schedule.jax_triton import Tile, candidates, chain_tile, tensor_core_tile
 from pallas_kernels.target import Target
 from tests.jax_triton.machine_code import TARGETS, MachineCode, check_resources, compiled, launches_of, needs_triton
+from tests.jax_triton.packages import needs_jax_triton
 
 if importlib.util.find_spec("triton"):
     from pallas_kernels.matmul.jax_triton.launch import gated_matmul, matmul, weight_gradient
@@ -285,10 +286,7 @@ def served(function: Any, *arrays: jax.ShapeDtypeStruct, architecture: str, back
         return set(bijax.contracts(function, *arrays, platform="cuda", architecture=architecture).ids)
 
 
-@pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("triton", "jax_triton", "jax_cuda13_plugin")),
-    reason="needs jax-triton, triton and jax-cuda13-plugin",
-)
+@needs_jax_triton
 def test_the_registry_takes_these_kernels_where_there_are_no_others() -> None:
     x, w = X, W
     assert served(bijax.matmul, x, w, architecture="sm_86") == {MmaContract().id}

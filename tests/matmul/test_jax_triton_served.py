@@ -20,6 +20,7 @@ from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.matmul.schedule.jax_triton import SplitTile, Tile, float8_tile, group_gradient_tile, split_tile
 from pallas_kernels.target import Target
 from tests.jax_triton.machine_code import TARGETS, needs_triton
+from tests.jax_triton.packages import needs_jax_triton
 
 if importlib.util.find_spec("triton"):
     from pallas_kernels.matmul.jax_triton.groups import group_matmul, group_weight_gradient
@@ -118,10 +119,7 @@ def served(function: Any, *arrays: jax.ShapeDtypeStruct, architecture: str, back
         return set(bijax.contracts(function, *arrays, platform="cuda", architecture=architecture).ids)
 
 
-@pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("triton", "jax_triton", "jax_cuda13_plugin")),
-    reason="needs jax-triton, triton and jax-cuda13-plugin",
-)
+@needs_jax_triton
 def test_the_registry_takes_these_kernels_where_there_are_no_others() -> None:
     def float8(x: Any, w: Any) -> Any:
         return bijax.quant_matmul(x, w, jnp.ones(8), jnp.ones(32))

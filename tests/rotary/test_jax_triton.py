@@ -1,7 +1,5 @@
 """The Triton kernel that turns heads and stores keys and values: which calls it serves, and how it is lowered."""
 
-import importlib.util
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -10,12 +8,8 @@ from bijax.core.architecture import lowering_for
 from bijax.ops.rotary.heads import rotate_and_store
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.target import Target
+from tests.jax_triton.packages import needs_jax_triton
 from tests.rotary.cases import case
-
-needs_jax_triton = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("triton", "jax_triton", "jax_cuda13_plugin")),
-    reason="needs jax-triton, triton and jax-cuda13-plugin",
-)
 
 
 @needs_jax_triton

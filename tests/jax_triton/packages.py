@@ -1,0 +1,11 @@
+"""Which packages of the kernels through jax-triton are installed; without them portable programs serve."""
+
+import importlib.util
+from typing import Final
+
+import pytest
+
+HAS_JAX_TRITON: Final = all(importlib.util.find_spec(n) for n in ("triton", "jax_triton", "jax_cuda13_plugin"))
+"""Whether programs are lowered with these kernels here."""
+
+needs_jax_triton = pytest.mark.skipif(not HAS_JAX_TRITON, reason="needs jax-triton, triton and jax-cuda13-plugin")
