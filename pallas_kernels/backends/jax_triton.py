@@ -133,7 +133,7 @@ def _on_all(operation: str, load: str, contract: Any = None, functions: Any = No
 
 def _attention(widths: tuple[int, str, int]) -> MmaAttentionContract:
     size, dtype, value_size = widths
-    return mma_attention_contract(dtype, max(size, value_size), version=3)
+    return mma_attention_contract(dtype, max(size, value_size))
 
 
 def _kernels(

@@ -22,7 +22,7 @@ from tests.jax_triton.interpreted import interpret_launches
 from tests.jax_triton.interpreter_instructions import interpret_instructions
 
 QUERIES, KEYS, HEADS, KEY_HEADS, SIZE = 7, 50, 4, 2, 24
-CONTRACT: Final = MmaAttentionContract(16, 16, 3, split=32)
+CONTRACT: Final = MmaAttentionContract(16, 16, split=32)
 TILE: Final = Tile(16, 4, 1)
 APART: Final = Tile(16, 4, 1, apart=True)
 OFFSETS, USED, LENGTHS = (30, 20), (7, 5), (50, 37)

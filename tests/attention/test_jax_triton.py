@@ -74,7 +74,7 @@ def call_of(
 
 
 def contract_of(call: AttentionCall) -> MmaAttentionContract:
-    return mma_attention_contract(call.query.dtype.name, call.query.shape[3], version=3)
+    return mma_attention_contract(call.query.dtype.name, call.query.shape[3])
 
 
 def check(code: MachineCode, target: Target) -> None:
@@ -129,10 +129,10 @@ def test_numbers_by_the_interpreter(case: str) -> None:
 def test_contracts_and_widths_that_it_refuses() -> None:
     call, target = call_of(), Target.parse("sm_80")
     with pytest.raises(UnsupportedError, match=r"expected an MmaAttentionContract of version 3, got .*version=1"):
-        jax_triton.attention(call, contract=MmaAttentionContract(), target=target)
+        jax_triton.attention(call, contract=MmaAttentionContract(version=1), target=target)
     wide = call_of(size=577)
     with pytest.raises(UnsupportedError, match="at most 576 elements, got 577"):
-        jax_triton.attention(wide, contract=MmaAttentionContract(version=3), target=target)
+        jax_triton.attention(wide, contract=MmaAttentionContract(), target=target)
 
 
 def test_empty_arrays() -> None:
@@ -140,7 +140,7 @@ def test_empty_arrays() -> None:
     empty = AttentionCall(
         jnp.zeros((0, 20, 4, 8)), jnp.zeros((0, 9, 2, 8)), jnp.zeros((0, 9, 2, 6)), call.limits, call.options
     )
-    target, contract = Target.parse("sm_80"), MmaAttentionContract(version=3)
+    target, contract = Target.parse("sm_80"), MmaAttentionContract()
     out, lse = jax_triton.attention(empty, contract=contract, target=target)
     assert (out.shape, lse.shape) == ((0, 20, 4, 6), (0, 20, 4))
     results = AttentionResults(out, lse, out)

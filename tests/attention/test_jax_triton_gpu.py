@@ -104,7 +104,7 @@ def program(contract: Any, tile: Tile | None) -> Any:
 
 
 def contract_of(call: AttentionCall) -> MmaAttentionContract:
-    contract = mma_attention_contract(call.query.dtype.name, max(call.query.shape[3], call.value.shape[3]), version=3)
+    contract = mma_attention_contract(call.query.dtype.name, max(call.query.shape[3], call.value.shape[3]))
     return dataclasses.replace(contract, split=SPLIT)
 
 

@@ -206,7 +206,7 @@ class MmaAttentionContract:
 
     key_block: int = 64
     row_block: int = 64
-    version: int = 1
+    version: int = 3
     split: int = 1024
 
     def __post_init__(self) -> None:
@@ -226,27 +226,24 @@ class MmaAttentionContract:
         return f"attention/v{self.version}/f32-mma16-keys{self.key_block}-rows{self.row_block}{split}-online"
 
 
-def mma_attention_contract(dtype: str, head_size: int, version: int = 1) -> MmaAttentionContract:
+def mma_attention_contract(dtype: str, head_size: int) -> MmaAttentionContract:
     """Returns the contract of attention on a GPU without a specialised kernel.
 
     Args:
         dtype: Name of the dtype of queries, keys and values.
         head_size: Width of a head.
-        version: Version of the contract.
 
     Example:
-        >>> mma_attention_contract("bfloat16", 128).id
-        'attention/v1/f32-mma16-keys64-rows64-online'
-        >>> mma_attention_contract("float32", 128, version=3).id
+        >>> mma_attention_contract("float32", 128).id
         'attention/v3/f32-mma16-keys64-rows32-split1024-online'
     """
     if head_size > _MMA_WIDEST:
-        return MmaAttentionContract(16, 16, version)
+        return MmaAttentionContract(16, 16)
     if dtype != "float32":
-        return MmaAttentionContract(version=version)
+        return MmaAttentionContract()
     if head_size > _MMA_WIDE:
-        return MmaAttentionContract(32, 16, version)
-    return MmaAttentionContract(64, 32, version)
+        return MmaAttentionContract(32, 16)
+    return MmaAttentionContract(64, 32)
 
 
 _MMA_WIDE: Final = 128
