@@ -13,6 +13,7 @@ from jax import lax
 
 from pallas_kernels.contract import WgmmaChunkContract, WgmmaContract
 from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.matmul.empty_groups import empty_sums
 from pallas_kernels.matmul.hopper.epilogue import Epilogue
 from pallas_kernels.matmul.hopper.group_tiles import MOST_GROUPS
 from pallas_kernels.matmul.hopper.groups_gradient import sum_groups
@@ -106,7 +107,7 @@ def group_matmul(
         check_device(_OP)
     (m, k), groups, n = x.shape, w.shape[0], w.shape[-2 if transpose_w else -1]
     if 0 in (m, k, groups, n):
-        return jnp.broadcast_to(jnp.where(_fit(sizes, m), 0, jnp.nan).astype(out_dtype), (m, n))
+        return empty_sums(sizes, m, (m, n), out_dtype)
     x = pad(x, -1, _ALIGN)
     w = pad_weights(w, transpose_w, _ALIGN, _ALIGN if transpose_w else _WEIGHT_COLUMNS)
     bytes_of = {"itemsize": x.dtype.itemsize, "out_itemsize": out_dtype.itemsize}
@@ -186,7 +187,7 @@ def group_weight_gradient(
         check_device(_SUMS_OP)
     (m, k), n, groups = x.shape, g.shape[1], sizes.shape[0]
     if 0 in (m, k, n, groups):
-        return jnp.broadcast_to(jnp.where(_fit(sizes, m), 0, jnp.nan).astype(out_dtype), (groups, k, n))
+        return empty_sums(sizes, m, (groups, k, n), out_dtype)
     bytes_of = {"itemsize": x.dtype.itemsize, "out_itemsize": out_dtype.itemsize}
     if schedule is None:
         schedule = sums_schedule(m, groups, k, n, **bytes_of)
@@ -211,11 +212,6 @@ def _moved_apart(sizes: jax.Array, m: int, step: int) -> jax.Array:
     before = jnp.concatenate([jnp.zeros(1, jnp.int32), behind[:-1]])
     row = starts[group] + places - before[group] * step
     return jnp.where(row < ends[group], row, NO_ROW)
-
-
-def _fit(sizes: jax.Array, m: int) -> jax.Array:
-    """Returns whether no size is negative and their sum is at most `m`."""
-    return jnp.all(sizes >= 0) & (jnp.sum(jnp.clip(sizes, 0, m + 1)) <= m)
 
 
 def _check_sums(x: Any, g: Any, sizes: Any, contract: Any, out_dtype: Any) -> None:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.contract import MmaChunkContract, MmaContract, WgmmaChunkContract, WgmmaContract
 from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.matmul.empty_groups import empty_sums
 from pallas_kernels.matmul.jax_triton.run import Additions, Sizes, on_tensor_cores
 from pallas_kernels.matmul.schedule.jax_triton import Tile
 from pallas_kernels.parts.served import served_if
@@ -144,9 +145,3 @@ def check_sizes(op: str, sizes: Any, groups: int | None = None) -> None:
             f"{op}: expected sizes int32[{'G' if groups is None else groups}], one for each group, got"
             f" {sizes.dtype}{list(sizes.shape)}; cast them."
         )
-
-
-def empty_sums(sizes: jax.Array, m: int, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """Returns zeros, or nan if sizes are negative or add up to more than `m`."""
-    fit = jnp.all(sizes >= 0) & (jnp.sum(jnp.clip(sizes, 0, m + 1)) <= m)
-    return jnp.broadcast_to(jnp.where(fit, 0, jnp.nan).astype(dtype), shape)
