@@ -7,6 +7,7 @@ platform that the program is lowered for.
 """
 
 import functools
+import importlib
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Final
@@ -154,6 +155,10 @@ BEFORE_LOWERING: Final[list[Callable[[], None]]] = []
 """Called before a kernel is lowered for CUDA: installs the fences of its element-wise code."""
 
 
+_FENCES: Final = "bijax.transform.hook.lowering"
+"""The module that fills the two lists, loaded by name: a program that uses operations alone never imports it."""
+
+
 LOWERED_IN: Final[list[Callable[[], AbstractContextManager[None]]]] = []
 """Contexts in which kernels are lowered: they isolate kernels from the program's request."""
 
@@ -165,6 +170,7 @@ def _rule(name: str, kernel: Kernel, lowered_once: bool) -> Callable[..., Any]:
 
     def rule(ctx: Any, *operands: Any, **parameters: Hashable) -> Any:
         if "cuda" in (ctx.platforms or ctx.module_context.platforms):
+            importlib.import_module(_FENCES)
             for prepare in BEFORE_LOWERING:
                 prepare()
         # The same state for every caller: one lowered module serves plain kernel models and invariant ones.

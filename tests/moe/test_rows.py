@@ -1,5 +1,8 @@
 """Scatter, grouped products, SwiGLU and gather of a mixture of experts: the numbers of the oracles."""
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -195,6 +198,27 @@ def test_what_is_traced_and_does_not_fit_is_nan() -> None:
     assert np.isnan(gather(np.int32([0, 1, 2, 2]))).all(1).tolist() == [False, True, False]
     assert np.isnan(gather(np.int32([0, 1, 2, 6]))).all()
     assert gather(np.int32([-5, -1, -1, 1]))[0].tolist() == x[3].tolist()
+
+
+_OPERATIONS_ALONE = """
+import jax, jax.numpy as jnp, bijax
+from bijax.hlo import inspect_for
+
+def quantised(x, s):
+    return bijax.moe_scatter_dynamic_quant(x, s, expert_end_idx=4, num_shared_experts_per_rank=1)
+
+with bijax.lowering_for("sm_80"):
+    x, s = jax.ShapeDtypeStruct((6, 8), jnp.bfloat16), jax.ShapeDtypeStruct((6, 2), jnp.int32)
+    report = inspect_for("cuda", quantised, x, s)
+    assert report.invariant, report
+    plain = inspect_for("cuda", lambda x: x / x.astype(jnp.float32).sum(-1, keepdims=True), x)
+    assert not plain.invariant
+"""
+
+
+@pytest.mark.tier("fault")
+def test_operations_are_fenced_where_nothing_else_of_the_library_is_used() -> None:
+    subprocess.run([sys.executable, "-c", _OPERATIONS_ALONE], check=True, cwd=Path(__file__).parents[2])
 
 
 def test_what_is_lowered_for_cuda_is_fenced() -> None:
