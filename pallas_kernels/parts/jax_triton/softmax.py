@@ -24,41 +24,50 @@ def maximum_of(kept, x, rows: Rows, form: tl.constexpr):
 
 
 @triton.jit
-def exponentials(kept, m, EXACT: tl.constexpr, form: tl.constexpr):
-    """Returns exp(x - m) of all blocks of rows if they are held, or else nothing."""
+def exponentials(kept, m, EXACT: tl.constexpr, form: tl.constexpr, POSITIVE: tl.constexpr = False):
+    """Returns exp(x - m) of all blocks of rows if they are held, or else nothing.
+
+    `POSITIVE` says that x - m may be greater than 0, in rows with an infinity; the result is then infinity.
+    """
     powers = ()
     if form.held:
-        powers = _exponentials(kept, 0, m, EXACT, form)
+        powers = _exponentials(kept, 0, m, EXACT, form, POSITIVE)
     return powers
 
 
 @triton.jit
-def powers_of(powers, x, rows: Rows, first, m, EXACT: tl.constexpr, form: tl.constexpr):
+def powers_of(powers, x, rows: Rows, first, m, EXACT: tl.constexpr, form: tl.constexpr, POSITIVE: tl.constexpr = False):
     """Returns exp(x - m) of a piece of the rows, 0 in columns that do not exist: the held one, or from memory."""
     if form.held:
         found = powers
     else:
-        found = _exponentials(piece((), x, rows, first, form), first, m, EXACT, form)
+        found = _exponentials(piece((), x, rows, first, form), first, m, EXACT, form, POSITIVE)
     return found
 
 
 @triton.jit
-def sum_of_exponentials(powers, x, rows: Rows, m, EXACT: tl.constexpr, form: tl.constexpr):
+def sum_of_exponentials(
+    powers, x, rows: Rows, m, EXACT: tl.constexpr, form: tl.constexpr, POSITIVE: tl.constexpr = False
+):
     """Returns the sum (R, 1) of exp(x - m)."""
     BLOCKS: tl.constexpr = form.blocks
     PIECE: tl.constexpr = form.piece
     lanes = zeros(tl.float32, form)
     for first in (tl.static_range if form.held else tl.range)(0, BLOCKS, PIECE):
-        found = powers_of(powers, x, rows, first, m, EXACT, form)
+        found = powers_of(powers, x, rows, first, m, EXACT, form, POSITIVE)
         for i in tl.static_range(PIECE):
             lanes += found[i]
     return add_lanes(lanes, form)
 
 
 @triton.jit
-def _exponentials(xs, first, m, EXACT: tl.constexpr, form: tl.constexpr):
+def _exponentials(xs, first, m, EXACT: tl.constexpr, form: tl.constexpr, POSITIVE: tl.constexpr):
     PIECE: tl.constexpr = form.piece
     powers = ()
     for i in tl.static_range(PIECE):
-        powers = powers + (of_columns(exponential(xs[i].to(tl.float32) - m, EXACT), first + i, form),)
+        z = xs[i].to(tl.float32) - m
+        power = exponential(z, EXACT)
+        if POSITIVE:
+            power = tl.where(z > 0.0, float("inf"), power)
+        powers = powers + (of_columns(power, first + i, form),)
     return powers

@@ -63,7 +63,8 @@ def logsumexp_kernel(x_ptr, count, m_ptr, log_sum_ptr, EXACT: tl.constexpr, form
     m = maximum_of(kept, x, rows, form)
     m = tl.where((m - m) == 0.0, m, 0.0)
     put(m_ptr, rows, m)
-    put(log_sum_ptr, rows, logarithm(sum_of_exponentials(exponentials(kept, m, EXACT, form), x, rows, m, EXACT, form)))
+    powers = exponentials(kept, m, EXACT, form, POSITIVE=True)
+    put(log_sum_ptr, rows, logarithm(sum_of_exponentials(powers, x, rows, m, EXACT, form, POSITIVE=True)))
 
 
 @triton.jit
