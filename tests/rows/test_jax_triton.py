@@ -120,13 +120,15 @@ FUSED["float32"] -= {"softmax_gradient"}
 
 
 @needs_triton
-@pytest.mark.tier("full", fast=("4096-bfloat16-cross_entropy-sm_80",))
+@pytest.mark.tier("full", fast=("4096-bfloat16-cross_entropy-sm_80", "5000-bfloat16-layer_norm-sm_80"))
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
-    ("columns", "dtype"), [(77, "float32"), (4096, "bfloat16"), (32000, "float32"), (128256, "bfloat16")]
+    ("columns", "dtype"),
+    [(77, "float32"), (4096, "bfloat16"), (5000, "bfloat16"), (32000, "float32"), (128256, "bfloat16")],
 )
 def test_machine_code(columns: int, dtype: str, name: str, target: str) -> None:
+    """With 5000 columns, the last block of lanes is not full: layer_norm took minutes to compile there."""
     gpu = Target.parse(target)
     function, arrays = calls(gpu, columns, dtype)[name]
     for launch in launches_of(function, *arrays):

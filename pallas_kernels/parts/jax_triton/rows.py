@@ -194,7 +194,12 @@ def add_lanes(lanes, form: tl.constexpr):
         x = _halved(x, ROWS, 4)
     if GROUPS >= 2:
         x = _halved(x, ROWS, 2)
-    return tl.reshape(x, (ROWS, 1))
+    x = tl.reshape(x, (ROWS, 1))
+    if ROWS == 1:
+        # A scalar has no layout. That of the tree's end, where every thread holds the whole row, would else be taken
+        # for the columns that the sum is subtracted from.
+        x = tl.full((1, 1), tl.sum(tl.sum(x, axis=1), axis=0), tl.float32)
+    return x
 
 
 @triton.jit
