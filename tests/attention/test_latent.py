@@ -14,6 +14,7 @@ from bijax.testing import assert_bits_equal, bits, hostile_rows
 from pallas_kernels.errors import UnsupportedError
 from tests.attention.reference import reference, visible_keys
 from tests.eight_bits import composed
+from tests.jax_triton.packages import needs_jax_triton
 
 HEADS, WIDTH, VALUES, SCALE = 4, 24, 16, 0.2
 LENGTH, CAPACITY, PAGE = 150, 192, 16
@@ -105,7 +106,8 @@ def test_decoding_chunks_and_pages_give_the_bits_of_the_prompt(dtype: str) -> No
         starts = ((first + 17 * np.arange(count)) % LENGTH).astype(np.int32)
         check_chunk(dtype, slice(None), starts, 1, next(garbage), in_pages=False)
     check_chunk(dtype, slice(0, 1), starts[:1], 1, next(garbage), in_pages=True)
-    q, c = (x[-1:] for x in sequences(dtype))
+    # Rounding to 16 bits hides what differs in plain JAX on some processors, so the control is in float32.
+    q, c = (x[-1:].astype(np.float32) for x in sequences(dtype))
     prompt = np.asarray(plain(q, c, np.zeros(1, np.int32)))
     differing = 0
     for at in (60, 127, 149):
@@ -212,6 +214,7 @@ def test_float64_at_the_shape_of_deepseek(dtype: str, bound: float) -> None:
     assert_bits_equal(token, out[:, 130:131])
 
 
+@needs_jax_triton
 @pytest.mark.tier("full")
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
 def test_gpus_serve_576_columns_under_one_contract(architecture: str) -> None:
@@ -223,7 +226,7 @@ def test_gpus_serve_576_columns_under_one_contract(architecture: str) -> None:
     calls = [(functools.partial(bijax.latent_attention, **scale), (q, latents)) for q in queries]
     calls.append((lambda q, p: bijax.paged_latent_attention(q, p, table, 200, **scale), (queries[1], pages)))
     with bijax.lowering_for(architecture):
-        ids = [bijax.contracts(function, *arrays).ids for function, arrays in calls]
+        ids = [bijax.contracts(function, *arrays, platform="cuda").ids for function, arrays in calls]
         assert ids[0] == ids[1] == ids[2]
         assert any(name.startswith("attention/") and "mma16" in name for name in ids[0])
         for function, arrays in calls:
