@@ -44,6 +44,10 @@ def shape(cell: dict[str, Any]) -> str:
     return f"{cell['k']} → {cell['n']}, {count(cell['m'], 'row')}"
 
 
+def row_of(cell: dict[str, Any]) -> str:
+    return f"{cell['op']} of {cell['columns']} columns, {count(cell['rows'], 'row')}, {cell['dtype']}"
+
+
 def heads(cell: dict[str, Any]) -> str:
     batch = f"batch {cell['batch']}, " if cell["what"] == "decode" else ""
     full = {"full": ", full", "causal": ", causal"}.get(cell["what"].split()[0], "")
@@ -78,9 +82,6 @@ LLAMAS: Final = ("own", "transformed_cudnn", "transformed")
 
 ROWS: Final = {
     "matmul": Row("matmul, bfloat16, 15 shapes of weights, 1 to 8192 rows", "matmul_bf16", worst=shape),
-    "matmul_jax_triton": Row(
-        "the same by the kernels for other GPUs, through jax-triton", "matmul_bf16_jax_triton", worst=shape
-    ),
     "split_k": Row(
         '8192 → 1280 and 4096 → 1024 with `split_k="auto"`, 1 to 128 rows',
         "fused_bf16",
@@ -101,7 +102,7 @@ ROWS: Final = {
         "norms, softmax, log-softmax, mean, cross entropy, 1 to 16384 rows of 576 to 128256",
         "rows",
         lambda c: c["op"] not in GRADIENTS,
-        lambda c: f"{c['op']} of {c['columns']} columns, {count(c['rows'], 'row')}, {c['dtype']}",
+        row_of,
     ),
     "cross_entropy": Row(
         "cross entropy with its gradient", "rows", lambda c: c["op"] == "cross_entropy_gradient"
@@ -212,6 +213,50 @@ ROWS: Final = {
     "loss": Row(
         "`linear_cross_entropy` with its gradients against logits in JAX, 2048 to 16384 rows", "loss_bf16",
         above="plain_us", below="fused_us",
+    ),
+    "matmul_jax_triton": Row(
+        "kernels for other GPUs, through jax-triton: matmul, bfloat16, 15 shapes of weights",
+        "matmul_bf16_jax_triton",
+        worst=shape,
+    ),
+    "rows_jax_triton": Row(
+        "the same: norms but for layer_norm, softmax, log-softmax, mean, cross entropy",
+        "rows_jax_triton",
+        lambda c: c["op"] not in GRADIENTS,
+        row_of,
+    ),
+    "row_gradients_jax_triton": Row(
+        "the same: cross entropy and RMSNorm with gradients",
+        "rows_jax_triton",
+        lambda c: c["op"] in GRADIENTS,
+        row_of,
+    ),
+    "prefill_jax_triton": Row(
+        "the same: attention, bfloat16, prefill, against cuDNN",
+        "attention_bf16_jax_triton",
+        kind("causal", "full"),
+        heads,
+    ),
+    "gradients_jax_triton": Row(
+        "the same: attention with gradients",
+        "attention_bf16_jax_triton",
+        kind("causal with gradients", "full with gradients"),
+        heads,
+    ),
+    "decode_jax_triton": Row(
+        "the same: attention, decoding", "attention_bf16_jax_triton", kind("decode"), heads
+    ),
+    "llama_jax_triton": Row(
+        "the same: `flax_layers.Llama` (1B shape, 4 layers), decoding and prefill, wall time",
+        "model_bf16_jax_triton",
+        model("own", 4, *STEPS),
+        case,
+    ),
+    "training_jax_triton": Row(
+        "the same: its gradient and a training step",
+        "model_bf16_jax_triton",
+        model("own", 4, "gradient", "train"),
+        case,
     ),
     "elementwise": Row(
         "chains of 1 to 20 element-wise operations under `bijax.invariant`, 1 to 256 MiB, float32 and bfloat16",

@@ -91,8 +91,12 @@ def test_plain_jax_differs(engines: Any, dtype: str) -> None:
     plain = engines(dtype, enable_deterministic_inference=False, max_running=8)
     [alone] = run(plain, prompt_logprobs=True)
     plain.flush_cache()
-    outputs = run(plain, [PROMPT, *(PROMPT[:n] for n in (19, 18, 17, 16, 15))], prompt_logprobs=True)
-    assert bits(outputs[0]) != bits(alone)
+    differing = 0  # which batches differ depends on the processor
+    for count in range(1, 8):
+        outputs = run(plain, [PROMPT, *(PROMPT[: 20 - n] for n in range(1, count + 1))], prompt_logprobs=True)
+        differing += bits(outputs[0]) != bits(alone)
+        plain.flush_cache()
+    assert differing, "plain JAX gives the request the same bits in every batch: the comparison proves nothing"
     np.testing.assert_allclose(logprobs(alone), logprobs(run(engines(dtype))[0]), rtol=0, atol=0.2)
 
 

@@ -79,7 +79,7 @@ def add_chunks_kernel(sums_ptr, start_ptr, count, out_ptr, form: tl.constexpr):
     for first in range(0, count, 8):
         for i in tl.static_range(8):
             exists = first + i < count
-            at = (first + i).to(tl.int64) * form.columns + columns
+            at = (tl.zeros((1,), tl.int64) + (first + i)) * form.columns + columns
             value = tl.load(sums_ptr + at, mask=columns < tl.where(exists, form.columns, 0), other=0.0)
             total = tl.where(exists, total + value, total)
     tl.store(out_ptr + columns, total, mask=mask)

@@ -194,12 +194,21 @@ def add_lanes(lanes, form: tl.constexpr):
         x = _halved(x, ROWS, 4)
     if GROUPS >= 2:
         x = _halved(x, ROWS, 2)
-    x = tl.reshape(x, (ROWS, 1))
+    return _without_layout(tl.reshape(x, (ROWS, 1)), ROWS)
+
+
+@triton.jit
+def _without_layout(x, ROWS: tl.constexpr):
+    """Returns the sums (R, 1) of rows in a layout that Triton is free to choose.
+
+    The layout of a tree's end, where each thread holds all columns of a row, would else be propagated to the columns
+    that the sum is subtracted from. A scalar has no layout, and none is propagated through a gather.
+    """
     if ROWS == 1:
-        # A scalar has no layout. That of the tree's end, where every thread holds the whole row, would else be taken
-        # for the columns that the sum is subtracted from.
-        x = tl.full((1, 1), tl.sum(tl.sum(x, axis=1), axis=0), tl.float32)
-    return x
+        free = tl.full((1, 1), tl.sum(tl.sum(x, axis=1), axis=0), tl.float32)
+    else:
+        free = tl.gather(x, tl.zeros((ROWS, 1), tl.int32), axis=1)
+    return free
 
 
 @triton.jit
