@@ -191,16 +191,10 @@ class MmaAttentionContract:
     change no bit. Here key blocks hold `row_block` keys. With a soft cap t is first multiplied by 1 - tanh^2; the bias
     gradient is t before that.
 
-    In version 1, of Pallas's lowering to Triton, which no kernel has any more, s is always multiplied by c at once; all
-    keys are one split; l is one sum, to which the tensor core adds the three bfloat16 limbs of p, the low ones of a
-    block, the middle ones, the high ones; the result is o / l. With a mask or keys of 8 bits the chains of weights,
-    with the latter all chains, add their elements in another order: that in which the compiler hands them to
-    `mma.sync`.
-
     Attributes:
         key_block: Keys of one block, a power of two and at least 16.
         row_block: Rows or keys of one block in the backward pass, the same.
-        version: 1 or 3; incremented when the bits of an existing contract change on purpose.
+        version: Incremented when the bits of an existing contract change on purpose.
         split: Keys of one split, a multiple of `key_block`.
     """
 
@@ -216,14 +210,12 @@ class MmaAttentionContract:
                 raise ValueError(f"{name} must be a power of two and at least 16, got {size}.")
         if self.split < 1 or self.split % self.key_block:
             raise ValueError(f"split must be a positive multiple of {self.key_block=}, got {self.split}.")
-        if self.version not in (1, 3):
-            raise ValueError(f"version must be 1 or 3, got {self.version}.")
 
     @property
     def id(self) -> str:
         """Contract identifier, stable across runs and machines."""
-        split = "" if self.version == 1 else f"-split{self.split}"
-        return f"attention/v{self.version}/f32-mma16-keys{self.key_block}-rows{self.row_block}{split}-online"
+        blocks = f"keys{self.key_block}-rows{self.row_block}-split{self.split}"
+        return f"attention/v{self.version}/f32-mma16-{blocks}-online"
 
 
 def mma_attention_contract(dtype: str, head_size: int) -> MmaAttentionContract:
