@@ -25,7 +25,7 @@ from benchmarks.harness import add_json, cell, save
 from benchmarks.row_operations import OPERATIONS, Function, Operation, Shape, operands
 from benchmarks.workers import Workers
 
-COLUMNS = (576, 2048, 4096, 8192, 32000, 128256)
+COLUMNS = (128, 576, 2048, 4096, 8192, 32000, 128256)
 
 LARGEST_BYTES = 4 << 30
 ROTATED_BYTES = 250_000_000  # several times the L2 cache

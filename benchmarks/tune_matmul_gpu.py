@@ -4,7 +4,8 @@
 
 A shape enters `pallas_kernels/matmul/schedule/hopper/matmul.json` where its best candidate is at least 2 % faster
 than the one that the rule would choose.
-Rows are powers of two; a table entry holds for all rows down to the power below.
+Rows are powers of two; a table entry holds for all rows down to the power below. `runs` says on which GPUs the table
+was measured; a run replaces the entries of the shapes and rows that it times.
 """
 
 import argparse
@@ -47,7 +48,8 @@ def main() -> None:
     arguments = parser.parse_args()
     deadline = time.monotonic() + arguments.limit_s
     shapes = [Shape(*pair, False) for pair in arguments.weights] + [Shape(*pair, True) for pair in arguments.transposed]
-    table = {Shape(e["k"], e["n"], e["transpose_w"]): e["rows"] for e in json.loads(TABLE.read_text())["shapes"]}
+    stored = json.loads(TABLE.read_text())
+    table = {Shape(e["k"], e["n"], e["transpose_w"]): e["rows"] for e in stored["shapes"]}
     with Workers() as workers:
         pending = {
             shape: {m: programs(workers, m, shape, arguments.candidates) for m in arguments.rows} for shape in shapes
@@ -62,7 +64,7 @@ def main() -> None:
                 name = tune(m, shape, futures)
                 if name is not None:
                     entry[str(m)] = name
-            save(table)
+            save(table, stored["runs"])
 
 
 def programs(workers: Workers, m: int, shape: Shape, count: int) -> dict[str, Future[Program]]:
@@ -94,18 +96,19 @@ def tune(m: int, shape: Shape, futures: dict[str, Future[Program]]) -> str | Non
     return best
 
 
-def save(table: dict[Shape, dict[str, str]]) -> None:
+def save(table: dict[Shape, dict[str, str]], runs: list[dict[str, str]]) -> None:
     entries = [
         {**shape._asdict(), "rows": dict(sorted(rows.items(), key=lambda item: int(item[0])))}
         for shape, rows in sorted(table.items())
         if rows
     ]
-    head = {
+    now = {
         "device": jax.devices()[0].device_kind,
         "jax": jax.__version__,
         "date": datetime.date.today().isoformat(),
     }
-    TABLE.write_text(json.dumps({**head, "shapes": entries}, indent=2) + "\n")
+    runs = [*(run for run in runs if run != now), now]
+    TABLE.write_text(json.dumps({"runs": runs, "shapes": entries}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

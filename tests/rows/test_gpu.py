@@ -22,9 +22,12 @@ pytestmark = pytest.mark.gpu
 
 THREADS = 14  # kernels compile outside of the interpreter lock
 
-# Rows of whole blocks and others, that fit into shared memory and that do not; vectors of another dtype.
+# Rows of whole blocks and others, for a warp, a warpgroup and a cluster; vectors of another dtype.
 SHAPES = (
     (5, 576, "bfloat16", "float32"),
+    (301, 576, "bfloat16", "float32"),
+    (1100, 1016, "float16", None),
+    (9001, 128, "bfloat16", None),
     (300, 1024, "float16", None),
     (130, 4096, "float32", None),
     (9, 32000, "bfloat16", None),

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.usefixtures("hopper")
 
 # A block of 2048 lanes and a ragged end. Under the interpreter each warpgroup wants a thread of the machine's own.
 COLUMNS = 2112
+SHORT = 200  # columns, for a warp
 SCHEDULES = {
     "memory": RowSchedule(1, 2, unroll=1),
     "memory, held, one row a block": RowSchedule(2, 3, hold=True, preload=True),
@@ -26,7 +27,13 @@ SCHEDULES = {
     "ring of pieces": RowSchedule(1, 2, 2048, 3, preload=True),
     "ring shorter than a row": RowSchedule(2, 1, 2048, 1),
     "cluster": RowSchedule(1, 1, hold=True, cluster=2),
+    "a row a warp": RowSchedule(1, 2, hold=True, preload=True, rows_per_warp=1),
+    "two rows a warp": RowSchedule(1, 1, hold=True, rows_per_warp=2),
 }
+
+
+def columns_for(schedule: RowSchedule) -> int:
+    return SHORT if schedule.rows_per_warp else COLUMNS if schedule.members < 8 else 8192
 
 
 def run(x: Any, w: Any, schedule: RowSchedule, interpret: Any) -> tuple[jax.Array, ...]:
@@ -54,8 +61,9 @@ def run_sum(x: Any, schedule: RowSchedule, interpret: Any) -> jax.Array:
 @pytest.mark.tier("full", fast=("memory, held, one row a block",))
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_schedule_gives_the_bits_of_the_contract(name: str, races: Races) -> None:
-    x = hostile_rows(0, (3, COLUMNS), "bfloat16")["normal"]
-    w = hostile_rows(1, (COLUMNS,), "bfloat16")["normal"]
+    columns = columns_for(SCHEDULES[name])
+    x = hostile_rows(0, (3, columns), "bfloat16")["normal"]
+    w = hostile_rows(1, (columns,), "bfloat16")["normal"]
     interpret = interpreter()
     y, total, product = run(x, w, SCHEDULES[name], interpret)
     wide, weights = x.astype(np.float32), w.astype(np.float32)
@@ -71,7 +79,7 @@ def test_every_schedule_gives_the_bits_of_the_contract(name: str, races: Races) 
     "schedule", [*SCHEDULES.values(), RowSchedule(8, 2, hold=True), RowSchedule(4, 2, hold=True, cluster=2)]
 )
 def test_every_schedule_lowers_for_a_gpu(schedule: RowSchedule) -> None:
-    columns = COLUMNS if schedule.members < 8 else 8192
+    columns = columns_for(schedule)
     x, w = jax.ShapeDtypeStruct((4, columns), jnp.bfloat16), jax.ShapeDtypeStruct((columns,), jnp.bfloat16)
     program = jax.jit(lambda x, w: run(x, w, schedule, False)).trace(x, w)
     assert "mosaic_gpu" in program.lower(lowering_platforms=("cuda",)).as_text()
@@ -81,6 +89,10 @@ def test_a_row_has_lanes_for_all_that_share_it() -> None:
     x = jnp.zeros((2, 2048), jnp.float32)
     with pytest.raises(ValueError, match="do not allow"):
         run_sum(x, RowSchedule(8, 2), False)
+    with pytest.raises(ValueError, match="do not allow"):
+        run_sum(x, RowSchedule(1, 1, hold=True, rows_per_warp=1), False)
+    with pytest.raises(ValueError, match="blocks for 9 rows"):
+        run_sum(jnp.zeros((9, SHORT), jnp.float32), RowSchedule(1, 1, hold=True, rows_per_warp=2), False)
 
 
 @pytest.mark.parametrize("columns", [128, 576, 1024, 2048, 4096, 8192, 32000, 128256, 262144])
@@ -90,6 +102,7 @@ def test_the_rule_fits_the_machine(columns: int, itemsizes: tuple[int, ...]) -> 
     for rows in (1, 8, 64, 512, 4096, 100_000):
         schedule = row_schedule(rows, columns, lanes, itemsizes, itemsizes[:1], 1)
         assert schedule.members * 128 * row_vector(lanes, itemsizes) <= lanes
+        assert not schedule.rows_per_warp or schedule.blocks * schedule.rows_per_block >= rows
         assert schedule.stages * schedule.stage * sum(itemsizes) <= 232_448
     unaligned = columns + 8
     assert not row_schedule(4096, unaligned, row_contract().lanes(unaligned), itemsizes, itemsizes[:1], 1).stages

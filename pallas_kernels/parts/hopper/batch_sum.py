@@ -23,7 +23,7 @@ from pallas_kernels.parts.hopper.strip import Strip
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.schedule.hopper.batch_sum import FEW_ROWS, PARTS, ChunkSchedule, chunk_schedule
 
-_AT_ONCE: Final = 32  # chunk sums that are loaded together
+_AT_ONCE: Final = 64  # chunk sums that are loaded together
 
 Step = Callable[..., jax.Array]
 
@@ -87,7 +87,7 @@ def _chunk_sums(
             f"got {schedule}."
         )
 
-    def kernel(sources: Any, numbers: Any, begin: Any, out: Any, scratch: Any, *meeting: Any) -> None:
+    def kernel(sources: Any, numbers: Any, begin: Any, out: Any, parts: Any, *meeting: Any) -> None:
         chunk, warpgroup = lax.axis_index("chunk"), lax.axis_index("warpgroup")
 
         def leaf(strip: Strip, row: Any) -> jax.Array:
@@ -97,16 +97,13 @@ def _chunk_sums(
             value = step(*columns, *(n[inside, 0] for n in numbers))
             return jnp.where(jnp.broadcast_to(index, (width,)) < m, value, jnp.float32(0)) if masked else value
 
-        def add(column: Any, parts: Any) -> None:
-            at = pl.ds(column, width)
-            strip = Strip(column, 0, c, width, schedule.neighbours, whole=True)
-
+        def add(strip: Strip) -> None:
             def finish(total: jax.Array) -> None:
                 if begin:
-                    total = plgpu.load(begin[0].at[at], layout=strided(width)) + total
+                    total = strip.load(begin[0], None, interpret) + total
                 elif m <= ROW_CHUNK:
                     total = total + jnp.float32(0)
-                out[chunk, at] = total
+                strip.store(out, chunk, total, interpret)
 
             if few:
                 # Missing rows count as zeros and are not loaded.
@@ -130,20 +127,16 @@ def _chunk_sums(
             plgpu.barrier_wait(meeting[0])
             pl.when(warpgroup == 0)(finish_parts)
 
-        # A second strip uses separate scratch memory: a warpgroup may still be reading the parts of the first.
-        strip = lax.axis_index("strip")
-        add(strip * width, scratch.at[0])
-        if c % width:
-            pl.when(strip == c // width - 1)(lambda: add(c - width, scratch.at[1]))
+        _in_strips(lax.axis_index("strip"), c, schedule.neighbours, add)
 
-    memory: list[Any] = [plgpu.SMEM((2 if c % width else 1, PARTS, width), jnp.float32)]
+    memory: list[Any] = [plgpu.SMEM((PARTS, width), jnp.float32)]
     if warpgroups > 1:
         memory.append(plgpu.Barrier(num_arrivals=warpgroups))
     run = launch(
         "batch_sum_" + profile_name(step),
         kernel,
         jax.ShapeDtypeStruct((-(-m // ROW_CHUNK), c), jnp.float32),
-        {"strip": c // width, "chunk": -(-m // ROW_CHUNK)},
+        {"strip": -(-c // width), "chunk": -(-m // ROW_CHUNK)},
         memory,
         warpgroups={"warpgroup": warpgroups},
         by_lanes=True,
@@ -157,32 +150,41 @@ def _add_upwards(sums: jax.Array, start: Sequence[jax.Array], interpret: Any) ->
     chunks, c = sums.shape
 
     def kernel(sums: Any, begin: Sequence[Any], out: Any) -> None:
-        def add_strip(column: Any) -> None:
-            at = pl.ds(column, WARPGROUP)
-
+        def add_strip(strip: Strip) -> None:
             def add(first: Any, count: int, total: jax.Array) -> jax.Array:
-                columns = [plgpu.load(sums.at[first + i, at], layout=strided(WARPGROUP)) for i in range(count)]
-                for column in columns:
+                for column in [strip.load(sums, first + i, interpret) for i in range(count)]:
                     total = total + column
                 return total
 
             first = 0 if begin else 1
-            total = plgpu.load((begin[0] if begin else sums.at[0]).at[at], layout=strided(WARPGROUP))
+            total = strip.load(begin[0], None, interpret) if begin else strip.load(sums, 0, interpret)
             if not begin:
                 total = total + jnp.float32(0)
             groups, left = divmod(chunks - first, _AT_ONCE)
             if groups:
                 total = lax.fori_loop(0, groups, lambda i, total: add(first + i * _AT_ONCE, _AT_ONCE, total), total)
-            out[at] = add(first + groups * _AT_ONCE, left, total)
+            strip.store(out, 0, add(first + groups * _AT_ONCE, left, total), interpret)
 
-        strip = lax.axis_index("strip")
-        add_strip(strip * WARPGROUP)
-        if c % WARPGROUP:
-            # The last strip ends at the end of the row; columns shared with the previous strip are written twice.
-            pl.when(strip == c // WARPGROUP - 1)(lambda: add_strip(c - WARPGROUP))
+        _in_strips(lax.axis_index("strip"), c, 1, add_strip)
 
-    out, grid = jax.ShapeDtypeStruct((c,), jnp.float32), {"strip": c // WARPGROUP}
-    return launch("batch_sum_upwards", kernel, out, grid, by_lanes=True, interpret=interpret)(sums, start)
+    out, grid = jax.ShapeDtypeStruct((1, c), jnp.float32), {"strip": -(-c // WARPGROUP)}
+    run = launch("batch_sum_upwards", kernel, out, grid, by_lanes=True, interpret=interpret)
+    return run(sums, start).reshape(c)
+
+
+def _in_strips(number: Any, columns: int, neighbours: int, body: Callable[[Strip], None]) -> None:
+    """Calls `body` with a strip of a row of `columns` columns, given by its number; the last one may not be full."""
+    width = WARPGROUP * neighbours
+    whole, rest = divmod(columns, width)
+
+    def full() -> None:
+        body(Strip(number * width, 0, columns, width, neighbours, whole=True))
+
+    if not rest:
+        full()
+        return
+    pl.when(number < whole)(full)
+    pl.when(number == whole)(lambda: body(Strip(whole * width, 0, columns, width, neighbours, whole=False)))
 
 
 def _tree(leaf: Callable[[Any], Any], count: int) -> Any:

@@ -73,6 +73,14 @@ class Row:
         """
         self._steps.append((step, vectors))
 
+    def read(self) -> None:
+        """Issues all loads of the row, which then stays in registers, before its first column is processed."""
+        launch = self._launch
+        for block in range(0, launch.columns, launch.lanes):
+            place = Place(0, block, None, launch.columns, block + launch.lanes <= launch.columns)
+            for i, strip in enumerate(launch.strips(place)):
+                self._read(place, i, strip)
+
     def put(self, number: int, value: jax.Array) -> None:
         """Writes one of the row's scalar results."""
 
@@ -221,11 +229,7 @@ class Row:
         self._passes += 1
         if launch.schedule.hold:
             if self._passes == 1 and not launch.ring:
-                # Issue all loads of the row before processing the first column.
-                for block in range(0, launch.columns, launch.lanes):
-                    place = Place(0, block, None, launch.columns, block + launch.lanes <= launch.columns)
-                    for i, strip in enumerate(launch.strips(place)):
-                        self._read(place, i, strip)
+                self.read()
             for piece in range(pieces.count):
                 carry = self._over_piece(visit, carry, piece, pieces.last if piece == pieces.count - 1 else pieces.size)
             return carry

@@ -4,7 +4,8 @@ A row program reads its row in passes: a fold reduces the results of a step over
 `RowContract`; `emit` writes full-width results. The engine loads the data for the passes. One to eight warpgroups (a
 team) share a row; each owns some of the lanes, and each thread 4 or 8 neighbouring ones. A block processes its rows
 sequentially, from a circular buffer in shared memory into which they are prefetched, or directly from memory. A row
-that fits in the buffer or in the team's registers is read from memory once, a longer one once per pass.
+that fits in the buffer or in the team's registers is read from memory once, a longer one once per pass. Many short rows
+are processed by a warp each, which needs neither shared memory nor a barrier.
 
 How to write a kernel on it (`pallas_kernels/norm/hopper.py` holds more):
 
@@ -43,8 +44,9 @@ from pallas_kernels.parts.hopper.row_launch import Launch
 from pallas_kernels.parts.hopper.row_launch import Parted as Parted
 from pallas_kernels.parts.hopper.row_launch import Picked as Picked
 from pallas_kernels.parts.hopper.team import Team
+from pallas_kernels.parts.hopper.tile import warp_of_warpgroup
 from pallas_kernels.parts.in_32_bits import in_32_bits
-from pallas_kernels.schedule.hopper.rows import COPY_BYTES, RowSchedule, row_schedule, row_vector
+from pallas_kernels.schedule.hopper.rows import COPY_BYTES, WARP_VECTOR, RowSchedule, row_schedule, row_vector
 
 Arrays = tuple[jax.Array, ...]
 Program = Callable[[Any], None]
@@ -147,9 +149,10 @@ def run_rows(
     if schedule is None:
         apart = any(x.place is not None for x in (*sources, *shared))
         schedule = row_schedule(m, c, lanes, sizes, wide_sizes, len(vectors), counter.passes, picked=apart)
-    vector = row_vector(lanes, (*sizes, *wide_sizes))
-    schedule = replace(schedule, blocks=min(schedule.blocks, m))
-    _check_schedule(schedule, c, lanes, vector, sizes)
+    by_warp = schedule.rows_per_warp > 0 and not interpret
+    vector = WARP_VECTOR if by_warp else row_vector(lanes, (*sizes, *wide_sizes))
+    schedule = replace(schedule, blocks=min(schedule.blocks, -(-m // schedule.rows_per_block)))
+    _check_schedule(schedule, m, c, lanes, vector, sizes)
     direct = schedule.stages == 0
     pieces = Pieces.of(c, c if direct else schedule.stage)
     blocks, team, cluster = schedule.blocks, schedule.team, schedule.cluster
@@ -171,7 +174,7 @@ def run_rows(
             given=known,
             results=list(zip(written[: len(wanted)], wanted, strict=True)),
             numbers=written[len(wanted) :],
-            team=Team(lanes, cluster, shared_memory, scratch.meeting, interpret),
+            team=Team(lanes, cluster, shared_memory, scratch.meeting, interpret, by_warp),
             barriers=scratch.barriers,
             ring=scratch.ring,
             pieces=pieces,
@@ -189,6 +192,9 @@ def run_rows(
             pl.loop(0, schedule.stages)(launch.fetch)
         if schedule.preload:
             launch.preload()
+        if schedule.rows_per_warp:
+            _run_by_warp(program, launch, m)
+            return
         if blocks == m:
             program(Row(launch, first_row, 0))
             return
@@ -210,6 +216,22 @@ def run_rows(
     )
     arrays = ([x.array for x in group] for group in (sources, shared))
     return tuple(run(*arrays, given))[: len(results) + numbers]
+
+
+def _run_by_warp(program: Program, launch: Launch, m: int) -> None:
+    """Processes the rows of a block, each in one warp; the interpreter, which has no warps, processes all of them."""
+    each = launch.schedule.rows_per_warp
+    own: Sequence[Any] = range(launch.schedule.rows_per_block)
+    if not launch.team.interpret:
+        warp = warp_of_warpgroup()
+        own = [warp * each + i for i in range(each)]
+    # Past the last row, a warp repeats that row.
+    numbers = [launch.first_row * launch.schedule.rows_per_block + i for i in own]
+    rows = [Row(launch, jnp.minimum(number, m - 1), i) for i, number in enumerate(numbers)]
+    for row in rows:
+        row.read()
+    for row in rows:
+        program(row)
 
 
 class _Scratch(NamedTuple):
@@ -246,9 +268,17 @@ class _Scratch(NamedTuple):
         )
 
 
-def _check_schedule(schedule: RowSchedule, columns: int, lanes: int, vector: int, sizes: Sequence[int]) -> None:
+def _check_schedule(
+    schedule: RowSchedule, rows: int, columns: int, lanes: int, vector: int, sizes: Sequence[int]
+) -> None:
     """Raises `ValueError` if the schedule does not fit the rows."""
-    direct = schedule.stages == 0
+    direct, each = schedule.stages == 0, schedule.rows_per_warp
+    if each:
+        if lanes != WARPGROUP or schedule.members > 1 or not direct or not schedule.hold:
+            raise ValueError(f"rows of {columns} columns and {lanes} lanes do not allow {schedule}.")
+        if schedule.blocks * schedule.rows_per_block < rows:
+            raise ValueError(f"expected blocks for {rows} rows, got {schedule}.")
+        return
     if schedule.members * WARPGROUP * vector > lanes or (schedule.cluster > 1 and not direct):
         raise ValueError(
             f"rows of {columns} columns, {lanes} lanes and {vector} columns a thread do not allow {schedule}."

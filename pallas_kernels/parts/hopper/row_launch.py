@@ -132,7 +132,8 @@ class Launch:
         """Returns this warpgroup's part of a block."""
         width = WARPGROUP * self.vector
         for first in range(0, self.share, width):
-            yield Strip(place.block, self.lane + first, place.columns, self.lanes, self.vector, place.whole)
+            lane = self.lane + first
+            yield Strip(place.block, lane, place.columns, self.lanes, self.vector, place.whole, self.team.by_warp)
 
     def once(self, action: Callable[[], None]) -> None:
         """Runs an action in one warpgroup of the team."""

@@ -2,7 +2,8 @@
 
 A strip is 128 times `vector` neighbouring columns; thread i holds the i-th group of `vector` neighbours and moves it
 with one instruction of up to 16 bytes. If a row ends inside a strip, the threads past its end load the row's last
-columns again and store nothing.
+columns again and store nothing. Where each warp has a row of its own, a strip is the same columns of four rows, 32
+times `vector` of each; the number of the row then differs between the warps.
 """
 
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from jaxlib.mlir.dialects import vector as vectors
 
 from pallas_kernels.parts.hopper.arithmetic import WARPGROUP, strided
 from pallas_kernels.parts.hopper.inline import fragmented, held, inline
-from pallas_kernels.parts.hopper.tile import i32, thread_of_warpgroup
+from pallas_kernels.parts.hopper.tile import i32, thread_of_warp, thread_of_warpgroup
 
 _WIDEST: Final = 16  # bytes of one access
 _GLOBAL: Final = 1  # LLVM's address space
@@ -39,6 +40,7 @@ class Strip:
         lanes: Lanes of a block.
         vector: Neighbouring columns that a thread holds.
         whole: Whether the block lies entirely within the row.
+        by_warp: Whether each warp has a row of its own; not under the interpreter.
     """
 
     block: Any
@@ -47,10 +49,11 @@ class Strip:
     lanes: int
     vector: int
     whole: bool
+    by_warp: bool = False
 
     @property
     def width(self) -> int:
-        """Columns of the strip."""
+        """Columns that the warpgroup holds."""
         return WARPGROUP * self.vector
 
     def load(self, source: Any, row: Any, interpret: Any) -> jax.Array:
@@ -149,7 +152,8 @@ class Strip:
 
     def _column(self, start: Any) -> Any:
         """Returns the first column of the thread."""
-        return arith.addi(start.registers.item(), arith.muli(thread_of_warpgroup(), i32(self.vector)))
+        thread = thread_of_warp() if self.by_warp else thread_of_warpgroup()
+        return arith.addi(start.registers.item(), arith.muli(thread, i32(self.vector)))
 
     def _inside(self, column: Any) -> Any:
         # Row lengths are multiples of the vector, so a thread's columns are all valid or all past the end.

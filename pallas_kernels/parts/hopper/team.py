@@ -8,7 +8,7 @@ exchanged through shared memory with one barrier of the block or cluster, and ev
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import jax
 import jax.experimental.pallas as pl
@@ -22,9 +22,8 @@ from jaxlib.mlir.dialects import arith, gpu, llvm, memref
 from pallas_kernels.parts.hopper.arithmetic import LARGER, WARPGROUP, strided
 from pallas_kernels.parts.hopper.inline import held, inline
 from pallas_kernels.parts.hopper.registers import element
+from pallas_kernels.parts.hopper.tile import WARP
 from pallas_kernels.parts.hopper.tree import Combine, Fold
-
-_WARP: Final = 32
 
 
 @dataclass(frozen=True)
@@ -38,6 +37,7 @@ class Team:
             the interpreter, which cannot access another block's shared memory.
         barrier: Barrier under the interpreter; the GPU uses its built-in barriers.
         interpret: Whether the interpreter runs the kernel.
+        by_warp: Whether each warp has a row of its own, of 128 lanes; not under the interpreter.
     """
 
     lanes: int
@@ -45,6 +45,7 @@ class Team:
     scratch: Any
     barrier: Any
     interpret: Any
+    by_warp: bool = False
 
     @property
     def groups(self) -> int:
@@ -87,7 +88,7 @@ def combine_team(
         places: For each kind a row of `team.scratch`, which may be reused only after another call has ended.
 
     Returns:
-        Float32 scalars, held by every thread of the team.
+        Float32 scalars, held by every thread of the team, or of the warp that has the row.
     """
     vector = strips[0][0].shape[0] // WARPGROUP
     if team.interpret:
@@ -122,6 +123,10 @@ def combine_team(
         def at(place: Any, position: Any) -> list[Any]:
             return [arith.index_cast(index, p) for p in (place.registers.item(), position)]
 
+        if team.by_warp:
+            values = [[element(own.registers.item(), j) for j in range(vector)] for own in arrays]
+            totals = [_group_tree(kind, v, thread) for kind, v in zip(orders, values, strict=True)]
+            return tuple(mgpu.FragmentedArray.splat(total, ()) for total in totals)
         if vector == 1:
             # One group, distributed over the four warps.
             for place, own in zip(places, arrays, strict=True):
@@ -140,14 +145,14 @@ def combine_team(
                     _store_everywhere(total, scratch, place.registers.item(), group, thread, vector, team.cluster)
         _meet_threads(team.cluster)
         size = WARPGROUP if vector == 1 else team.groups
-        near = arith.remui(thread, mgpu.c(min(size, _WARP), i32))
+        near = arith.remui(thread, mgpu.c(min(size, WARP), i32))
         totals = []
         for kind, place in zip(orders, places, strict=True):
-            held = [memref.load(scratch, at(place, arith.addi(near, mgpu.c(i, i32)))) for i in range(0, size, _WARP)]
+            held = [memref.load(scratch, at(place, arith.addi(near, mgpu.c(i, i32)))) for i in range(0, size, WARP)]
             while len(held) > 1:
                 half = len(held) // 2
                 held = [_join(kind, a, b) for a, b in zip(held[:half], held[half:], strict=True)]
-            distance = min(size, _WARP) // 2
+            distance = min(size, WARP) // 2
             while distance:
                 held = [_meet(kind, held[0], distance, thread)]
                 distance //= 2
@@ -162,7 +167,7 @@ def _largest(strips: Sequence[jax.Array], lane: Any, team: Team, place: Any, *, 
     number, layout = plgpu.Layout.WG_SPLAT(()), strided(strips[0].shape[0])
     kind = held((), number)
     share = len(strips) * strips[0].shape[0]
-    warps = team.lanes // share * (WARPGROUP // _WARP)
+    warps = team.lanes // share * (WARPGROUP // WARP)
 
     @inline(plgpu.RefType(), number, number, (layout,) * len(strips), result=kind)
     def largest(scratch: Any, lane: Any, place: Any, strips: Any) -> Any:
@@ -170,19 +175,21 @@ def _largest(strips: Sequence[jax.Array], lane: Any, team: Team, place: Any, *, 
         thread = arith.remui(mgpu.utils.thread_idx(), mgpu.c(WARPGROUP, i32))
         held = [element(x.registers.item(), j) for x in strips for j in range(x.shape[0] // WARPGROUP)]
         total = _largest_of_warp(held, signed)
+        if team.by_warp:
+            return mgpu.FragmentedArray.splat(total, ())
         member = arith.divui(lane.registers.item(), mgpu.c(share, i32))
-        slot = arith.addi(arith.muli(member, mgpu.c(4, i32)), arith.divui(thread, mgpu.c(_WARP, i32)))
+        slot = arith.addi(arith.muli(member, mgpu.c(4, i32)), arith.divui(thread, mgpu.c(WARP, i32)))
         row = arith.index_cast(index, place.registers.item())
         if team.cluster == 1:
             memref.store(total, scratch, [row, arith.index_cast(index, slot)])
         else:
-            each = WARPGROUP // _WARP  # so that the threads of a warp correspond to the blocks
+            each = WARPGROUP // WARP  # so that the threads of a warp correspond to the blocks
             _store_everywhere(total, scratch, place.registers.item(), slot, thread, each, team.cluster)
         _meet_threads(team.cluster)
-        near = arith.remui(thread, mgpu.c(min(warps, _WARP), i32))
+        near = arith.remui(thread, mgpu.c(min(warps, WARP), i32))
         found = [
             memref.load(scratch, [row, arith.index_cast(index, arith.addi(near, mgpu.c(i, i32)))])
-            for i in range(0, warps, _WARP)
+            for i in range(0, warps, WARP)
         ]
         return mgpu.FragmentedArray.splat(_largest_of_warp(found, signed), ())
 

@@ -26,6 +26,9 @@ ROWS: Final = 64
 WARPGROUP: Final = 128
 """Threads of a warpgroup."""
 
+WARP: Final = 32
+"""Threads of a warp."""
+
 TILE: Final = plgpu.Layout.WGMMA
 ROW: Final = plgpu.Layout.WGMMA.reduce(1)
 
@@ -216,6 +219,23 @@ def add_lanes(total: jax.Array, interpret: bool) -> jax.Array:
 def thread_of_warpgroup() -> Any:
     """Returns the index of the thread in its warpgroup, int32."""
     return arith.remui(mgpu.utils.thread_idx(), i32(WARPGROUP))
+
+
+def thread_of_warp() -> Any:
+    """Returns the index of the thread in its warp, int32."""
+    return arith.remui(mgpu.utils.thread_idx(), i32(WARP))
+
+
+def warp_of_warpgroup() -> jax.Array:
+    """Returns the index of the warp in its warpgroup, int32: a number that each warp holds for itself."""
+    number = plgpu.Layout.WG_SPLAT(())
+
+    @inline(result=held((), number, jnp.int32))
+    def warp() -> Any:
+        return mgpu.FragmentedArray.splat(arith.divui(thread_of_warpgroup(), i32(WARP)), (), is_signed=True)
+
+    found: jax.Array = warp()
+    return found
 
 
 def i32(value: int) -> Any:

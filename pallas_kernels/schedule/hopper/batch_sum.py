@@ -33,18 +33,22 @@ def chunk_schedule(rows: int, columns: int, itemsize: int) -> ChunkSchedule:
 
     Example:
         >>> chunk_schedule(16384, 4096, 2), chunk_schedule(512, 4096, 2)
-        (ChunkSchedule(neighbours=4, warpgroups=2), ChunkSchedule(neighbours=2, warpgroups=8))
+        (ChunkSchedule(neighbours=4, warpgroups=2), ChunkSchedule(neighbours=2, warpgroups=4))
     """
     chunks = -(-rows // ROW_CHUNK)
 
     def blocks(neighbours: int) -> int:
-        return chunks * (columns // (neighbours * LANES))
+        return chunks * -(-columns // (neighbours * LANES))
+
+    def fits(neighbours: int) -> bool:
+        return columns % neighbours == 0 and neighbours * LANES <= columns
 
     neighbours = _LOAD_BYTES // itemsize if itemsize < _LOAD_BYTES else 1
-    # Narrower strips if there are too few blocks to fill the GPU, or if the row is not a multiple of wide strips.
-    while neighbours > 2 and (columns % (neighbours * LANES) or blocks(neighbours) < _ENOUGH_BLOCKS):
+    # Narrower strips if there are too few blocks to fill the GPU.
+    while neighbours > 1 and not (fits(neighbours) and (neighbours == 2 or blocks(neighbours) >= _ENOUGH_BLOCKS)):
         neighbours //= 2
-    if neighbours == 2 and columns % (2 * LANES) and blocks(2) < _ENOUGH_BLOCKS:
-        neighbours = 1
-    warpgroups = 2 if blocks(neighbours) >= _ENOUGH_BLOCKS else PARTS
-    return ChunkSchedule(neighbours, 1 if rows <= FEW_ROWS else warpgroups)
+    if rows <= FEW_ROWS:
+        return ChunkSchedule(neighbours, 1)
+    if blocks(neighbours) >= _ENOUGH_BLOCKS:
+        return ChunkSchedule(neighbours, 2)
+    return ChunkSchedule(neighbours, PARTS // neighbours)

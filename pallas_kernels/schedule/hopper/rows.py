@@ -8,6 +8,10 @@ from pallas_kernels.schedule.hopper.tiles import SMS
 
 GROUP: Final = 128
 MOST_TEAM: Final = 8
+WARPS: Final = 4
+"""Warps of a warpgroup."""
+WARP_VECTOR: Final = 4
+"""Neighbouring columns that a thread holds where each warp has a row of its own."""
 COPY_BYTES: Final = 128
 """Copies into shared memory are multiples of this size: every thread of a warpgroup announces its share."""
 
@@ -24,6 +28,10 @@ _MOST_LANES: Final = 8192
 _CLUSTER_TEAM: Final = 4
 _FEW_CLUSTERS: Final = 32
 _FEW_ROWS: Final = 8
+_SHORT: Final = 256  # columns
+_LONG: Final = 768
+_ROWS_FOR_TWO: Final = {True: 64 * SMS, False: 8 * SMS}  # so that no warp is idle, for short rows and for long ones
+_PICKED_COLUMNS: Final = 1024  # of all arrays, for programs that could also have more lanes
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,8 @@ class RowSchedule:
         preload: Keep the vectors in registers, for all rows of a block.
         unroll: Blocks of lanes that one step of a loop handles.
         cluster: Blocks that share a row; more than one only if `stages` is 0.
+        rows_per_warp: Rows that each warp of a block processes by itself, with the loads of all of them in flight; 0 if
+            a team shares a row. Only for rows of 128 lanes that are held, one warpgroup a block, and `stages` of 0.
     """
 
     team: int
@@ -49,6 +59,12 @@ class RowSchedule:
     preload: bool = False
     unroll: int = 2
     cluster: int = 1
+    rows_per_warp: int = 0
+
+    @property
+    def rows_per_block(self) -> int:
+        """Rows that a block (or cluster) has at once."""
+        return max(1, WARPS * self.rows_per_warp)
 
     @property
     def members(self) -> int:
@@ -70,7 +86,7 @@ def row_lanes(rows: int, columns: int, itemsizes: Sequence[int]) -> int:
     """Returns the lanes for programs that are exact in any order.
 
     For many rows that fit, these are the columns that the fewest warpgroups can hold at once, so that few threads pay
-    the fixed cost of a row, an exchange and some divisions.
+    the fixed cost of a row, an exchange and some divisions; 128 if a warp can process a row.
 
     Args:
         rows: Number of rows.
@@ -78,12 +94,14 @@ def row_lanes(rows: int, columns: int, itemsizes: Sequence[int]) -> int:
         itemsizes: Bytes of an element of each array that is read row by row.
 
     Example:
-        >>> row_lanes(8192, 7168, (2,)), row_lanes(8, 7168, (2,)), row_lanes(8, 768, (2,))
-        (1024, 4096, 1024)
+        >>> row_lanes(8192, 7168, (2,)), row_lanes(8, 7168, (2,)), row_lanes(8, 768, (2,)), row_lanes(8192, 768, (2,))
+        (1024, 4096, 1024, 128)
     """
     longest = max(_LEAST_LANES, min(_MOST_LANES, 1 << columns.bit_length() - 1))
     if rows <= SMS:
         return longest
+    if columns * len(itemsizes) <= _PICKED_COLUMNS and columns < _LEAST_LANES:
+        return GROUP
     team = next((t for t in _TEAMS if _is_held(columns, itemsizes, t)), None)
     return longest if team is None else GROUP * (4 if max(itemsizes) > 2 else 8) * team
 
@@ -118,11 +136,15 @@ def row_schedule(
 
     Example:
         >>> row_schedule(8, 4096, 4096, (2,), (2,), 1)
-        RowSchedule(team=1, blocks=8, stage=0, stages=0, hold=True, preload=True, unroll=2, cluster=1)
+        RowSchedule(team=1, blocks=8, stage=0, stages=0, hold=True, preload=True, unroll=2, cluster=1, rows_per_warp=0)
+        >>> row_schedule(40960, 128, 128, (2,), (2,), 1).rows_per_warp
+        2
     """
     if picked:
         found = row_schedule(rows, columns, lanes, itemsizes, result_sizes, vectors, passes)
         return replace(found, blocks=rows if found.stages else found.blocks, stage=0, stages=0, preload=False)
+    if lanes == GROUP and (each := _rows_per_warp(rows, columns, itemsizes)):
+        return RowSchedule(1, -(-rows // (WARPS * each)), hold=True, preload=True, rows_per_warp=each)
     wide = sum(itemsizes)
     members = max(1, lanes // (GROUP * row_vector(lanes, (*itemsizes, *result_sizes))))
     held = columns * len(itemsizes) / GROUP  # columns per thread with a single warpgroup
@@ -131,7 +153,10 @@ def row_schedule(
     if rows <= SMS:
         # Every row has a multiprocessor. Fewer warpgroups make the exchange cheaper.
         for team in _TEAMS:
-            if team <= members and registers / team <= _HELD_FEW:
+            # Measured: it pays for programs that write as much as they read, not for gradients and sums.
+            holds = len(result_sizes) >= len(itemsizes) and preloaded / team <= _HELD_PRELOADED
+            few = registers / team <= _HELD_FEW or holds
+            if team <= members and few:
                 return RowSchedule(team, rows, hold=True, preload=preloaded / team <= _HELD_PRELOADED)
         most = min(MOST_TEAM, members)
         if members <= _CLUSTER_TEAM or (held / most <= _HELD and not (members > most and rows <= _FEW_CLUSTERS)):
@@ -152,3 +177,16 @@ def row_schedule(
         return RowSchedule(team, rows, hold=True)
     each = _WARPGROUPS // 2 if result_sizes else _WARPGROUPS
     return RowSchedule(team, SMS * each, columns, _RING_ROWS, hold=True, preload=preloaded <= _HELD_PRELOADED)
+
+
+def _rows_per_warp(rows: int, columns: int, itemsizes: Sequence[int]) -> int:
+    """Returns how many rows of 128 lanes a warp processes at once; 0 if a warpgroup should share each row.
+
+    Two of the short rows are in flight at once, since one does not hide the latency of memory; and two of the longest,
+    which take so many registers that the blocks with one row each would be a wave and the beginning of another.
+    """
+    registers = columns * sum(itemsizes) / GROUP
+    if registers > _HELD_COLUMNS or (rows <= SMS and columns > _SHORT):
+        return 0
+    two = not _SHORT < columns <= _LONG and rows > _ROWS_FOR_TWO[columns <= _SHORT]
+    return 2 if two and 2 * registers <= _HELD_COLUMNS else 1
