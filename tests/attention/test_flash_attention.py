@@ -21,7 +21,7 @@ IDS = np.array([2, 0, 3], np.int32)
 
 
 def normal(seed: int, *shape: int, dtype: Any = "bfloat16") -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(jnp.dtype(dtype))
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32).astype(jnp.dtype(dtype))
 
 
 def caches(quantised: bool) -> tuple[dict[str, Any], list[list[np.ndarray]]]:
@@ -32,8 +32,8 @@ def caches(quantised: bool) -> tuple[dict[str, Any], list[list[np.ndarray]]]:
         cache = normal(i, BLOCKS, KEYS, SIZE, WIDTH)
         wide = cache
         if quantised:
-            scale = np.exp(normal(2 + i, KEYS, WIDTH, dtype="float32")) / np.float32(64)
-            cache = np.random.default_rng(i).integers(-127, 128, cache.shape, np.int8)
+            scale = jnp.exp(normal(2 + i, KEYS, WIDTH, dtype="float32")) / 64
+            cache = np.random.default_rng(i).integers(-127, 128, cache.shape).astype(np.int8)
             arrays[f"{name}_scale"] = scale
             wide = (oracles.wide(cache) * oracles.wide(scale)[:, None]).astype(oracles.BF16)
         arrays[f"{name}_cache"] = cache
