@@ -14,7 +14,7 @@ from jax.interpreters import ad, batching, mlir
 Function = Callable[..., jax.Array]
 Rule = Callable[..., Any]
 
-W = (np.random.default_rng(7).standard_normal((250, 250)) / 16).astype(np.float32)
+W = jnp.asarray(np.random.default_rng(7).standard_normal((250, 250)) / 16, jnp.float32)
 
 
 def product(x: jax.Array) -> jax.Array:

@@ -12,8 +12,8 @@ from jax.experimental import checkify, io_callback, sparse
 
 Function = Callable[[jax.Array], Any]
 
-X, W = (np.random.default_rng(i).standard_normal((n, 40)).astype(np.float32) for i, n in ((0, 17), (1, 40)))
-W /= 6
+X = jnp.asarray(np.random.default_rng(0).standard_normal((17, 40)), jnp.float32)
+W = jnp.asarray(np.random.default_rng(1).standard_normal((40, 40)) / 6, jnp.float32)
 
 FROM_CALLBACKS = (jax.errors.JaxRuntimeError, ValueError)
 """What JAX raises for an error in a callback."""
@@ -22,8 +22,9 @@ FROM_CALLBACKS = (jax.errors.JaxRuntimeError, ValueError)
 @functools.cache
 def matrix(form: Any) -> Any:
     """Returns a sparse matrix in a form of `jax.experimental.sparse`; `fromdense` would compile forty programs."""
-    rows, columns = (x.astype(np.int32) for x in np.nonzero(np.abs(W) > 0.2))
-    starts = np.searchsorted(rows, np.arange(len(W) + 1)).astype(np.int32)
+    whole = np.asarray(W)
+    rows, columns = (x.astype(np.int32) for x in np.nonzero(np.abs(whole) > 0.2))
+    starts = np.searchsorted(rows, np.arange(len(whole) + 1)).astype(np.int32)
     places, options = {
         sparse.BCOO: ((np.stack([rows, columns], axis=1),), {"indices_sorted": True, "unique_indices": True}),
         sparse.BCSR: ((columns, starts), {}),
@@ -31,7 +32,7 @@ def matrix(form: Any) -> Any:
         sparse.CSR: ((columns, starts), {}),
     }[form]
     with jax.ensure_compile_time_eval():
-        return form(tuple(map(jnp.asarray, (W[rows, columns], *places))), shape=W.shape, **options)
+        return form(tuple(map(jnp.asarray, (whole[rows, columns], *places))), shape=W.shape, **options)
 
 
 def checked(x: jax.Array) -> jax.Array:
