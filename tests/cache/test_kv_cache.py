@@ -174,7 +174,8 @@ def test_what_is_lowered_for_cuda_is_fenced() -> None:
     assert_fenced_on_cuda(call, ((3, 1, K, D), jnp.bfloat16), store, store, ((3,), jnp.int32))
 
 
-X, C, C8 = jnp.ones((2, 3, K, D)), jnp.ones((2, K, 4, D)), jnp.ones((2, K, 4, D), jnp.int8)
+X, C = (jnp.asarray(np.ones(shape, np.float32)) for shape in ((2, 3, K, D), (2, K, 4, D)))
+C8 = jnp.asarray(np.ones((2, K, 4, D), np.int8))
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,8 @@ import pytest
 import bijax
 from bijax.testing import assert_bits_equal
 
-X, W, WEIGHT = jnp.ones((4, 6)), jnp.ones((6, 5)), jnp.ones(6)
-LABELS = jnp.zeros(4, jnp.int32)
-Q = jnp.ones((1, 4, 2, 8))
+X, W, WEIGHT, Q = (jnp.asarray(np.ones(shape, np.float32)) for shape in ((4, 6), (6, 5), 6, (1, 4, 2, 8)))
+LABELS = jnp.asarray(np.zeros(4, np.int32))
 
 NUMBERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "rms_norm": ("eps", lambda n: bijax.rms_norm(X, eps=n)),

@@ -5,11 +5,14 @@ from typing import Any, Final
 
 import chex
 import jax.numpy as jnp
+import numpy as np
 from absl.testing import parameterized
 
 import bijax
 
-X, W, V = jnp.ones((3, 5, 8), jnp.bfloat16), jnp.ones((8, 6), jnp.bfloat16), jnp.ones(8)
+X, W, V = (
+    jnp.asarray(np.ones(shape, d)) for shape, d in (((3, 5, 8), "bfloat16"), ((8, 6), "bfloat16"), (8, "float32"))
+)
 IDS: Final = jnp.array([[1, 0, 2]])
 
 type Result = tuple[tuple[int, ...], str]

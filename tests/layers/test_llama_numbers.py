@@ -16,6 +16,7 @@ from tests.layers import checkpoint_files as files
 from tests.layers import reference_llama
 from tests.layers import small_llama as small
 from tests.layers.short_sequences import log_probabilities
+from tests.tiers import full_only
 
 
 def parameters(model: Llama) -> dict:
@@ -40,7 +41,7 @@ def test_both_formats_give_the_same_parameters(tmp_path: Path, tied: bool) -> No
     assert_bits_equal(fresh.rotary.cos[...], one.rotary.cos[...])
 
 
-@pytest.mark.parametrize("ops", [INVARIANT, PLAIN])
+@pytest.mark.parametrize("ops", [INVARIANT, full_only(PLAIN)], ids=["invariant", "plain"])
 def test_log_probabilities_against_float64(ops: Ops) -> None:
     rows = small.sequences()
     for row, actual in zip(rows, small.in_full(small.model(ops), rows), strict=True):

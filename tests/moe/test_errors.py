@@ -5,13 +5,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import bijax
 
-X, S = jnp.ones((4, 6)), jnp.zeros((4, 2), jnp.int32)
-Q, W, ROW, COLUMN = jnp.ones((4, 6), jnp.int8), jnp.ones((3, 6, 5), jnp.int8), jnp.ones(4), jnp.ones((3, 5))
-OFFSET, WEIGHTS = jnp.arange(4), jnp.ones((2, 2))
+X, ROW, COLUMN, WEIGHTS = (jnp.asarray(np.ones(shape, np.float32)) for shape in ((4, 6), 4, (3, 5), (2, 2)))
+Q, W = (jnp.asarray(np.ones(shape, np.int8)) for shape in ((4, 6), (3, 6, 5)))
+S, OFFSET = jnp.asarray(np.zeros((4, 2), np.int32)), jnp.asarray(np.arange(4, dtype=np.int32))
 
 
 def scatter(*args: Any, **options: Any) -> Any:

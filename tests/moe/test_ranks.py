@@ -14,18 +14,18 @@ from tests.tiers import full_only
 EXPERTS, TOPK, SHARED, C, F = 8, 3, 2, 24, 16
 
 
-def normal(seed: int, *shape: int, dtype: Any = "float32") -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape)).astype(dtype)
+def normal(seed: int, *shape: int, dtype: Any = "float32") -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(jnp.dtype(dtype))
 
 
-def int8(seed: int, *shape: int) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).integers(-127, 128, shape, np.int8))
+def int8(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(-127, 128, shape, np.int8)
 
 
 ROUTER = normal(0, C, EXPERTS)
-SMOOTH = jnp.exp(normal(1, SHARED + EXPERTS, C)), jnp.exp(normal(2, SHARED + EXPERTS, F))
+SMOOTH = np.exp(normal(1, SHARED + EXPERTS, C)), np.exp(normal(2, SHARED + EXPERTS, F))
 UP, DOWN = int8(3, SHARED + EXPERTS, C, 2 * F), int8(4, SHARED + EXPERTS, F, C)
-SCALES = jnp.exp(normal(5, SHARED + EXPERTS, 2 * F)) / 1e4, jnp.exp(normal(6, SHARED + EXPERTS, C)) / 1e4
+SCALES = tuple(np.exp(normal(i, SHARED + EXPERTS, n)) / np.float32(1e4) for i, n in ((5, 2 * F), (6, C)))
 
 
 def on_rank(x: jax.Array, selected: jax.Array, rank: int, ranks: int, allocated: int | None) -> tuple[Any, Any, Any]:

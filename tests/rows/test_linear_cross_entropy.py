@@ -11,6 +11,7 @@ import pytest
 import bijax
 from bijax.ops.rows import linear_cross_entropy as module
 from bijax.testing import assert_bits_equal, hostile_rows
+from tests.tiers import full_only
 
 ROWS, WIDTH, COLUMNS = 300, 40, 33
 OPTIONS: dict[str, Any] = {"ignore_index": 3, "z_loss": 0.01}
@@ -34,7 +35,7 @@ def with_gradients(function: Any, x: jax.Array, w: jax.Array, labels: jax.Array,
     return out, pull(ct)
 
 
-@pytest.mark.parametrize(("dtype", "transpose_w"), [("float32", False), ("bfloat16", True)])
+@pytest.mark.parametrize(("dtype", "transpose_w"), [full_only("float32", False), ("bfloat16", True)])
 def test_bits_are_those_of_the_pair(dtype: str, transpose_w: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one chunk, and in three, of which the last one is short."""
     arrays = given(dtype, transpose_w)

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Primitive
 from jax.extend.mlir.dialects import stablehlo as hlo
 from jax.interpreters import ad, batching, mlir
@@ -13,7 +14,7 @@ from jax.interpreters import ad, batching, mlir
 Function = Callable[..., jax.Array]
 Rule = Callable[..., Any]
 
-W = jax.random.normal(jax.random.key(7), (250, 250)) / 16
+W = jnp.asarray(np.random.default_rng(7).standard_normal((250, 250)) / 16, jnp.float32)
 
 
 def product(x: jax.Array) -> jax.Array:

@@ -1,27 +1,38 @@
 """Programs with code of other libraries, and of JAX's experimental parts."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import checkify, io_callback, sparse
 
 Function = Callable[[jax.Array], Any]
 
-X = jax.random.normal(jax.random.key(0), (17, 40))
-
-W = jax.random.normal(jax.random.key(1), (40, 40)) / 6
-
-SPARSE = W * (jnp.abs(W) > 0.2)
-
-BCOO, BCSR = sparse.BCOO.fromdense(SPARSE), sparse.BCSR.fromdense(SPARSE)
-
-COO, CSR = sparse.COO.fromdense(SPARSE), sparse.CSR.fromdense(SPARSE)
+X = jnp.asarray(np.random.default_rng(0).standard_normal((17, 40)), jnp.float32)
+W = jnp.asarray(np.random.default_rng(1).standard_normal((40, 40)) / 6, jnp.float32)
 
 FROM_CALLBACKS = (jax.errors.JaxRuntimeError, ValueError)
 """What JAX raises for an error in a callback."""
+
+
+@functools.cache
+def matrix(form: Any) -> Any:
+    """Returns a sparse matrix in a form of `jax.experimental.sparse`; `fromdense` would compile forty programs."""
+    whole = np.asarray(W)
+    rows, columns = (x.astype(np.int32) for x in np.nonzero(np.abs(whole) > 0.2))
+    starts = np.searchsorted(rows, np.arange(len(whole) + 1)).astype(np.int32)
+    places, options = {
+        sparse.BCOO: ((np.stack([rows, columns], axis=1),), {"indices_sorted": True, "unique_indices": True}),
+        sparse.BCSR: ((columns, starts), {}),
+        sparse.COO: ((rows, columns), {"rows_sorted": True}),
+        sparse.CSR: ((columns, starts), {}),
+    }[form]
+    with jax.ensure_compile_time_eval():
+        return form(tuple(map(jnp.asarray, (whole[rows, columns], *places))), shape=W.shape, **options)
 
 
 def checked(x: jax.Array) -> jax.Array:
@@ -51,9 +62,10 @@ def by_data(x: jax.Array) -> jax.Array:
     """The gradient by the entries of a sparse matrix, of each row."""
 
     def loss(data: jax.Array, row: jax.Array) -> jax.Array:
-        return ((sparse.BCOO((data, BCOO.indices), shape=BCOO.shape) @ row) ** 2).sum()
+        return ((sparse.BCOO((data, whole.indices), shape=whole.shape) @ row) ** 2).sum()
 
-    return jax.vmap(jax.grad(loss), (None, 0))(BCOO.data, x)
+    whole = matrix(sparse.BCOO)
+    return jax.vmap(jax.grad(loss), (None, 0))(whole.data, x)
 
 
 FUNCTIONS: dict[str, Function] = {
@@ -62,14 +74,14 @@ FUNCTIONS: dict[str, Function] = {
     "error_if, gradient": jax.grad(lambda x: checked(x)[..., 0].sum()),
     "checkify": checkified,
     "callbacks without results": logged,
-    "BCOO from the left": jax.vmap(lambda row: BCOO @ row),
-    "BCOO from the right": lambda x: x @ BCOO,
-    "BCOO, gradient": jax.grad(lambda x: ((x @ BCOO) ** 2).sum()),
+    "BCOO from the left": jax.vmap(lambda row: matrix(sparse.BCOO) @ row),
+    "BCOO from the right": lambda x: x @ matrix(sparse.BCOO),
+    "BCOO, gradient": jax.grad(lambda x: ((x @ matrix(sparse.BCOO)) ** 2).sum()),
     "BCOO, gradient by its data": by_data,
     "BCOO of each row": jax.vmap(lambda row: sparse.BCOO.fromdense(jnp.outer(row, row)[:6, :6], nse=36) @ row[:6]),
-    "BCSR": lambda x: (BCSR @ x.T).T,
-    "COO": lambda x: (COO @ x.T).T,
-    "CSR": lambda x: (CSR @ x.T).T,
+    "BCSR": lambda x: (matrix(sparse.BCSR) @ x.T).T,
+    "COO": lambda x: (matrix(sparse.COO) @ x.T).T,
+    "CSR": lambda x: (matrix(sparse.CSR) @ x.T).T,
     "welch": welch,
     "welch, gradient": jax.grad(lambda x: (welch(x) ** 2).sum()),
 }

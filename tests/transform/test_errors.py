@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
@@ -14,7 +15,7 @@ import bijax
 from bijax.transform.rules._refused import REFUSED
 from bijax.transform.rules.names import CUDNN_ATTENTION
 
-X = jnp.eye(4)
+X = jnp.asarray(np.eye(4, dtype=np.float32))
 
 
 def in_the_mode(x: jax.Array) -> None:

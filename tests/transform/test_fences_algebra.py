@@ -52,7 +52,7 @@ PAIRS: Final[dict[str, Callable[[Array, Array, Array], Array]]] = {
     "mean(a / b)": lambda x, a, b: x * (a / b).mean(-1, keepdims=True),
 }
 FEW: Final = ("shared", "constant", "one number", "chosen of equals")
-FEW_SIZES: Final = (1, 8, SIZES[-1])
+FEW_SIZES: Final = (1, SIZES[-1])
 
 
 def programs(kinds: tuple[str, ...]) -> dict[str, Callable[[Array, Array, Array], Array]]:
@@ -114,7 +114,9 @@ def test_plain_jax_uses_what_it_knows_of_operands() -> None:
 @pytest.mark.tier("full", fault=("few",))
 @pytest.mark.parametrize("kinds", [FEW[:2], tuple(OPERANDS)], ids=["few", "every"])
 def test_gradients_of_shared_values(kinds: tuple[str, ...]) -> None:
+    sizes = FEW_SIZES if kinds == FEW[:2] else SIZES
+
     def program(x: Array, w: Array, s: Array) -> Numbers:
         return {name: jax.grad(lambda x, one=one: one(x, w, s).sum())(x) for name, one in programs(kinds).items()}
 
-    assert not differing(bijax.invariant(program), "float32")
+    assert not differing(bijax.invariant(program), "float32", sizes)

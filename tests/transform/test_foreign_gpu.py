@@ -25,7 +25,7 @@ def test_the_check_raises() -> None:
     function = jax.jit(bijax.invariant(checked))
     function(X)
     with pytest.raises(FROM_CALLBACKS, match="a nan"):
-        jax.block_until_ready(function(X.at[3, 3].set(jnp.nan)))
+        jax.block_until_ready(function(jnp.asarray(X).at[3, 3].set(jnp.nan)))
 
 
 def test_a_library_of_sparse_products_is_not_called() -> None:

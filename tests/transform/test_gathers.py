@@ -24,7 +24,7 @@ def test_values_do_not_depend_on_the_number_of_indices(name: str) -> None:
     """Against NumPy's exact gather; plain `jax.jit` differs from 33 indices on with jaxlib 0.12.0.1."""
     program = PROGRAMS[name]
     rng = np.random.default_rng(0)
-    for count in (16, 33, 65):
+    for count in (33, 65):
         x = jnp.asarray(rng.integers(0, 9, count), jnp.float32)
         i = jnp.asarray(np.sort(rng.integers(0, count, count)), jnp.int32)
         with jax.disable_jit():

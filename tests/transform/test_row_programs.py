@@ -69,8 +69,15 @@ def evaluate(jaxpr: Any, consts: Sequence[Any], arrays: Sequence[Any], *, plain:
     return tuple(read(v) for v in jaxpr.outvars)
 
 
-def normal(seed: int, *shape: int, dtype: str = "bfloat16") -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+def normal(seed: int, *shape: int, dtype: str = "bfloat16") -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(jnp.dtype(dtype))
+
+
+def put(x: np.ndarray, place: tuple[int, ...], number: float) -> np.ndarray:
+    """Returns an array with another number at a place."""
+    x = x.copy()
+    x[place] = number
+    return x
 
 
 def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -160,21 +167,21 @@ def optax_gradient(logits: jax.Array, labels: jax.Array) -> Arrays:
 
 SCORES = normal(3, 2, ROWS, COLUMNS, dtype="float32")
 ROW = normal(6, 1, 2, 1, 384)
-LOGITS = normal(4, 2, ROWS, 520, dtype="float32").at[0, 1, 7].set(jnp.nan).at[1, 0, 3].set(jnp.inf)
-LABELS = jnp.asarray([[3, -1, 519], [520, 5000, 0]], jnp.int32)
+LOGITS = put(put(normal(4, 2, ROWS, 520, dtype="float32"), (0, 1, 7), np.nan), (1, 0, 3), np.inf)
+LABELS = np.array([[3, -1, 519], [520, 5000, 0]], np.int32)
 CASES: dict[str, tuple[Callable[..., Any], Arrays, int]] = {
     "gradients": (gradients, queries(), 2),
     "mapped gradients": (jax.vmap(gradients), queries(2), 2),
     "bfloat16 scores": (narrow_gradients, queries(), 2),
     "parts used elsewhere": (with_parts, (SCORES,), 1),
-    "not finite": (with_parts, (SCORES.at[0, 1, 3].set(jnp.nan).at[1, 1, 2].set(jnp.inf),), 1),
+    "not finite": (with_parts, (put(put(SCORES, (0, 1, 3), np.nan), (1, 1, 2), np.inf),), 1),
     "cross entropy": (loss_and_gradient, (LOGITS, LABELS), 1),
     "cross entropy of a sequence": (loss_and_gradient, (LOGITS[1:], LABELS[1:]), 1),
     "cross entropy of last tokens": (loss_and_gradient, (LOGITS[:, 1:2], LABELS[:, 1:2]), 1),
     "cross entropy of a token": (loss_and_gradient, (LOGITS[:1, :1], LABELS[:1, :1]), 1),
-    "optax": (optax_gradient, (LOGITS.at[1, 1].set(-jnp.inf), LABELS), 1),
+    "optax": (optax_gradient, (put(LOGITS, (1, 1), -np.inf), LABELS), 1),
     "norm": (residual_norm, (ROW, normal(7, 1, 2, 1, 384), normal(8, 384)), 1),
-    "layer norm": (layer_norm, (ROW.at[0, 0].set(3), normal(7, 384, dtype="float32"), normal(8, 384)), 1),
+    "layer norm": (layer_norm, (put(ROW, (0, 0), 3), normal(7, 384, dtype="float32"), normal(8, 384)), 1),
     "norm of float32": (residual_norm, (SCORES, SCORES, SCORES[0, 0]), 0),
     "something between": (with_something_between, (SCORES,), 0),
     "short rows": (jax.nn.softmax, (SCORES[..., :120],), 0),

@@ -124,7 +124,8 @@ def _requested(ctx: Any, eqn: Any, enabled: bool) -> Any:
         return eqn
     if kept := _operand_that_is_chosen(eqn):
         return eqn.replace(primitive=jax.lax.copy_p, invars=[kept], params={})
-    if tuple(ctx.platforms) == ("cpu",) and not is_explicit(eqn.outvars[0].aval):
+    # A callback may have no results.
+    if tuple(ctx.platforms) == ("cpu",) and eqn.outvars and not is_explicit(eqn.outvars[0].aval):
         eqn = with_product(eqn)
     inline = _jax_private.rules_of(ctx, eqn.primitive, eqn.ctx)[2]
     return eqn.replace(primitive=_counterpart(eqn.primitive, inline))

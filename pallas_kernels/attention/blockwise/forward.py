@@ -72,7 +72,7 @@ def mask_bounds_of_rows(queries: MaskBounds, group: int) -> MaskBounds:
 
 
 def block_step(
-    state: State,
+    state: State | None,
     query: jax.Array,
     keys: jax.Array,
     values: jax.Array,
@@ -88,7 +88,7 @@ def block_step(
     """Takes one block of keys into the state. This is the program whose bits the contract states.
 
     Args:
-        state: Of R rows.
+        state: Of R rows; None before any key, for which nothing is rescaled: the sums of the block are the state.
         query: (b, K, R, H) float32.
         keys: (b, n, K, H) float32, the first n keys of a block.
         values: (b, n, K, V) float32.
@@ -104,18 +104,26 @@ def block_step(
     seen = seen_keys(rows, start, keys.shape[1], arrays.mask)
     scores = block_scores(query, keys, seen, start, factor, arrays, soft_cap, fused=fused).masked
     # A nan among the scores may get lost here; it comes back with its own weight.
-    maximum = larger(state.maximum, lane_tree(scores, larger))
+    maximum = lane_tree(scores, larger)
+    if state is not None:
+        maximum = larger(state.maximum, maximum)
     # A row whose scores are all -inf so far has no largest one to subtract.
     (shift,) = isolate(jnp.where(maximum == -jnp.inf, jnp.float32(0), maximum))
     (weights,) = isolate(jnp.where(seen, jnp.exp(scores - shift[..., None]), jnp.float32(0)))
-    (decay,) = run_flat(lambda x: (jnp.exp(x),), state.maximum - shift)
+    decay = None if state is None else run_flat(lambda x: (jnp.exp(x),), state.maximum - shift)[0]
     block_total = lane_tree(weights, lax.add)
     block_values = seen_product(weights, seen, values, (((3,), (1,)), ((0, 1), (0, 2))), fused=fused, finite=finite)
-    # After a barrier the product is rounded before the sum, wherever the element stands in a vector.
-    total, kept = isolate(state.total * decay, state.values * decay[..., None])
     changed = rows.in_block(start, keys.shape[1])[:, None, :]
-    new = State(maximum, total + block_total, kept + block_values)
-    return State(*isolate(*(_where_rows(changed, n, o) for n, o in zip(new, state, strict=True))))
+    if state is None or decay is None:
+        # Neither sum can be -0, which adding the zero of the initial state would make +0.
+        sequences, heads, of_rows = maximum.shape
+        old = initial_state(sequences, heads, of_rows, values.shape[3])
+        new = State(maximum, block_total, block_values)
+    else:
+        # After a barrier the product is rounded before the sum, wherever the element stands in a vector.
+        total, kept = isolate(state.total * decay, state.values * decay[..., None])
+        new, old = State(maximum, total + block_total, kept + block_values), state
+    return State(*isolate(*(_where_rows(changed, n, o) for n, o in zip(new, old, strict=True))))
 
 
 def _where_rows(condition: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
@@ -219,7 +227,7 @@ def attend(
         queries = MaskBounds(part(what.first), part(what.last))
         rows = MaskBounds(*isolate(*mask_bounds_of_rows(queries, group)))
 
-        def body(block: jax.Array, state: State) -> State:
+        def step(block: jax.Array, state: State | None) -> State:
             k = fetch_keys(first, block)
             v = k[..., :value_size] if fetch_values is None else fetch_values(first, block)
             start = block * key_block
@@ -227,9 +235,12 @@ def attend(
             fixed: dict[str, Any] = {"soft_cap": options.soft_cap, "fused": contract.fused, "finite": tile.finite}
             return block_step(state, q, k, v, rows, start, factor=factor, arrays=given, **fixed)
 
-        state = initial_state(tile.sequences, heads, q.shape[2], value_size)
         # A block that a row does not see leaves its state as it is, so one block needs no loop.
-        state = body(zero, state) if tile.one_block else lax.fori_loop(*queries.blocks(key_block), body, state)
+        if tile.one_block:
+            state = step(zero, None)
+        else:
+            start = initial_state(tile.sequences, heads, q.shape[2], value_size)
+            state = lax.fori_loop(*queries.blocks(key_block), step, start)
         out, lse = finish(state, rows, sinks_of_rows(first), masked=arrays.given)
         out, lse = isolate(out.astype(query.dtype), lse)
         return from_rows(out, tile.queries, group), from_rows(lse, tile.queries, group)
