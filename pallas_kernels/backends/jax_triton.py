@@ -2,7 +2,7 @@
 
 On Hopper products and row operations serve where a caller asks for them by name (`bijax.prefer_backend`): mma.sync and
 wgmma give the same bits there, so products have the contracts of wgmma. Products in float64, routing, rotary embedding
-with cache writes, drawing, and attention that Hopper's kernels do not serve run there by default.
+with cache writes, drawing, the gated delta rule, and attention that Hopper's kernels do not serve run there by default.
 """
 
 from collections.abc import Callable
@@ -19,6 +19,7 @@ from pallas_kernels.contract import (
     MmaAttentionContract,
     MmaChunkContract,
     MmaContract,
+    MmaDeltaRuleContract,
     MmaTf32Contract,
     ProductSpec,
     QuantContract,
@@ -56,6 +57,7 @@ _CHUNKS: Final = chunk_contract()
 _PACKAGES: Final = Packages(("triton", "jax-triton", "jax-cuda13-plugin|jax-cuda12-plugin"), "cuda13")
 _16_BITS: Final = ("bfloat16", "float16")
 _MOST_SPLITS: Final = 4
+_DELTA_WIDTHS: Final = (64, 128)
 
 
 def _mma(product: ProductSpec) -> MmaContract | None:
@@ -136,6 +138,12 @@ def _attention(widths: tuple[int, str, int]) -> MmaAttentionContract:
     return mma_attention_contract(dtype, max(size, value_size))
 
 
+def _delta_rule(sizes: tuple[str, int, int]) -> MmaDeltaRuleContract | None:
+    dtype, *widths = sizes
+    served = dtype in _16_BITS and all(width in _DELTA_WIDTHS for width in widths)
+    return MmaDeltaRuleContract() if served else None
+
+
 def _kernels(
     on: str | tuple[str, ...],
     product: Callable[..., Any],
@@ -206,6 +214,8 @@ KERNELS: Final = (
     _on_all("attention", "attention.jax_triton:attention", _attention),
     _on_all("attention_gradients", "attention.jax_triton:gradients", _attention),
     _on_all("attention_score_gradients", "attention.jax_triton:score_gradients", _attention),
+    _on_all("gated_delta_rule", "delta_rule.jax_triton.launch:gated_delta_rule", _delta_rule),
+    _on_all("gated_delta_rule_extend", "delta_rule.jax_triton.launch:gated_delta_rule_extend", _delta_rule),
     _on_all("largest", "topk.jax_triton.launch:largest"),
     _on_all("sort_by_expert", f"{_EXPERTS}:sort_by_expert"),
     _on_all("rows_by_count", f"{_EXPERTS}:rows_by_count"),
