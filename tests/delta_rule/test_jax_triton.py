@@ -104,10 +104,14 @@ def test_numbers_by_the_interpreter(case: str) -> None:
 
 
 def test_both_forms_have_the_same_contract_everywhere() -> None:
-    """A sequence could not be continued with its bits if one form were served by another kernel."""
+    """A sequence could not be continued with its bits if one form were served by another kernel.
+
+    They serve by name until they have run on a GPU as they are.
+    """
     kernels = {form: [k for k in KERNELS if k.operation == form] for form in FORMS}
     assert {form: len(found) for form, found in kernels.items()} == dict.fromkeys(FORMS, 1)
     (whole,), (extend,) = kernels.values()
+    assert whole.by_name
     assert (whole.patterns, whole.by_name, whole.contract) == (extend.patterns, extend.by_name, extend.contract)
     assert not any(hasattr(k.function(), "serves") for k in (whole, extend))
     ours = {"contract": MmaDeltaRuleContract()}

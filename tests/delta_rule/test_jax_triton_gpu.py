@@ -1,6 +1,7 @@
 """The kernels of the gated delta rule written in Triton on a GPU: bits in every way and schedule, and accuracy."""
 
 import functools
+from collections.abc import Iterator
 from typing import Any, Final
 
 import jax
@@ -52,6 +53,13 @@ OF_ROWS: Final = (
     Schedule(32, 4, 1, pieces=4),
     Schedule(32, 8, 1, pieces=2),
 )
+
+
+@pytest.fixture(autouse=True)
+def _by_name() -> Iterator[None]:
+    """On a GPU these kernels serve where they are asked for."""
+    with bijax.prefer_backend("jax_triton"):
+        yield
 
 
 def empty(sequences: int, sizes: Sizes, dtype: str) -> DeltaRuleState:

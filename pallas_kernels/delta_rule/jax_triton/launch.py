@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.contract import MmaDeltaRuleContract, honour
-from pallas_kernels.delta_rule.schedule.jax_triton import CAREFUL, Schedule, chunks_schedule, decode_schedule
+from pallas_kernels.delta_rule.schedule.jax_triton import CAREFUL, PARTS, Schedule, chunks_schedule, decode_schedule
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.parts.jax_triton.launch import launch
 from pallas_kernels.target import Target
@@ -178,7 +178,7 @@ def _parts(
     b, count, h, v = value.shape
     chunk = decay.shape[2]
     chunks = 1 + -(-count // chunk)
-    plan = schedule or chunks_schedule(v, target.features, heads=b * h)
+    plan = schedule or PARTS
     common: dict[str, Any] = {"target": target, "fuses": False}
     *rows, new_key, new_inverse, new_decay, new_edge = launch(
         extend_chunk_kernel, query, key, g, beta, kept_key, inverse, decay, edge, start, lengths, count, chunks,

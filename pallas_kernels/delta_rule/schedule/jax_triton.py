@@ -29,17 +29,20 @@ class Schedule:
     pieces: int = 1
 
 
-CAREFUL: Final = Schedule(32, 4, 1)
-"""For what is computed again because a number is not finite."""
-
 _NARROW: Final = Schedule(32, 4, 2)
 _WIDE: Final = Schedule(64, 4, 2)
 _FULL: Final = 128
 """Programs that use a whole GPU."""
 
+PARTS: Final = _NARROW
+"""For parts of prompts. Keys may be kept ones or new ones, and reach wgmma through stores of threads (`kernels`)."""
+
+CAREFUL: Final = Schedule(32, 4, 1)
+"""For what is computed again because a number is not finite."""
+
 
 def chunks_schedule(value_size: int, features: frozenset[str], *, heads: int) -> Schedule:
-    """Returns the schedule of whole sequences and of parts of prompts.
+    """Returns the schedule of whole sequences.
 
     Args:
         value_size: V.
