@@ -34,7 +34,7 @@ KINDS: Final[dict[str, dict[str, Any]]] = {
 }
 COMPILED: Final = (
     *((target, kind) for target in TARGETS for kind in ("prefill", "decode")),
-    *((target, kind) for target in ("sm_80", "sm_90") for kind in tuple(KINDS)[2:]),
+    *(("sm_90", kind) for kind in tuple(KINDS)[2:]),
 )
 
 
