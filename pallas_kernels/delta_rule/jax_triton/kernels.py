@@ -383,7 +383,7 @@ def _scan(
         nothing = tl.zeros([COLUMNS, 64], DTYPE)
         if EDGES:
             of_edge = edges + ((batch * chunks + chunk) * form.value_heads + head) * size + matrix
-            tl.store(of_edge, tl.zeros([COLUMNS, form.key_size], tl.float32))
+            tl.store(of_edge, tl.zeros_like(s))
         tl.store(results, nothing, mask=((at >= 0) & (at < tokens))[None, :])
     if not CAREFUL:
         tl.store(flags + tl.program_id(0), bad)
