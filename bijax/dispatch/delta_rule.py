@@ -26,7 +26,9 @@ def _define(operation: str, shapes: Kernel) -> Kernel:
 
         # The cores of a CPU have enough to do with the heads of one sequence.
         together = target.platform != "cpu"
-        found: Arrays = run_kernel(operation, target, None, *arrays, product=product, together=together, **parameters)
+        key, value = arrays[1:3]
+        sizes = value.dtype.name, key.shape[-1], value.shape[-1]
+        found: Arrays = run_kernel(operation, target, sizes, *arrays, product=product, together=together, **parameters)
         return found
 
     def fold(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dict[str, Any]) -> Arrays:

@@ -11,5 +11,6 @@ A function that chooses a contract is passed the part of the call that describes
 | quantised products | the name of the operands' dtype |
 | products of operands split into limbs | the number of limbs |
 | attention | the width of a head, the name of the queries' dtype, the width of a head of the values |
+| the gated delta rule | the name of the dtype, the width of a head, the width of a head of the values |
 | all others | None |
 """

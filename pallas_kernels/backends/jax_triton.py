@@ -3,6 +3,7 @@
 On Hopper products and row operations serve where a caller asks for them by name (`bijax.prefer_backend`): mma.sync and
 wgmma give the same bits there, so products have the contracts of wgmma. Products in float64, routing, rotary embedding
 with cache writes, drawing, and attention that Hopper's kernels do not serve run there by default.
+The gated delta rule serves by name on every GPU.
 """
 
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from pallas_kernels.contract import (
     MmaAttentionContract,
     MmaChunkContract,
     MmaContract,
+    MmaDeltaRuleContract,
     MmaTf32Contract,
     ProductSpec,
     QuantContract,
@@ -56,6 +58,8 @@ _CHUNKS: Final = chunk_contract()
 _PACKAGES: Final = Packages(("triton", "jax-triton", "jax-cuda13-plugin|jax-cuda12-plugin"), "cuda13")
 _16_BITS: Final = ("bfloat16", "float16")
 _MOST_SPLITS: Final = 4
+_DELTA_RULE: Final = "delta_rule.jax_triton.launch"
+_DELTA_WIDTHS: Final = (64, 128)
 
 
 def _mma(product: ProductSpec) -> MmaContract | None:
@@ -126,14 +130,21 @@ def _of_activation(product: ProductSpec) -> ElementwiseContract | None:
     return PTX_FUNCTIONS if product.activation in ("gelu", "silu") else None
 
 
-def _on_all(operation: str, load: str, contract: Any = None, functions: Any = None) -> Kernel:
+def _on_all(operation: str, load: str, contract: Any = None, functions: Any = None, *, by_name: bool = False) -> Kernel:
     """Returns a kernel for all GPUs from Ampere on, Hopper included."""
-    return Kernel(operation, "mma", f"{_OPS}.{load}", contract, functions, packages=_PACKAGES, takes_target=True)
+    options: dict[str, Any] = {"packages": _PACKAGES, "takes_target": True, "by_name": by_name}
+    return Kernel(operation, "mma", f"{_OPS}.{load}", contract, functions, **options)
 
 
 def _attention(widths: tuple[int, str, int]) -> MmaAttentionContract:
     size, dtype, value_size = widths
     return mma_attention_contract(dtype, max(size, value_size))
+
+
+def _delta_rule(sizes: tuple[str, int, int]) -> MmaDeltaRuleContract | None:
+    dtype, *widths = sizes
+    served = dtype in _16_BITS and all(width in _DELTA_WIDTHS for width in widths)
+    return MmaDeltaRuleContract() if served else None
 
 
 def _kernels(
@@ -206,6 +217,9 @@ KERNELS: Final = (
     _on_all("attention", "attention.jax_triton:attention", _attention),
     _on_all("attention_gradients", "attention.jax_triton:gradients", _attention),
     _on_all("attention_score_gradients", "attention.jax_triton:score_gradients", _attention),
+    # Both forms or none: a sequence is continued under the contract under which it was begun.
+    _on_all("gated_delta_rule", f"{_DELTA_RULE}:gated_delta_rule", _delta_rule, by_name=True),
+    _on_all("gated_delta_rule_extend", f"{_DELTA_RULE}:gated_delta_rule_extend", _delta_rule, by_name=True),
     _on_all("largest", "topk.jax_triton.launch:largest"),
     _on_all("sort_by_expert", f"{_EXPERTS}:sort_by_expert"),
     _on_all("rows_by_count", f"{_EXPERTS}:rows_by_count"),

@@ -54,3 +54,46 @@ class DeltaRuleContract:
     def id(self) -> str:
         """Name of the contract, stable across runs and machines."""
         return f"gated-delta-rule/v{self.version}/f32-chunk{self.chunk}-rows"
+
+
+@dataclass(frozen=True)
+class MmaDeltaRuleContract:
+    """The order of `DeltaRuleContract` on tensor cores, for keys, queries and values of 16 bits.
+
+    With the names used there, E(x) = 2**x by the instruction `ex2.approx.ftz`, and c(x; ...) a chain: a float32
+    accumulator that starts at x, to which a tensor core adds products of 16-bit numbers, 16 at a time, upwards:
+
+        G_t  = G_(t-1) + max(g_t, least) * log2(e), G_(-1) = 0
+        a_ti = ~(beta_t * ((k_t . k_i) * E(G_t - G_i)))         for i < t
+        T_t  = ~c(e_t; -a_ti T_i for i < t)                     row t of the inverse of I + A, rounded
+        P_t  = ~c(0; ~((q_t . k_i) * E(G_t - G_i)) T_i for i <= t)
+        r_t  = ~(beta_t * fma(-E(G_t), k_t . ~S, v_t))
+        o_t  = ~(scale * c(E(G_t) (q_t . ~S); P_ti r_i for i <= t))
+        u_t  = ~(c(0; T_ti r_i for i <= t) * E(G_n - G_t))
+        S'   = c(E(G_n) S; k_t u_t for all t)
+
+    Products with a row that comes later, or that is not a row of the chunk, are zeros and leave an accumulator as it
+    is. The instruction is `mma.sync` or `wgmma`, which have the same bits. Zeros in outputs are positive.
+
+    A row makes its head nan from there on if its key has no finite length, its beta or its g (other than -inf) is not
+    finite, or its row of T is not finite in the dtype of the values. Such a key, beta or g, and such elements of T, are
+    0 in what other rows compute.
+
+    Attributes:
+        chunk: Rows of a chunk.
+        least: As in `DeltaRuleContract`.
+        version: Raised when the bits of an existing contract change on purpose.
+
+    Example:
+        >>> MmaDeltaRuleContract().id
+        'gated-delta-rule/v1/mma16-chunk64-rows'
+    """
+
+    chunk: int = 64
+    least: float = -104.0
+    version: int = 1
+
+    @property
+    def id(self) -> str:
+        """Name of the contract, stable across runs and machines."""
+        return f"gated-delta-rule/v{self.version}/mma16-chunk{self.chunk}-rows"

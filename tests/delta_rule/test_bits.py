@@ -1,7 +1,6 @@
 """The gated delta rule: the same bits from a whole prompt, in parts, token by token, from a snapshot, after drafts."""
 
 import functools
-import itertools
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -19,13 +18,11 @@ from pallas_kernels.delta_rule.portable import gated_delta_rule_extend
 from pallas_kernels.target import Target
 from tests.delta_rule import plain
 from tests.delta_rule.tokens import KINDS, SIZES, batch
+from tests.delta_rule.ways import check_parts, extend, part, same_state, whole
 
 LENGTH: Final = 131
 DTYPES: Final = ("bfloat16", "float32", "float16")
 EDGES: Final = (0, 1, 63, 64, 65, 127, 128, 129)
-
-whole = jax.jit(bijax.gated_delta_rule)
-extend = jax.jit(bijax.gated_delta_rule_extend)
 
 
 def no_tokens(sequences: int, dtype: str) -> DeltaRuleState:
@@ -33,43 +30,11 @@ def no_tokens(sequences: int, dtype: str) -> DeltaRuleState:
     return DeltaRuleState.zeros(sequences, key_heads=j, value_heads=h, key_size=d, value_size=v, dtype=dtype)
 
 
-def part(x: dict[str, Any], start: Any, size: int) -> dict[str, Any]:
-    """Returns `size` tokens of each sequence from its own start on; after the end comes the last token again."""
-    at = np.minimum(np.asarray(start)[:, None] + np.arange(size), x["g"].shape[1] - 1)
-    return {
-        n: jnp.asarray(np.take_along_axis(np.asarray(a), at.reshape(*at.shape, *[1] * (a.ndim - 2)), 1))
-        for n, a in x.items()
-    }
-
-
 def spoilt(state: Any, edge: Any, dtype: str) -> DeltaRuleState:
     """Returns sequences of which only a snapshot is known; everything else is nan."""
     kept = DeltaRuleState.at_edge(state, edge, key_heads=SIZES[0], dtype=dtype)
     nans = {n: jnp.full_like(getattr(kept, n), jnp.nan) for n in ("key", "residual", "inverse", "decay")}
     return DeltaRuleState(state=kept.state, edge=kept.edge, length=kept.length, **nans)
-
-
-def check_parts(x: dict[str, Any], expected: Any, bounds: list[list[int]], state: DeltaRuleState, size: int) -> Any:
-    """Computes sequences in parts, which end at the same number of bounds in each; returns the last state."""
-    for starts, ends in itertools.pairwise(bounds):
-        lengths = np.subtract(ends, starts).astype(np.int32)
-        y, state = extend(**part(x, starts, size), state=state, lengths=lengths)
-        y = np.asarray(y)
-        for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
-            assert_bits_equal(y[i, : end - start], expected[i, start:end])
-            assert not y[i, end - start :].view(np.uint8).any()
-    return state
-
-
-def same_state(a: DeltaRuleState, b: DeltaRuleState) -> None:
-    """Compares what two states say; rows after the length mean nothing."""
-    assert a.edge.tolist() == b.edge.tolist()
-    assert a.length.tolist() == b.length.tolist()
-    assert_bits_equal(a.state, b.state)
-    for name in ("key", "residual", "inverse", "decay"):
-        ours, theirs = (np.asarray(getattr(state, name)) for state in (a, b))
-        for i, rows in enumerate((a.length - a.edge).tolist()):
-            assert_bits_equal(ours[i, :, :rows], theirs[i, :, :rows])
 
 
 @functools.cache

@@ -1,0 +1,1 @@
+"""Schedules, which only affect speed: tables as data, without JAX."""

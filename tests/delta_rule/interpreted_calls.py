@@ -1,0 +1,116 @@
+"""The gated delta rule by Triton's interpreter, compared with float64: a program that `test_jax_triton.py` runs.
+
+TRITON_INTERPRET=1 python -m tests.delta_rule.interpreted_calls CASE
+"""
+
+import sys
+from typing import Any, Final
+
+import jax.numpy as jnp
+import numpy as np
+
+from bijax import DeltaRuleState
+from pallas_kernels.contract import MmaDeltaRuleContract
+from pallas_kernels.delta_rule.jax_triton.launch import gated_delta_rule, gated_delta_rule_extend
+from pallas_kernels.delta_rule.schedule.jax_triton import Schedule
+from pallas_kernels.target import Target
+from tests.delta_rule.tokens import batch, recurrence
+from tests.jax_triton.interpreted import interpret_launches
+from tests.jax_triton.interpreter_instructions import interpret_instructions
+
+SIZES: Final = (1, 2, 64, 64)
+CALL: Final[dict[str, Any]] = {
+    "scale": 0.125,
+    "contract": MmaDeltaRuleContract(),
+    "target": Target.parse("sm_80"),
+}
+WIDE, NARROW = Schedule(64, 4, 1), Schedule(32, 4, 1, pieces=2)
+
+
+def check(found: Any, expected: Any, bound: float = 1e-3) -> None:
+    found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
+    assert found.shape == expected.shape
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
+    found, expected = np.nan_to_num(found), np.nan_to_num(expected)
+    assert np.linalg.norm(found - expected) <= bound * np.linalg.norm(expected)
+
+
+def parts(x: dict[str, Any], sizes: tuple[int, ...], lengths: list[int]) -> Any:
+    """Computes sequences in calls of these numbers of tokens; the last call has the rest of each."""
+    j, h, d, v = SIZES
+    b = len(lengths)
+    state = DeltaRuleState.zeros(b, key_heads=j, value_heads=h, key_size=d, value_size=v, dtype="float16")
+    kept = [state.state, state.key, state.residual, state.inverse, state.decay, state.edge]
+    start, found = np.zeros(b, np.int32), []
+    for size in sizes:
+        counts = np.minimum(np.maximum(np.array(lengths) - start, 0), size).astype(np.int32)
+        at = np.minimum(start[:, None] + np.arange(size), x["g"].shape[1] - 1)
+        some = [np.take_along_axis(a, at.reshape(*at.shape, *[1] * (a.ndim - 2)), 1) for a in x.values()]
+        plan = NARROW if size <= 8 else WIDE
+        y, *kept = gated_delta_rule_extend(*map(jnp.asarray, (*some, *kept, start, counts)), **CALL, schedule=plan)
+        for i, n in enumerate(counts):
+            assert not np.asarray(y)[i, n:].any()
+        found.append((start.copy(), counts, np.asarray(y)))
+        start = start + counts
+    y = np.zeros(x["value"].shape)
+    for first, counts, some in found:
+        for i, n in enumerate(counts):
+            y[i, first[i] : first[i] + n] = some[i, :n]
+    return y, kept
+
+
+def case_whole() -> None:
+    x = batch(("normal", "repeated"), 130, "float16", SIZES)
+    lengths = [130, 70]
+    start = np.random.default_rng(3).standard_normal((2, *SIZES[1:])).astype(np.float32) * 0.1
+    y, last, edges = gated_delta_rule(
+        *map(jnp.asarray, (*x.values(), start, np.array(lengths, np.int32))), keep_edges=True, **CALL, schedule=WIDE
+    )
+    for i, n in enumerate(lengths):
+        one = {name: a[i : i + 1, :n] for name, a in x.items()}
+        expected, state = recurrence(one, start[i : i + 1])
+        check(np.asarray(y)[i, :n], expected[0])
+        assert not np.asarray(y)[i, n:].any()
+        check(last[i], state[0])
+        check(edges[i, 0], start[i])
+        _, at = recurrence({name: a[:, :64] for name, a in one.items()}, start[i : i + 1])
+        check(edges[i, 1], at[0])
+    assert not np.asarray(edges)[1, 2].any()
+
+
+def case_parts() -> None:
+    x = batch(("normal", "lasting"), 140, "float16", SIZES)
+    lengths = [140, 75]
+    expected, _ = recurrence(x)
+    y, kept = parts(x, (1, 8, 53, 4, 1, 9, 50, 8, 8), lengths)
+    for i, n in enumerate(lengths):
+        check(y[i, :n], expected[i, :n])
+    assert kept[5].tolist() == [128, 64]
+
+
+def case_nan() -> None:
+    x = batch(("normal", "normal"), 80, "float16", SIZES)
+    x["value"][0, 70, 1, 5] = np.inf
+    x["key"][1, 20, 0, 3] = np.nan
+    expected, _ = recurrence(batch(("normal", "normal"), 80, "float16", SIZES))
+    expected[0, 70:, 1, 5] = np.nan
+    expected[1, 20:] = np.nan
+    y, last = gated_delta_rule(
+        *map(jnp.asarray, (*x.values(), np.zeros((2, *SIZES[1:]), np.float32), np.array([80, 80], np.int32))),
+        keep_edges=False,
+        **CALL,
+        schedule=WIDE,
+    )
+    check(y, expected)
+    assert np.isnan(np.asarray(last)[0, 1, :, 5]).all()
+    assert np.isfinite(np.asarray(last)[0, 0]).all()
+    assert np.isnan(np.asarray(last)[1]).all()
+    y, _ = parts(x, (66, 8, 6), [80, 80])
+    check(y, expected)
+
+
+if __name__ == "__main__":
+    interpret_launches()
+    interpret_instructions()
+    {"whole": case_whole, "parts": case_parts, "nan": case_nan}[sys.argv[1]]()
+    print("compared")

@@ -1,0 +1,132 @@
+"""The kernels of the gated delta rule in Triton: machine code for every GPU, numbers by Triton's interpreter."""
+
+import functools
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from pallas_kernels.backends.jax_triton import KERNELS
+from pallas_kernels.contract import DeltaRuleContract, MmaDeltaRuleContract
+from pallas_kernels.delta_rule.jax_triton.launch import gated_delta_rule, gated_delta_rule_extend
+from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.parts.jax_triton.launch import Launch
+from pallas_kernels.target import Target
+from tests.jax_triton.machine_code import TARGETS, MachineCode, compiled, launches_of, needs_triton
+
+ROOT: Final = Path(__file__).parents[2]
+SPILLED: Final = 1024
+"""Bytes of registers that a thread keeps in local memory at most: where a prompt is continued, and with 8 tokens."""
+
+FORMS: Final = ("gated_delta_rule", "gated_delta_rule_extend")
+KINDS: Final[dict[str, dict[str, Any]]] = {
+    "prefill": {"batch": 4, "keep_edges": True},
+    "decode": {"continued": True, "tokens": 1, "batch": 64},
+    "prefill in float16, heads of 64": {"dtype": "float16", "size": 64},
+    "part of a prompt": {"continued": True, "batch": 4},
+    "8 tokens": {"continued": True, "tokens": 8},
+}
+COMPILED: Final = (
+    *((target, kind) for target in TARGETS for kind in ("prefill", "decode")),
+    *(("sm_90", kind) for kind in tuple(KINDS)[2:]),
+)
+
+
+def launches(
+    target: Target,
+    *,
+    batch: int = 1,
+    tokens: int = 256,
+    dtype: str = "bfloat16",
+    size: int = 128,
+    continued: bool = False,
+    keep_edges: bool = False,
+) -> list[Launch]:
+    """The launches of a call with 16 key heads and 32 value heads."""
+    shape = jax.ShapeDtypeStruct
+    heads, line = shape((batch, tokens, 16, size), dtype), shape((batch, tokens, 32), "float32")
+    x = [heads, heads, shape((batch, tokens, 32, size), dtype), line, line, shape((batch, 32, size, size), "float32")]
+    lengths = shape((batch,), "int32")
+    options: dict[str, Any] = {"scale": 0.1, "contract": MmaDeltaRuleContract(), "target": target}
+    if not continued:
+        return launches_of(functools.partial(gated_delta_rule, keep_edges=keep_edges, **options), *x, lengths)
+    kept = [shape((batch, 16, 64, size), dtype), shape((batch, 32, 64, size), dtype)]
+    kept += [shape((batch, 32, 64, 64), "float32"), shape((batch, 32, 64), "float32")]
+    return launches_of(functools.partial(gated_delta_rule_extend, **options), *x, *kept, *[lengths] * 3)
+
+
+def check(code: MachineCode, target: Target) -> None:
+    """Checks what a program occupies, and that its chains add as the contract says."""
+    assert code.shared <= target.shared_memory, f"{code.shared} bytes of shared memory on {target}"
+    assert code.local <= SPILLED, f"{code.local} bytes of local memory on {target}"
+    assert "tcgen05.mma" not in code.ptx, "products would be of two instruction families"
+    assert not code.count(r"\b(RED|ATOM|ATOMG|ATOMS)\b")
+    # Operands that hold more elements in 32 bits hand them to mma.sync in another order.
+    assert "kWidth = 4" not in code.ttgir
+    if "wgmma" in code.ptx:
+        # What threads store in shared memory is not an operand of wgmma: Triton 3.6 was seen to put the fence that this
+        # needs after the barrier. Here one operand is in registers, the other one comes from asynchronous copies.
+        products = re.findall(r"warp_group_dot %.*", code.ttgir)
+        assert products
+        assert all("dot_op<{opIdx = 0" in product for product in products)
+        assert not re.search(r"local_alloc %|local_store", code.ttgir)
+
+
+@needs_triton
+@pytest.mark.tier("full")
+@pytest.mark.parametrize(("target", "kind"), COMPILED)
+def test_the_kernels_compile(target: str, kind: str) -> None:
+    where = Target.parse(target)
+    found = launches(where, **KINDS[kind])
+    few = KINDS[kind].get("tokens", 256) <= 8
+    assert [launch.name.replace("extend_", "") for launch in found] == (
+        ["decode_kernel"] if few else ["chunk_kernel", "scan_kernel", "careful_scan_kernel"]
+    )
+    for launch in found:
+        check(compiled(launch), where)
+
+
+@needs_triton
+@pytest.mark.tier("full")
+@pytest.mark.parametrize("case", ["whole", "parts", "nan"])
+def test_numbers_by_the_interpreter(case: str) -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", "tests.delta_rule.interpreted_calls", case]
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split()[-1] == "compared"
+
+
+def test_both_forms_have_the_same_contract_everywhere() -> None:
+    """A sequence could not be continued with its bits if one form were served by another kernel.
+
+    They serve by name until they have run on a GPU as they are.
+    """
+    kernels = {form: [k for k in KERNELS if k.operation == form] for form in FORMS}
+    assert {form: len(found) for form, found in kernels.items()} == dict.fromkeys(FORMS, 1)
+    (whole,), (extend,) = kernels.values()
+    assert whole.by_name
+    assert (whole.patterns, whole.by_name, whole.contract) == (extend.patterns, extend.by_name, extend.contract)
+    assert not any(hasattr(k.function(), "serves") for k in (whole, extend))
+    ours = {"contract": MmaDeltaRuleContract()}
+    for dtype, size, value_size in (("bfloat16", 128, 128), ("float16", 64, 128), ("bfloat16", 128, 64)):
+        assert whole.contracts((dtype, size, value_size)) == ours
+    for sizes in (("float32", 128, 128), ("bfloat16", 16, 8), ("bfloat16", 96, 128), ("float16", 128, 256)):
+        assert whole.contracts(sizes) is None
+
+
+@needs_triton
+def test_contracts_that_it_refuses() -> None:
+    x = jnp.zeros((1, 3, 1, 64), jnp.bfloat16)
+    line, lengths = jnp.zeros((1, 3, 1)), jnp.zeros(1, jnp.int32)
+    options: dict[str, Any] = {"scale": 1.0, "contract": DeltaRuleContract(), "target": Target.parse("sm_80")}
+    with pytest.raises(
+        UnsupportedError, match="expected the contract gated-delta-rule/v1/mma16-chunk64-rows, got 'gat"
+    ):
+        gated_delta_rule(x, x, x, line, line, jnp.zeros((1, 1, 64, 64)), lengths, keep_edges=False, **options)
