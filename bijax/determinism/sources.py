@@ -61,11 +61,12 @@ class LocalSource:
         return _repeat(self._tokens, length)
 
     def _read(self) -> Model:
+        if self._path in (TOY, TOY_HYBRID) and self._model_options.tensor_parallel_size is not None:
+            raise DeterminismError(
+                f"--tensor-parallel-size must be left out with {self._path!r}, which is not cut over devices, got"
+                f" {self._model_options.tensor_parallel_size}; name a checkpoint"
+            )
         if self._path == TOY:
-            if self._model_options.tensor_parallel_size is not None:
-                raise DeterminismError(
-                    "--tensor-parallel-size needs a model that can be cut over devices; the toy model is not one"
-                )
             return ToyModel.random(seed=0)
         if self._path == TOY_HYBRID:
             from bijax.serving.toy_hybrid import toy_hybrid

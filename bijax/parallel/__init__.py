@@ -12,6 +12,8 @@ from bijax.parallel._gradients import accumulate_gradients as accumulate_gradien
 from bijax.parallel._processes import check_processes as check_processes
 from bijax.parallel._products import column_parallel as column_parallel
 from bijax.parallel._products import row_parallel as row_parallel
+from bijax.parallel._rows import all_rows as all_rows
+from bijax.parallel._rows import own_rows as own_rows
 from bijax.parallel._sums import broadcast_to_leaves as broadcast_to_leaves
 from bijax.parallel._sums import psum as psum
 from bijax.parallel._sums import psum_scatter as psum_scatter

@@ -45,7 +45,10 @@ class ServerOptions(Options):
     )
     retry_after: int = option(5, "seconds that clients are told to wait with a 503", least=1)
     data_parallel_size: int = option(
-        1, "equal models that share the requests, each on tensor_parallel_size devices of its own", least=1
+        1,
+        "equal models that share the requests, each on devices of its own, as many as tensor_parallel_size says times"
+        " expert_parallel_size",
+        least=1,
     )
     log_format: str = option("text", "form of the log lines", kind=str, choices=("text", "json"))
 

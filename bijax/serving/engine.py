@@ -37,8 +37,8 @@ class Engine:
         eos_token_ids: Tokens that end an output, unless a request ignores them.
         options: How it works.
         mesh: Devices to cut the weights and the cache over, which the model's method `partitioned` does; for
-            `flax_layers.ServedLlama` a mesh with an axis "model". None for a model on one device, or one that is cut
-            already.
+            `flax_layers.ServedLlama` a mesh with an axis "model", and for experts another axis "expert". None for a
+            model on one device, or one that is cut already.
 
     Raises:
         TypeError: If an argument has the wrong type.

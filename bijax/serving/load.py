@@ -20,6 +20,9 @@ from .model_options import ModelOptions
 AXIS: Final = "model"
 """The mesh axis that a model is cut over."""
 
+EXPERT_AXIS: Final = "expert"
+"""The mesh axis that only experts are cut over."""
+
 
 def find_model(name: str | os.PathLike[str] | None) -> Path:
     """Returns the path of a checkpoint.
@@ -116,28 +119,37 @@ def check_model(checkpoint: Checkpoint, options: ModelOptions, *, number: int = 
                 " the devices of each model, 1 for one device."
             )
         return
-    check_config(checkpoint.config, check_sizes(AXIS, options.tensor_parallel_size, options.tensor_parallel_leaves))
-    tensor_mesh(options.tensor_parallel_size, number - 1)
+    size, experts = options.tensor_parallel_size, options.expert_parallel_size
+    if experts > 1 and checkpoint.config.experts is None:
+        raise ValueError(
+            f"expert_parallel_size must be 1 with a model without experts, got {experts}; raise tensor_parallel_size"
+            " instead."
+        )
+    check_config(checkpoint.config, check_sizes(AXIS, size, options.tensor_parallel_leaves, EXPERT_AXIS, experts))
+    mesh_for(size, experts, replica=number - 1)
 
 
-def tensor_mesh(size: int, replica: int = 0) -> Mesh:
+def mesh_for(size: int, experts: int = 1, *, replica: int = 0) -> Mesh:
     """Returns the mesh of a model that is cut over devices of this process.
 
     Args:
-        size: Number of devices.
+        size: Devices of the axis "model".
+        experts: Devices of the axis "expert", which the mesh does not have for one device.
         replica: Which of several equal models it is for.
 
     Raises:
         ValueError: If there are too few devices.
     """
-    devices, first = jax.devices(), size * replica
-    if len(devices) < first + size:
-        models = f"{replica + 1} models on {size} devices each" if replica else f"a model on {size} devices"
+    devices, number = jax.devices(), size * experts
+    first = number * replica
+    if len(devices) < first + number:
+        models = f"{replica + 1} models on {number} devices each" if replica else f"a model on {number} devices"
         raise ValueError(
-            f"expected at least {first + size} devices for {models}, got {len(devices)} of the platform"
-            f" {devices[0].platform!r}; lower tensor_parallel_size or data_parallel_size."
+            f"expected at least {first + number} devices for {models}, got {len(devices)} of the platform"
+            f" {devices[0].platform!r}; lower tensor_parallel_size, expert_parallel_size or data_parallel_size."
         )
-    return Mesh(np.array(devices[first : first + size]), (AXIS,))
+    own = np.array(devices[first : first + number])
+    return Mesh(own, (AXIS,)) if experts == 1 else Mesh(own.reshape(experts, size), (EXPERT_AXIS, AXIS))
 
 
 def load_weights(checkpoint: Checkpoint, options: ModelOptions, *, replica: int = 0) -> Llama | PartitionedLlama:
@@ -150,8 +162,9 @@ def load_weights(checkpoint: Checkpoint, options: ModelOptions, *, replica: int 
     """
     dtype: Any = checkpoint.dtype if options.dtype == "auto" else options.dtype
     if options.tensor_parallel_size is not None:
-        mesh, leaves = tensor_mesh(options.tensor_parallel_size, replica), options.tensor_parallel_leaves
-        return load_partitioned(checkpoint, mesh, axis=AXIS, leaves=leaves, dtype=dtype, param_dtype=dtype)
+        mesh = mesh_for(options.tensor_parallel_size, options.expert_parallel_size, replica=replica)
+        axes: dict[str, Any] = {"axis": AXIS, "expert_axis": EXPERT_AXIS, "leaves": options.tensor_parallel_leaves}
+        return load_partitioned(checkpoint, mesh, **axes, dtype=dtype, param_dtype=dtype)
     model = Llama.from_checkpoint(checkpoint, dtype=dtype, param_dtype=dtype)
     if options.quantization is None:
         return model

@@ -54,6 +54,12 @@ class ModelOptions(Options):
     tensor_parallel_leaves: int = option(
         LEAVES, "leaves of each sum that is cut, a power of two: the most devices; the same for equal bits", least=1
     )
+    expert_parallel_size: int = option(
+        1,
+        "times tensor_parallel_size the devices that experts are spread over, a power of two; along it everything else"
+        " is repeated, and no bit depends on it",
+        least=1,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -88,8 +94,13 @@ class ModelOptions(Options):
                     f"ModelOptions: tensor_parallel_leaves must be {LEAVES} without tensor_parallel_size, got"
                     f" {self.tensor_parallel_leaves}; set tensor_parallel_size, 1 for one device."
                 )
+            if self.expert_parallel_size != 1:
+                raise ValueError(
+                    "ModelOptions: expert_parallel_size must be 1 without tensor_parallel_size, got"
+                    f" {self.expert_parallel_size}; set tensor_parallel_size too, 1 to cut nothing but the experts."
+                )
             return
-        for name in ("tensor_parallel_size", "tensor_parallel_leaves"):
+        for name in ("tensor_parallel_size", "tensor_parallel_leaves", "expert_parallel_size"):
             value = getattr(self, name)
             if value & (value - 1):
                 raise ValueError(f"ModelOptions: {name} must be a power of two, got {value}.")

@@ -4,9 +4,9 @@ from .experts_weights import experts_from_checkpoint as experts_from_checkpoint
 from .generate import Generation as Generation
 from .generate import generate as generate
 from .llama import Llama as Llama
-from .partition import PartitionedLlama as PartitionedLlama
 from .partition import load_partitioned as load_partitioned
 from .partition import partition as partition
+from .partitioned import PartitionedLlama as PartitionedLlama
 from .score import score as score
 from .served import ServedLlama as ServedLlama
 from .served_partitioned import ServedPartitionedLlama as ServedPartitionedLlama

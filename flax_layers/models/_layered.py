@@ -196,19 +196,36 @@ def _extend(
     block: Block = jax.tree.unflatten(structure, parameters)
     if additions.stacks is not None:
         attach(block, additions.stacks, additions.groups)
-    kept: Stored
+    places = (page_table, start, lengths, common_prefix, slots)
+    stream, kept = extend_block(block, stream, rotary, stored, *places, additions.cache_scales)
+    return (added(stream), None) if alone else stream, kept
+
+
+def extend_block(
+    block: Block,
+    stream: Stream,
+    rotary: Rotary,
+    stored: Stored,
+    page_table: jax.Array | None,
+    start: jax.Array,
+    lengths: jax.Array,
+    common_prefix: jax.Array | None,
+    slots: jax.Array | None,
+    cache_scales: tuple[jax.Array, jax.Array] | None = None,
+) -> tuple[Stream, Stored]:
+    """Runs a block on new tokens, with what its layer keeps; see `Layers.extend`."""
     if isinstance(stored, DeltaNetState):
         held = stored if slots is None else stored.rows(slots, start)
         stream, after = block.extend(stream, rotary, held, start=start, lengths=lengths)
         new = cast(DeltaNetState, after)
+        if slots is None:
+            return stream, new
         # The slot of a row of padding must not be written.
-        kept = new if slots is None else stored.with_rows(jnp.where(lengths > 0, slots, len(stored.inputs)), new)
-    else:
-        cache = LayerCache(*stored, page_table, common_prefix, additions.cache_scales)
-        stream, after = block.extend(stream, rotary, cache, start=start, lengths=lengths)
-        written = cast(LayerCache, after)
-        kept = written.keys, written.values
-    return (added(stream), None) if alone else stream, kept
+        return stream, stored.with_rows(jnp.where(lengths > 0, slots, len(stored.inputs)), new)
+    cache = LayerCache(*stored, page_table, common_prefix, cache_scales)
+    stream, after = block.extend(stream, rotary, cache, start=start, lengths=lengths)
+    written = cast(LayerCache, after)
+    return stream, (written.keys, written.values)
 
 
 @functools.partial(jax.jit, static_argnames="soft_cap")

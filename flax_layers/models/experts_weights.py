@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
@@ -41,12 +41,13 @@ def experts_from_checkpoint(
             rngs=nnx.Rngs(0),
         )
     )
-    load_experts(moe, block.weights, block.prefix)
+    for parameter, value in read_experts(moe, block.weights, block.prefix):
+        parameter.set_value(jnp.asarray(value, parameter.dtype))
     return moe
 
 
-def load_experts(moe: MoE, weights: Mapping[str, np.ndarray], prefix: str) -> None:
-    """Sets all parameters of a mixture of experts.
+def read_experts(moe: MoE, weights: Mapping[str, np.ndarray], prefix: str) -> Iterator[tuple[Any, np.ndarray]]:
+    """Yields all parameters of a mixture of experts with their values, read one after another.
 
     Args:
         moe: The layer; its parameters may be abstract (`nnx.eval_shape`).
@@ -61,18 +62,14 @@ def load_experts(moe: MoE, weights: Mapping[str, np.ndarray], prefix: str) -> No
         return np.concatenate([weights[f"{prefix}.{name}{part}_proj.weight"] for part in parts]).T
 
     numbers = range(moe.routing.num_experts)
-    values: list[tuple[Any, np.ndarray]] = [
-        (moe.router, weights[f"{prefix}.gate.weight"].T),
-        (moe.gate_up, np.stack([kernel(f"experts.{i}.", "gate", "up") for i in numbers])),
-        (moe.down, np.stack([kernel(f"experts.{i}.", "down") for i in numbers])),
-    ]
+    yield moe.router, weights[f"{prefix}.gate.weight"].T
+    yield moe.gate_up, np.stack([kernel(f"experts.{i}.", "gate", "up") for i in numbers])
+    yield moe.down, np.stack([kernel(f"experts.{i}.", "down") for i in numbers])
     if moe.router_bias is not None:
-        values.append((moe.router_bias, weights[f"{prefix}.gate.e_score_correction_bias"]))
+        yield moe.router_bias, weights[f"{prefix}.gate.e_score_correction_bias"]
     if moe.shared is not None:
         name = "shared_experts" if moe.shared_gate is None else "shared_expert"
-        values.append((moe.shared.gate_up.kernel, kernel(f"{name}.", "gate", "up")))
-        values.append((moe.shared.down.kernel, kernel(f"{name}.", "down")))
+        yield moe.shared.gate_up.kernel, kernel(f"{name}.", "gate", "up")
+        yield moe.shared.down.kernel, kernel(f"{name}.", "down")
     if moe.shared_gate is not None:
-        values.append((moe.shared_gate, weights[f"{prefix}.shared_expert_gate.weight"].T))
-    for parameter, value in values:
-        parameter.set_value(jnp.asarray(value, parameter.dtype))
+        yield moe.shared_gate, weights[f"{prefix}.shared_expert_gate.weight"].T

@@ -1,17 +1,18 @@
 """Where the weights of a checkpoint go in linear attention, and in attention with an output gate."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from .layers import Attention, GatedDeltaNet
 from .layers.rotary import rotary_order
 
 
-def load_delta_net(layer: GatedDeltaNet, weights: Mapping[str, np.ndarray], prefix: str) -> None:
-    """Sets all parameters of a layer.
+def read_delta_net(
+    layer: GatedDeltaNet, weights: Mapping[str, np.ndarray], prefix: str
+) -> Iterator[tuple[Any, np.ndarray]]:
+    """Yields all parameters of a layer with their values.
 
     Args:
         layer: The layer; its parameters may be abstract (`nnx.eval_shape`).
@@ -20,23 +21,24 @@ def load_delta_net(layer: GatedDeltaNet, weights: Mapping[str, np.ndarray], pref
 
     Raises:
         KeyError: If a weight is missing.
-        ValueError: If a weight does not have the shape of its parameter.
     """
 
     def kernel(*names: str) -> np.ndarray:
         return np.concatenate([weights[f"{prefix}.{name}.weight"] for name in names]).T
 
-    _set(layer.qkvz.kernel, kernel("in_proj_qkv", "in_proj_z"), prefix)
-    _set(layer.ba.kernel, kernel("in_proj_b", "in_proj_a"), prefix)
-    _set(layer.conv, weights[f"{prefix}.conv1d.weight"][:, 0], prefix)
-    _set(layer.a_log, weights[f"{prefix}.A_log"], prefix)
-    _set(layer.dt_bias, weights[f"{prefix}.dt_bias"], prefix)
-    _set(layer.norm_scale, weights[f"{prefix}.norm.weight"], prefix)
-    _set(layer.out.kernel, kernel("out_proj"), prefix)
+    yield layer.qkvz.kernel, kernel("in_proj_qkv", "in_proj_z")
+    yield layer.ba.kernel, kernel("in_proj_b", "in_proj_a")
+    yield layer.conv, weights[f"{prefix}.conv1d.weight"][:, 0]
+    yield layer.a_log, weights[f"{prefix}.A_log"]
+    yield layer.dt_bias, weights[f"{prefix}.dt_bias"]
+    yield layer.norm_scale, weights[f"{prefix}.norm.weight"]
+    yield layer.out.kernel, kernel("out_proj")
 
 
-def load_gated_attention(layer: Attention, weights: Mapping[str, np.ndarray], prefix: str, *, rotary_dim: int) -> None:
-    """Sets all parameters of a layer, with the columns of queries and keys in the order of `RotaryEmbedding`.
+def read_gated_attention(
+    layer: Attention, weights: Mapping[str, np.ndarray], prefix: str, *, rotary_dim: int
+) -> Iterator[tuple[Any, np.ndarray]]:
+    """Yields all parameters of a layer, with the columns of queries and keys in the order of `RotaryEmbedding`.
 
     Args:
         layer: The layer, with an output gate and norms of queries and keys; its parameters may be abstract.
@@ -46,7 +48,6 @@ def load_gated_attention(layer: Attention, weights: Mapping[str, np.ndarray], pr
 
     Raises:
         KeyError: If a weight is missing.
-        ValueError: If a weight does not have the shape of its parameter.
     """
     order = rotary_order(layer.head_dim, rotary_dim)
 
@@ -59,17 +60,8 @@ def load_gated_attention(layer: Attention, weights: Mapping[str, np.ndarray], pr
         return np.concatenate([part.reshape(-1, part.shape[-1]) for part in parts]).T
 
     (query, gate), (key,), (value,) = heads("q", 2), heads("k"), heads("v")
-    _set(layer.qkv.kernel, kernel(query[:, order], key[:, order], value), prefix)
-    _set(layer.gate.kernel, kernel(gate), prefix)
-    _set(layer.out.kernel, weights[f"{prefix}.o_proj.weight"].T, prefix)
-    _set(layer.query_norm.scale, weights[f"{prefix}.q_norm.weight"][order], prefix)
-    _set(layer.key_norm.scale, weights[f"{prefix}.k_norm.weight"][order], prefix)
-
-
-def _set(parameter: Any, value: np.ndarray, prefix: str) -> None:
-    if value.shape != parameter.shape:
-        raise ValueError(
-            f"the weights {prefix}.* must make a parameter of shape {parameter.shape}, got {value.shape}; configuration"
-            " and weights do not belong together."
-        )
-    parameter.set_value(jnp.asarray(value, parameter.dtype))
+    yield layer.qkv.kernel, kernel(query[:, order], key[:, order], value)
+    yield layer.gate.kernel, kernel(gate)
+    yield layer.out.kernel, weights[f"{prefix}.o_proj.weight"].T
+    yield layer.query_norm.scale, weights[f"{prefix}.q_norm.weight"][order]
+    yield layer.key_norm.scale, weights[f"{prefix}.k_norm.weight"][order]

@@ -1,18 +1,17 @@
 """Where the weights of a checkpoint go in latent attention."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from .layers import LatentAttention
 
 
-def load_latent_attention(
+def read_latent_attention(
     attention: LatentAttention, weights: Mapping[str, np.ndarray], prefix: str, *, interleaved: bool
-) -> None:
-    """Sets all parameters of latent attention.
+) -> Iterator[tuple[Any, np.ndarray]]:
+    """Yields all parameters of latent attention with their values.
 
     Args:
         attention: The layer; its parameters may be abstract (`nnx.eval_shape`).
@@ -36,16 +35,12 @@ def load_latent_attention(
     latent = weight("kv_a_proj_with_mqa")
     latent = np.concatenate([latent[: attention.rank], latent[attention.rank :][order]])
     up = weight("kv_b_proj").reshape(heads, nope + attention.value_head_dim, attention.rank)
-    values: list[tuple[Any, np.ndarray]] = [
-        (attention.query.kernel, query.reshape(heads * (nope + rotated), -1).T),
-        (attention.latent.kernel, latent.T),
-        (attention.latent_norm.scale, weight("kv_a_layernorm")),
-        (attention.key_up, up[:, :nope]),
-        (attention.value_up, up[:, nope:].transpose(0, 2, 1)),
-        (attention.out.kernel, weight("o_proj").T),
-    ]
+    yield attention.query.kernel, query.reshape(heads * (nope + rotated), -1).T
+    yield attention.latent.kernel, latent.T
+    yield attention.latent_norm.scale, weight("kv_a_layernorm")
+    yield attention.key_up, up[:, :nope]
+    yield attention.value_up, up[:, nope:].transpose(0, 2, 1)
+    yield attention.out.kernel, weight("o_proj").T
     if attention.query_down is not None:
-        values.append((attention.query_down.kernel, weight("q_a_proj").T))
-        values.append((attention.query_norm.scale, weight("q_a_layernorm")))
-    for parameter, value in values:
-        parameter.set_value(jnp.asarray(value, parameter.dtype))
+        yield attention.query_down.kernel, weight("q_a_proj").T
+        yield attention.query_norm.scale, weight("q_a_layernorm")

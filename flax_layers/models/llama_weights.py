@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from .experts_weights import load_experts
-from .hybrid_weights import load_delta_net, load_gated_attention
-from .latent_weights import load_latent_attention
+from .experts_weights import read_experts
+from .hybrid_weights import read_delta_net, read_gated_attention
+from .latent_weights import read_latent_attention
 from .layers import Attention, GatedDeltaNet, LatentAttention, Linear, MoE
 
 if TYPE_CHECKING:
+    from .block import Block
     from .llama import Llama
 
 type Place = tuple[nnx.Param[jax.Array], tuple[str, ...]]
@@ -37,21 +38,10 @@ def load_weights(model: Llama, weights: Mapping[str, np.ndarray]) -> None:
     """
     for parameter, value in read_weights(model, weights):
         parameter.set_value(jnp.asarray(value, parameter.dtype))
-    for index, block in enumerate(model.blocks):
-        if isinstance(block.attention, LatentAttention):
-            interleaved = model.config.latent is None or model.config.latent.interleaved
-            load_latent_attention(block.attention, weights, f"model.layers.{index}.self_attn", interleaved=interleaved)
-        if isinstance(block.mlp, MoE):
-            load_experts(block.mlp, weights, f"model.layers.{index}.mlp")
-        if isinstance(block.attention, GatedDeltaNet):
-            load_delta_net(block.attention, weights, f"model.layers.{index}.linear_attn")
-        elif isinstance(block.attention, Attention) and block.attention.gate is not None:
-            rotated = model.config.rotary_dim or model.config.head_dim
-            load_gated_attention(block.attention, weights, f"model.layers.{index}.self_attn", rotary_dim=rotated)
 
 
 def read_weights(model: Llama, weights: Mapping[str, np.ndarray]) -> Iterator[tuple[nnx.Param[jax.Array], np.ndarray]]:
-    """Yields parameters with their values, read one after another; not those of experts and gated or linear attention.
+    """Yields all parameters with their values, read one after another.
 
     Args:
         model: As for `load_weights`.
@@ -65,12 +55,37 @@ def read_weights(model: Llama, weights: Mapping[str, np.ndarray]) -> Iterator[tu
         value = np.concatenate([weights[name] for name in names])
         if value.ndim == 2 and parameter is not model.embed.embedding:
             value = value.T
-        if value.shape != parameter.shape:
-            raise ValueError(
-                f"{' and '.join(names)} must make a parameter of shape {parameter.shape}, got {value.shape};"
-                " configuration and weights do not belong together."
-            )
-        yield parameter, value
+        yield parameter, _checked(parameter, value, " and ".join(names))
+    for index, block in enumerate(model.blocks):
+        prefix = f"model.layers.{index}"
+        for parameter, value in _others(model, block, weights, prefix):
+            yield parameter, _checked(parameter, value, f"the weights {prefix}.*")
+
+
+def _checked(parameter: Any, value: np.ndarray, what: str) -> np.ndarray:
+    if value.shape != parameter.shape:
+        raise ValueError(
+            f"{what} must make a parameter of shape {parameter.shape}, got {value.shape}; configuration and weights do"
+            " not belong together."
+        )
+    return value
+
+
+def _others(
+    model: Llama, block: Block, weights: Mapping[str, np.ndarray], prefix: str
+) -> Iterator[tuple[Any, np.ndarray]]:
+    """Yields the parameters of a block's experts and of its latent, gated or linear attention, with their values."""
+    attention = block.attention
+    if isinstance(attention, LatentAttention):
+        interleaved = model.config.latent is None or model.config.latent.interleaved
+        yield from read_latent_attention(attention, weights, f"{prefix}.self_attn", interleaved=interleaved)
+    elif isinstance(attention, GatedDeltaNet):
+        yield from read_delta_net(attention, weights, f"{prefix}.linear_attn")
+    elif attention.gate is not None:
+        rotated = model.config.rotary_dim or model.config.head_dim
+        yield from read_gated_attention(attention, weights, f"{prefix}.self_attn", rotary_dim=rotated)
+    if isinstance(block.mlp, MoE):
+        yield from read_experts(block.mlp, weights, f"{prefix}.mlp")
 
 
 def _places(model: Llama) -> Iterator[Place]:

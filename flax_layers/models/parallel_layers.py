@@ -5,7 +5,6 @@ operations `PLAIN` they compute with JAX's own product and `psum`, whose bits de
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -20,21 +19,7 @@ from ..ops import PLAIN, Ops
 from .layers import Embed, Linear, RMSNorm
 from .layers._dtypes import promote
 from .layers.embed import check_token_ids
-
-
-@dataclass(frozen=True)
-class Cut:
-    """How a model is cut.
-
-    Attributes:
-        axis: The mesh axis.
-        devices: Its devices.
-        leaves: Leaves of each sum that is cut.
-    """
-
-    axis: str
-    devices: int
-    leaves: int
+from .parallel_cut import Cut
 
 
 class ColumnParallelLinear(nnx.Module):
@@ -87,9 +72,9 @@ class ColumnParallelLinear(nnx.Module):
             found["bias"] = ungrouped(_flat(self.bias[...]), self.parts, leaves, leaves)
         return found
 
-    @staticmethod
-    def specs(axis: str) -> dict[str, PartitionSpec]:
+    def specs(self) -> dict[str, PartitionSpec]:
         """Returns how the parameters are sharded."""
+        axis = self.cut.axis
         return {"kernel": PartitionSpec(None, axis, None), "bias": PartitionSpec(axis, None)}
 
 
@@ -126,9 +111,9 @@ class RowParallelLinear(nnx.Module):
             return y if bias is None else y + bias.astype(y.dtype)
         return row_parallel(x, kernel, self.cut.axis, bias=bias, leaves=self.cut.leaves, **options)
 
-    @staticmethod
-    def specs(axis: str) -> dict[str, PartitionSpec]:
+    def specs(self) -> dict[str, PartitionSpec]:
         """Returns how the parameters are sharded."""
+        axis = self.cut.axis
         return {"kernel": PartitionSpec(axis, None), "bias": PartitionSpec()}
 
 
@@ -198,9 +183,9 @@ class VocabParallelEmbed(Embed):
         options: dict[str, Any] = {"preferred_element_type": preferred_element_type, "leaves": self.cut.leaves}
         return column_parallel(x, table, self.cut.axis, transpose_w=True, **options)
 
-    @staticmethod
-    def specs(axis: str) -> dict[str, PartitionSpec]:
+    def specs(self) -> dict[str, PartitionSpec]:
         """Returns how the parameters are sharded."""
+        axis = self.cut.axis
         return {"embedding": PartitionSpec(axis, None)}
 
 

@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from flax import nnx
 from jax.sharding import Mesh
 
 from ..ops import INVARIANT
-from .layers import Linear
-from .layers.embed import Embed
-from .parallel_layers import Cut
+from .layers import Embed, Linear, MoE, QuantLinear
+from .parallel_cut import Cut
 
 if TYPE_CHECKING:
     from ..checkpoint import LlamaConfig
+    from .llama import Llama
 
 _OP = "partition"
 
 
-def check_mesh(mesh: Mesh, axis: str, leaves: int) -> Cut:
-    """Returns how models are cut over a mesh axis.
+def check_mesh(mesh: Mesh, axis: str, leaves: int, expert_axis: str) -> Cut:
+    """Returns how models are cut over the axes of a mesh; it may lack the one for experts.
 
     Raises:
         ValueError: If the mesh has no such axis, its number of devices or that of leaves is not a power of two, or
@@ -27,11 +28,17 @@ def check_mesh(mesh: Mesh, axis: str, leaves: int) -> Cut:
     """
     if axis not in mesh.shape:
         raise ValueError(f"{_OP}: axis must be one of the mesh's axes {tuple(mesh.shape)}, got {axis!r}.")
-    return check_sizes(axis, mesh.shape[axis], leaves)
+    if axis == expert_axis:
+        raise ValueError(
+            f"{_OP}: axis and expert_axis must be two axes, got {axis!r} for both; experts are cut over axis too."
+        )
+    if expert_axis not in mesh.shape:
+        return check_sizes(axis, mesh.shape[axis], leaves)
+    return check_sizes(axis, mesh.shape[axis], leaves, expert_axis, mesh.shape[expert_axis])
 
 
-def check_sizes(axis: str, devices: int, leaves: int) -> Cut:
-    """Returns how models are cut over a number of devices.
+def check_sizes(axis: str, devices: int, leaves: int, expert_axis: str | None = None, expert_devices: int = 1) -> Cut:
+    """Returns how models are cut over numbers of devices.
 
     Raises:
         ValueError: As `check_mesh`.
@@ -39,55 +46,83 @@ def check_sizes(axis: str, devices: int, leaves: int) -> Cut:
     for name, number in (("leaves", leaves), (f"the number of devices of axis {axis!r}", devices)):
         if number < 1 or number & (number - 1):
             raise ValueError(f"{_OP}: {name} must be a power of two, got {number}; sums are added as a binary tree.")
+    if expert_devices < 1 or expert_devices & (expert_devices - 1):
+        raise ValueError(
+            f"{_OP}: the number of devices of axis {expert_axis!r} must be a power of two, got {expert_devices}; use"
+            f" {1 << (max(1, expert_devices).bit_length() - 1)} devices on this axis."
+        )
     if devices > leaves:
         raise ValueError(
             f"{_OP}: each device needs a leaf of the sums, got {leaves} leaves for the {devices} devices of axis"
             f" {axis!r}; use fewer devices, or more leaves, which have other bits."
         )
-    return Cut(axis, devices, leaves)
+    return Cut(axis, devices, leaves, expert_axis, expert_devices)
 
 
 def check_config(config: LlamaConfig, cut: Cut) -> None:
     """Checks that a model with these numbers can be cut.
 
     Raises:
-        ValueError: If the devices do not divide its heads, the leaves do not divide a sum, or it has experts,
-            linear or latent attention, or an output gate of attention.
+        ValueError: If the devices do not divide its heads or its experts, the leaves do not divide a sum, or there are
+            several devices for experts and the model has none.
     """
-    if config.num_kv_heads % cut.devices:
+    layers = range(config.num_layers)
+    lengths = {"vocabulary": config.vocab_size}
+    if config.latent is None and not all(config.is_linear(layer) for layer in layers):
+        if config.num_kv_heads % cut.devices:
+            raise ValueError(
+                f"{_OP}: the devices of axis {cut.axis!r} must divide the key/value heads, got {cut.devices} devices"
+                f" and {config.num_kv_heads} heads; use a mesh with fewer devices on this axis."
+            )
+        lengths["columns of the query heads"] = config.num_heads * config.head_dim
+        lengths["columns of the key/value heads"] = config.num_kv_heads * config.head_dim
+    if not all(config.has_experts(layer) for layer in layers):
+        lengths["intermediate size"] = config.intermediate_size
+    if config.experts is not None:
+        _check_experts(config.experts.routing.num_experts, cut)
+        if config.experts.shared_size:
+            lengths["width of the shared experts"] = config.experts.shared_size
+    elif cut.expert_devices > 1:
         raise ValueError(
-            f"{_OP}: the devices of axis {cut.axis!r} must divide the key/value heads, got {cut.devices} devices and"
-            f" {config.num_kv_heads} heads; use a mesh with fewer devices on this axis."
+            f"{_OP}: axis {cut.expert_axis!r} must have one device with a model without experts, got"
+            f" {cut.expert_devices}; use a mesh without this axis."
         )
-    lengths = {
-        "columns of the query heads": config.num_heads * config.head_dim,
-        "columns of the key/value heads": config.num_kv_heads * config.head_dim,
-        "intermediate size": config.intermediate_size,
-        "vocabulary": config.vocab_size,
-    }
     for name, length in lengths.items():
         if length % cut.leaves:
             raise ValueError(
                 f"{_OP}: the {cut.leaves} leaves of a sum must divide the {name}, got {length}; use fewer leaves, or"
                 " pad the weights with zeros."
             )
-    if (other := config.experts or config.linear or config.latent) is not None:
+
+
+def _check_experts(experts: int, cut: Cut) -> None:
+    if experts % cut.devices_of_experts:
+        axes = " and ".join(map(repr, cut.expert_axes))
         raise ValueError(
-            f"{_OP}: the model must have no experts, no linear and no latent attention, got {other}; cut it with"
-            " bijax.parallel."
+            f"{_OP}: the devices of {'axis' if len(cut.expert_axes) == 1 else 'axes'} {axes} must divide the experts,"
+            f" got {cut.devices_of_experts} devices and {experts} experts; use fewer devices."
         )
-    if config.output_gate:
-        raise ValueError(f"{_OP}: attention must have no output gate, got output_gate=True.")
 
 
-def check_layers(layers: Iterable[Any]) -> None:
-    """Checks that layers can be cut.
+def check_layers(model: Llama, layers: Iterable[Any]) -> None:
+    """Checks that the layers of a model can be cut.
+
+    Args:
+        model: The model.
+        layers: Those that are to be cut.
 
     Raises:
-        ValueError: If one is not a linear layer or an embedding, or has other operations than `INVARIANT`.
+        ValueError: If one is not a linear layer, an embedding or a mixture of experts, has other operations than
+            `INVARIANT`, or the model has layers of int8.
     """
     for layer in layers:
-        if type(layer) not in (Linear, Embed):
-            raise ValueError(f"{_OP}: the layers must be flax_layers' linear ones, got a {type(layer).__name__}.")
+        if type(layer) not in (Linear, Embed, MoE):
+            raise ValueError(
+                f"{_OP}: the layers must be flax_layers' linear ones, embeddings and mixtures of experts, got a"
+                f" {type(layer).__name__}."
+            )
         if layer.ops != INVARIANT:
             raise ValueError(f"{_OP}: the model must have the operations INVARIANT, got {layer.ops}.")
+    for path, node in nnx.iter_graph(model):
+        if isinstance(node, QuantLinear):
+            raise ValueError(f"{_OP}: the model must have no layers of int8, got one at {'.'.join(map(str, path))}.")

@@ -9,11 +9,13 @@ import jax
 import numpy as np
 from flax import nnx
 
+from .layers import Attention, MoE
 from .llama import Llama
 from .llama_weights import read_weights
+from .parallel_cut import Cut
+from .parallel_experts import ParallelMoE
 from .parallel_layers import (
     ColumnParallelLinear,
-    Cut,
     ParallelHeadNorm,
     RowParallelLinear,
     VocabParallelEmbed,
@@ -31,32 +33,60 @@ def cut_model(model: Llama, cut: Cut) -> Llama:
         cut: How it is cut.
     """
     local: Any = model
-    config = model.config
-    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    config: Any = model.config
     for block in local.blocks:
-        attention, mlp = block.attention, block.mlp
-        attention.qkv = ColumnParallelLinear(attention.qkv, (query, key, key), cut)
-        attention.out = RowParallelLinear(attention.out, cut)
-        if attention.query_norm is not None:
-            attention.query_norm = ParallelHeadNorm(attention.query_norm, config.num_heads, cut)
-            attention.key_norm = ParallelHeadNorm(attention.key_norm, config.num_kv_heads, cut)
-        attention.num_heads //= cut.devices
-        attention.num_kv_heads //= cut.devices
-        mlp.gate_up = ColumnParallelLinear(mlp.gate_up, (config.intermediate_size,) * 2, cut)
-        mlp.down = RowParallelLinear(mlp.down, cut)
+        if isinstance(block.attention, Attention):
+            _cut_attention(block.attention, config, cut)
+        if isinstance(block.mlp, MoE):
+            shared = config.experts.shared_size
+            block.mlp = ParallelMoE(block.mlp, cut)
+            if block.mlp.shared is not None:
+                _cut_mlp(block.mlp.shared, shared, cut)
+        else:
+            _cut_mlp(block.mlp, config.intermediate_size, cut)
     local.embed = VocabParallelEmbed(local.embed, cut)
     if local.lm_head is not None:
         local.lm_head = ColumnParallelLinear(local.lm_head, (config.vocab_size,), cut)
     return model
 
 
+def _cut_attention(attention: Any, config: Any, cut: Cut) -> None:
+    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    attention.qkv = ColumnParallelLinear(attention.qkv, (query, key, key), cut)
+    if attention.gate is not None:
+        attention.gate = ColumnParallelLinear(attention.gate, (query,), cut)
+    attention.out = RowParallelLinear(attention.out, cut)
+    if attention.query_norm is not None:
+        attention.query_norm = ParallelHeadNorm(attention.query_norm, config.num_heads, cut)
+        attention.key_norm = ParallelHeadNorm(attention.key_norm, config.num_kv_heads, cut)
+    attention.num_heads //= cut.devices
+    attention.num_kv_heads //= cut.devices
+
+
+def _cut_mlp(mlp: Any, width: int, cut: Cut) -> None:
+    mlp.gate_up = ColumnParallelLinear(mlp.gate_up, (width, width), cut)
+    mlp.down = RowParallelLinear(mlp.down, cut)
+
+
 def cut_layers(model: Any) -> Iterator[tuple[Path, Any]]:
-    """Yields the layers of a model whose weights are cut, with their paths."""
+    """Yields the layers of a model whose weights are cut, with their paths.
+
+    Latent and linear attention are not cut: each device has all of it.
+    """
     for index, block in enumerate(model.blocks):
-        yield ("blocks", index, "attention", "qkv"), block.attention.qkv
-        yield ("blocks", index, "attention", "out"), block.attention.out
-        yield ("blocks", index, "mlp", "gate_up"), block.mlp.gate_up
-        yield ("blocks", index, "mlp", "down"), block.mlp.down
+        attention, mlp = block.attention, block.mlp
+        path: Path = ("blocks", index)
+        if isinstance(attention, Attention):
+            names = ("qkv", "out") if attention.gate is None else ("qkv", "gate", "out")
+            for name in names:
+                yield (*path, "attention", name), getattr(attention, name)
+        path = (*path, "mlp")
+        if hasattr(mlp, "routing"):
+            yield path, mlp
+            mlp, path = mlp.shared, (*path, "shared")
+        if mlp is not None:
+            yield (*path, "gate_up"), mlp.gate_up
+            yield (*path, "down"), mlp.down
     yield ("embed",), model.embed
     if model.lm_head is not None:
         yield ("lm_head",), model.lm_head

@@ -1,7 +1,7 @@
 """The programs of a partitioned model in an engine: before, in and after the blocks, each under `jax.shard_map`."""
 
 import functools
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +10,8 @@ from jax.sharding import PartitionSpec as P
 
 from bijax.core.hashed_once import HashedOnce
 
+from ._layered import Stored, extend_block
 from .block import Block, Rotary, Stream, added, project, start_tokens
-from .layers import LayerCache
 
 
 class OnMesh(HashedOnce):
@@ -22,11 +22,12 @@ class OnMesh(HashedOnce):
         specs: How each of their arrays is sharded.
         mesh: The mesh.
         axis: The axis that heads and the vocabulary are cut over.
+        kept: How the arrays that a block keeps of sequences are sharded.
     """
 
-    def __init__(self, tree: Any, specs: tuple[P, ...], mesh: Mesh, axis: str) -> None:
-        super().__init__(tree, specs, mesh, axis)
-        self.tree, self.specs, self.mesh, self.axis = tree, specs, mesh, axis
+    def __init__(self, tree: Any, specs: tuple[P, ...], mesh: Mesh, axis: str, kept: P) -> None:
+        super().__init__(tree, specs, mesh, axis, kept)
+        self.tree, self.specs, self.mesh, self.axis, self.kept = tree, specs, mesh, axis, kept
 
 
 def heads_cut(axis: str) -> P:
@@ -55,37 +56,32 @@ def start_on(
     return found
 
 
-@functools.partial(jax.jit, static_argnames=("structure", "alone"), donate_argnames=("keys", "values"))
+@functools.partial(jax.jit, static_argnames=("structure", "alone"), donate_argnames="stored")
 def extend_on(
     structure: OnMesh,
     arrays: tuple[jax.Array, ...],
     stream: Stream,
     rotary: Rotary,
-    keys: jax.Array,
-    values: jax.Array,
+    stored: Stored,
     page_table: jax.Array,
     start: jax.Array,
     lengths: jax.Array,
     common_prefix: jax.Array | None,
+    slots: jax.Array | None,
     *,
     alone: bool,
-) -> tuple[Stream, jax.Array, jax.Array]:
+) -> tuple[Stream, Stored]:
     """Runs a block; with `alone` the addition at its end too, which is else left to the norm of the next one."""
 
-    def run(arrays: Any, stream: Stream, rotary: Rotary, keys: Any, values: Any, *places: Any) -> Any:
+    def run(arrays: Any, stream: Stream, rotary: Rotary, stored: Stored, *places: Any) -> Any:
         block: Block = jax.tree.unflatten(structure.tree, arrays)
-        page_table, start, lengths, common_prefix = places
-        cache = LayerCache(keys, values, page_table, common_prefix)
-        stream, after = block.extend(stream, rotary, cache, start=start, lengths=lengths)
-        written = cast(LayerCache, after)
-        return (added(stream), None) if alone else stream, written.keys, written.values
+        stream, kept = extend_block(block, stream, rotary, stored, *places)
+        return (added(stream), None) if alone else stream, kept
 
-    heads = heads_cut(structure.axis)
-    in_specs = (structure.specs, P(), P(), heads, heads, P(), P(), P(), P())
-    mapped = jax.shard_map(run, mesh=structure.mesh, in_specs=in_specs, out_specs=(P(), heads, heads))
-    found: tuple[Stream, jax.Array, jax.Array] = mapped(
-        arrays, stream, rotary, keys, values, page_table, start, lengths, common_prefix
-    )
+    in_specs = (structure.specs, P(), P(), structure.kept, P(), P(), P(), P(), P())
+    mapped = jax.shard_map(run, mesh=structure.mesh, in_specs=in_specs, out_specs=(P(), structure.kept))
+    places = (page_table, start, lengths, common_prefix, slots)
+    found: tuple[Stream, Stored] = mapped(arrays, stream, rotary, stored, *places)
     return found
 
 

@@ -190,8 +190,10 @@ class ServedLlama:
         """Maps rows (R, hidden_size) of the residual stream to their norms, float32."""
         return _norm(self._end, self._last, hidden)
 
-    def partitioned(self, mesh: Mesh, *, axis: str = "model", leaves: int = 8) -> "ServedPartitionedLlama":
-        """Returns the model with weights and cache cut over the devices of a mesh axis.
+    def partitioned(
+        self, mesh: Mesh, *, axis: str = "model", expert_axis: str = "expert", leaves: int = 8
+    ) -> "ServedPartitionedLlama":
+        """Returns the model with weights and cache cut over the devices of a mesh.
 
         The arguments, errors and bits are those of `partition`.
 
@@ -201,7 +203,8 @@ class ServedLlama:
         if self._adapters is not None or self._cache is not None:
             held = "adapters" if self._adapters is not None else "a cache of 8 bits"
             raise ValueError(f"ServedLlama: a model that is cut over devices must not have {held}; leave them out.")
-        return ServedPartitionedLlama(partition(self.model, mesh, axis=axis, leaves=leaves))
+        cut = partition(self.model, mesh, axis=axis, expert_axis=expert_axis, leaves=leaves)
+        return ServedPartitionedLlama(cut)
 
     def plain(self) -> "ServedLlama":
         """Returns the model with the same weights and stock JAX operations."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -17,19 +17,23 @@ from pallas_kernels.contract import SplitAttentionContract
 
 from ..ops import PLAIN
 from .block import Stream
+from .layers.delta_net_state import STATE_INTERVAL, DeltaNetSnapshot
 from .llama import Llama
-from .partition import PartitionedLlama, partition
+from .partition import partition
+from .partitioned import PartitionedLlama
 from .partitioned_programs import OnMesh, extend_on, heads_cut, norm_on, project_on, start_on
+from .served_states import Pages, States, by_kind, by_layer, init_snapshots, keep_state, restore_state
 
-type Pages = list[tuple[jax.Array, jax.Array]]
 type Part = tuple[OnMesh, tuple[jax.Array, ...]]
+
+_ON_ALL: Final = P()
 
 
 class ServedPartitionedLlama:
     """A partitioned Llama model for `bijax.serving.Engine`; `ServedLlama.partitioned` makes one.
 
-    Each device has its share of the weights, and of the heads of each page. Hidden states and logits are the same on
-    all devices.
+    Each device has its share of the weights, and of the heads of each page; latents and states are repeated. Hidden
+    states and logits are the same on all devices. A model with linear attention is a `bijax.serving.StatefulModel`.
 
     Args:
         model: The model.
@@ -59,15 +63,25 @@ class ServedPartitionedLlama:
         self._is_plain = arrays.norm.ops is PLAIN
         self._first = self._part((arrays.embed, arrays.rotaries), (specs.embed, specs.rotaries))
         self._last = self._part((arrays.norm, arrays.projection), (specs.norm, specs.projection))
+        self._linear = tuple(model.config.is_linear(layer) for layer in range(model.config.num_layers))
         known: dict[OnMesh, OnMesh] = {}  # structures that are equal become one object
         self._blocks: list[tuple[OnMesh, tuple[jax.Array, ...], int]] = []
         for index, (block, spec) in enumerate(zip(arrays.blocks, specs.blocks, strict=True)):
-            structure, parameters = self._part(block, spec)
+            structure, parameters = self._part(block, spec, P() if self._linear[index] else self._kept)
             self._blocks.append((known.setdefault(structure, structure), parameters, arrays.rotary_of(index)))
 
-    def _part(self, modules: Any, specs: Any) -> Part:
+    def _part(self, modules: Any, specs: Any, kept: P = _ON_ALL) -> Part:
         leaves, tree = jax.tree.flatten(modules)
-        return OnMesh(tree, tuple(jax.tree.leaves(specs)), self.mesh, self.model.axis), tuple(leaves)
+        return OnMesh(tree, tuple(jax.tree.leaves(specs)), self.mesh, self.model.axis, kept), tuple(leaves)
+
+    @property
+    def _kept(self) -> P:
+        """How pages are sharded."""
+        return heads_cut(self.model.axis) if self.model.config.latent is None else P()
+
+    @property
+    def _arrays(self) -> Llama:
+        return self.model.local(self.model.params)
 
     @property
     def mesh(self) -> Mesh:
@@ -87,35 +101,75 @@ class ServedPartitionedLlama:
     @property
     def least_common_prefix(self) -> int | None:
         """As `ServedLlama.least_common_prefix`."""
-        return SplitAttentionContract().split if self.one_program and not self._is_plain else None
+        if not self.one_program or self._is_plain or self.model.config.latent is not None:
+            return None
+        return SplitAttentionContract().split
+
+    @property
+    def state_interval(self) -> int | None:
+        """As `ServedLlama.state_interval`."""
+        return STATE_INTERVAL if self.model.config.linear is not None else None
 
     def init_pages(self, num_pages: int, page_size: int) -> Pages:
-        """Returns keys and values of each layer, (pages, page_size, K, H) each, whose heads are sharded."""
-        config, heads = self.model.config, NamedSharding(self.mesh, heads_cut(self.model.axis))
-        shape = (num_pages, page_size, config.num_kv_heads, config.head_dim)
-        zeros = jax.jit(lambda: jnp.zeros(shape, self.model.dtype), out_shardings=heads)
-        return [(zeros(), zeros()) for _ in range(config.num_layers)]
+        """Returns keys and values of each layer that has them, sharded by heads; latents are repeated."""
+        table, arrays = np.zeros((1, 1), np.int32), self._arrays
+
+        def zeros() -> Pages:
+            cache = arrays.paged_cache(table, num_pages=num_pages, page_size=page_size)
+            return list(zip(cache.keys, cache.values, strict=True))
+
+        pages: Pages = jax.jit(zeros, out_shardings=NamedSharding(self.mesh, self._kept))()
+        return pages
+
+    def init_states(self, num_slots: int) -> States:
+        """Returns the states of each layer with linear attention, repeated on all devices."""
+        return self._on_all(lambda: list(self._arrays.init_states(num_slots)))
+
+    def init_snapshots(self, number: int) -> list[DeltaNetSnapshot]:
+        """Returns room for snapshots of each layer with linear attention, repeated on all devices."""
+        return self._on_all(lambda: init_snapshots(self._arrays, number))
+
+    def keep_state(
+        self, states: States, snapshots: list[DeltaNetSnapshot], slot: int, index: int, position: int
+    ) -> list[DeltaNetSnapshot]:
+        """Returns the snapshots with the state of a slot; see `bijax.serving.StatefulModel`."""
+        return keep_state(states, snapshots, slot, index, position, ops=self._arrays.norm.ops)
+
+    def restore_state(
+        self, states: States, snapshots: list[DeltaNetSnapshot], slot: int, index: int, position: int
+    ) -> States:
+        """Returns the states with a snapshot in a slot; see `bijax.serving.StatefulModel`."""
+        return restore_state(states, snapshots, slot, index, position)
+
+    def _on_all[T](self, make: Callable[[], T]) -> T:
+        made: T = jax.jit(make, out_shardings=NamedSharding(self.mesh, P()))()
+        return made
 
     def extend(
         self,
-        pages: Pages,
+        pages: Any,
         tokens: jax.Array,
         page_table: jax.Array,
         start: jax.Array,
         lengths: jax.Array,
         common_prefix: jax.Array | None = None,
-    ) -> tuple[jax.Array, Pages]:
+        *,
+        slots: jax.Array | None = None,
+    ) -> tuple[jax.Array, Any]:
         """Appends tokens to sequences; see `ServedLlama.extend`."""
-        capacity = page_table.shape[1] * pages[0][0].shape[1]
+        stateful = slots is not None
+        stored = by_layer(pages[0], pages[1], self._linear) if stateful else pages
+        first: Any = pages[0][0]
+        capacity = page_table.shape[1] * (first[0] if stateful else first).shape[1]
         x, angles = start_on(*self._first, tokens, start, lengths, capacity=capacity)
         stream: Stream = (x, None)
         written, last = [], len(self._blocks) - 1
-        for index, ((structure, parameters, rotary), layer) in enumerate(zip(self._blocks, pages, strict=True)):
-            given = (angles[rotary], *layer, page_table, start, lengths, common_prefix)
+        for index, ((structure, parameters, rotary), layer) in enumerate(zip(self._blocks, stored, strict=True)):
+            given = (angles[rotary], layer, page_table, start, lengths, common_prefix, slots)
             alone = not self.one_program or index == last
-            stream, keys, values = extend_on(structure, parameters, stream, *given, alone=alone)
-            written.append((keys, values))
-        return stream[0], written
+            stream, kept = extend_on(structure, parameters, stream, *given, alone=alone)
+            written.append(kept)
+        return stream[0], by_kind(written) if stateful else written
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Maps rows (R, hidden_size) of the residual stream to float32 logits (R, vocab_size), gathered."""
@@ -179,7 +233,9 @@ class ServedPartitionedLlama:
                 "ServedPartitionedLlama: the weights must belong to a model with the numbers of this one, got"
                 f" {weights.config} for {config}."
             )
-        return partition(weights, self.mesh, axis=self.model.axis, leaves=self.model.leaves).params
+        model = self.model
+        axes = {"axis": model.axis, "expert_axis": model.expert_axis}
+        return partition(weights, self.mesh, **axes, leaves=model.leaves).params
 
 
 class _Frame(HashedOnce):
@@ -187,7 +243,9 @@ class _Frame(HashedOnce):
 
     def __init__(self, model: PartitionedLlama, one_program: bool) -> None:
         specs: list[P] = jax.tree.leaves(model.specs)
-        super().__init__(one_program, model.mesh, model.axis, model.leaves, model.graph, tuple(specs))
+        super().__init__(
+            one_program, model.mesh, model.axis, model.expert_axis, model.leaves, model.graph, tuple(specs)
+        )
         self.model = dataclasses.replace(model, params={}, rest=None)
         self.one_program = one_program
 

@@ -13,11 +13,13 @@ from jax.sharding import PartitionSpec as P
 
 import bijax
 from bijax.testing import assert_bits_equal
-from flax_layers import INVARIANT, PLAIN, Llama, load_partitioned, partition
+from flax_layers import INVARIANT, PLAIN, Llama, Routing, load_partitioned, partition
 from flax_layers.checkpoint import Checkpoint, LlamaConfig, Weights
+from flax_layers.checkpoint.experts import ExpertsConfig
 from flax_layers.checkpoint.weights import expected_shapes
 from flax_layers.models.layers import Linear, RMSNorm
-from flax_layers.models.parallel_layers import ColumnParallelLinear, Cut, ParallelHeadNorm, RowParallelLinear
+from flax_layers.models.parallel_cut import Cut
+from flax_layers.models.parallel_layers import ColumnParallelLinear, ParallelHeadNorm, RowParallelLinear
 
 CONFIG: dict[str, Any] = {
     "vocab_size": 64,
@@ -140,7 +142,7 @@ def layers() -> None:
 
         specs = jax.tree.map(lambda _: P(), params)
         for index, layer in ((0, columns), (2, rows)):
-            specs[index].update({name: layer.specs("model")[name] for name in ("kernel", "bias")})
+            specs[index].update({name: layer.specs()[name] for name in ("kernel", "bias")})
         run = jax.shard_map(forward, mesh=mesh(devices), in_specs=(specs, P()), out_specs=P())
         y, pull = jax.vjp(run, params, x)
         return y, *pull(y)
@@ -190,6 +192,7 @@ def bad_input() -> None:
     odd = Llama(LlamaConfig(**{**CONFIG, "vocab_size": 60}), rngs=nnx.Rngs(0))
     assert "must divide the vocabulary, got 60" in message(1, model=odd)
     assert "INVARIANT" in message(1, model=nnx.with_attributes(model, ops=PLAIN))
+    check_experts()
     assert "must be a flax_layers.Llama, got Linear" in message(1, model=nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
     part = partition(model, mesh(2))
     for tokens, wanted in (
@@ -198,6 +201,27 @@ def bad_input() -> None:
     ):
         with pytest.raises(ValueError, match=wanted):
             part.logits(part.params, tokens)
+
+
+def check_experts() -> None:
+    """Axes that do not fit the experts are refused; models without arrays will do for that."""
+
+    def message(tensor: int, expert: int, **changes: Any) -> str:
+        model = nnx.eval_shape(lambda: Llama(LlamaConfig(**{**CONFIG, **changes}), rngs=nnx.Rngs(0)))
+        shape, devices = (expert, tensor), jax.devices()[: tensor * expert]
+        over = jax.make_mesh(shape, ("expert", "model"), axis_types=(AxisType.Auto,) * 2, devices=devices)
+        with pytest.raises(ValueError, match="partition") as error:
+            partition(model, over)
+        return str(error.value)
+
+    experts = {"experts": ExpertsConfig(intermediate_size=16, routing=Routing(num_experts=6, topk=2))}
+    assert "axis 'expert' must be a power of two, got 3; use 2 devices" in message(1, 3, **experts)
+    assert "axes 'expert' and 'model' must divide the experts, got 4 devices and 6 experts" in message(2, 2, **experts)
+    assert "axis 'expert' must have one device with a model without experts, got 2" in message(1, 2)
+    shared = ExpertsConfig(intermediate_size=16, shared_size=12, routing=Routing(num_experts=8, topk=2))
+    assert "must divide the width of the shared experts, got 12" in message(1, 2, experts=shared)
+    with pytest.raises(ValueError, match="axis and expert_axis must be two axes, got 'model' for both"):
+        partition(Llama(LlamaConfig(**CONFIG), rngs=nnx.Rngs(0)), mesh(2), expert_axis="model")
 
 
 CHECKS: dict[str, Any] = {

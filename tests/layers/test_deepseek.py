@@ -12,7 +12,7 @@ from flax import nnx
 
 from bijax.serving import Engine, EngineOptions, SamplingParams
 from bijax.testing import assert_bits_equal
-from flax_layers import PLAIN, Llama, ServedLlama, generate, partition
+from flax_layers import PLAIN, Llama, ServedLlama, generate
 from flax_layers.checkpoint import CheckpointError, LatentConfig, load_checkpoint
 from flax_layers.checkpoint.hf_config import hf_config
 from flax_layers.models.layers import Attention, KVCache, LatentAttention, LayerCache, MoE, RotaryEmbedding
@@ -193,8 +193,6 @@ def test_what_a_configuration_says(tmp_path: Path) -> None:
     assert config.attention_scale == pytest.approx(reference_deepseek.scale(dense))
     model = nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0)))
     assert not any(isinstance(block.mlp, MoE) for block in model.blocks)
-    with pytest.raises(ValueError, match="no latent attention, got LatentConfig"):
-        partition(model, jax.make_mesh((1,), ("devices",)), axis="devices", leaves=2)
 
 
 def test_sizes_that_a_layer_refuses() -> None:

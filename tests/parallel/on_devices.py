@@ -369,6 +369,39 @@ def _experts_on_any_number() -> None:
         assert_bits_equal(run(x, to, down, weights), expected)
 
 
+@check("rows")
+def _rows() -> None:
+    """Rows that all devices have, cut and put together: the numbers, and gradients of a function between."""
+    x, numbers = array(1, 5, 3).at[2, 1].set(-0.0), jnp.arange(5)
+
+    def between(axis: str | None, x: jax.Array, numbers: jax.Array) -> Any:
+        def run(x: jax.Array) -> jax.Array:
+            own = parallel.own_rows(x, axis)
+            return parallel.all_rows(own * 2, axis, number=5)
+
+        y, pull = jax.vjp(run, x)
+        filled = parallel.all_rows(parallel.own_rows(numbers, axis, fill=-1), axis)
+        return y, *pull(-jnp.zeros_like(y)), filled
+
+    *expected, same = between(None, x, numbers)
+    assert same.tolist() == numbers.tolist()
+    for devices in (1, 2, 4, 8):
+        *found, filled = sharded(functools.partial(between, AXIS), devices, (P(), P()), P())(x, numbers)
+        assert_bits_equal(found, expected)
+        assert filled.tolist() == [*range(5), *[-1] * (-5 % devices)]
+
+    def plain(x: jax.Array) -> jax.Array:  # the control: JAX adds the zeros of the other devices, and -0 is lost
+        def run(x: jax.Array) -> jax.Array:
+            own = lax.dynamic_slice_in_dim(jnp.pad(x, ((0, 3), (0, 0))), lax.axis_index(AXIS), 1)
+            return lax.all_gather(own, AXIS, tiled=True, to="invarying")[:5]
+
+        y, pull = jax.vjp(run, x)
+        return pull(-jnp.zeros_like(y))[0]
+
+    assert np.signbit(expected[1]).all()
+    assert not np.signbit(sharded(plain, 8, P(), P())(x)).all()
+
+
 @check("bad input")
 def _bad_input() -> None:
     x, w = jnp.ones((4, 48)), jnp.ones((48, 48))
@@ -404,6 +437,14 @@ def _bad_input() -> None:
     )
     with pytest.raises(ValueError, match="x must be the same on all devices of axis 'cut', got an array that varies"):
         jax.eval_shape(column, x, w)
+    own = jax.shard_map(lambda x: parallel.own_rows(x, AXIS), mesh=mesh(2), in_specs=P(AXIS), out_specs=P(AXIS))
+    with pytest.raises(ValueError, match="an array that varies over cut; it is cut already"):
+        jax.eval_shape(own, x)
+    assert "number must be from 0 to 8, the rows of all devices, got 9" in message(
+        lambda x: parallel.all_rows(x, AXIS, number=9), 2, P(AXIS), jnp.ones((8, 1))
+    )
+    with pytest.raises(ValueError, match="x must have at least one dimension, got float32"):
+        parallel.own_rows(jnp.ones(()), None)
 
 
 @check("gradients without types")

@@ -7,7 +7,7 @@ from tests.tiers import full_only
 
 FAST = ("products", "bad input", "fingerprints")
 OTHERS = (
-    ("sums", "weights of leaves", "gradients"),
+    ("sums", "rows", "weights of leaves", "gradients"),
     ("vocabulary", "lowering for Hopper", "gradients without types"),
     ("experts", "experts on any number of devices"),
     ("products with cut rows",),

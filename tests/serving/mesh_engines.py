@@ -28,7 +28,7 @@ from bijax.serving import (
 )
 from bijax.serving.cache_size import choose_num_pages
 from bijax.serving.fingerprint import fingerprint
-from bijax.serving.load import check_model, load_models, load_weights, tensor_mesh
+from bijax.serving.load import check_model, load_models, load_weights, mesh_for
 from bijax.serving.toy import ToyModel
 from bijax.testing import assert_bits_equal
 from flax_layers import Llama, ServedLlama, partition
@@ -311,7 +311,7 @@ def bad_input() -> None:
         ({"tensor_parallel_size": 2, "quantization": "int8"}, "quantization must be None with tensor_parallel_size"),
     ):
         assert wanted in message(lambda given=given: ModelOptions(**given))
-    assert "expected at least 16 devices for a model on 16 devices, got 8" in message(lambda: tensor_mesh(16))
+    assert "expected at least 16 devices for a model on 16 devices, got 8" in message(lambda: mesh_for(16))
     with tempfile.TemporaryDirectory() as made:
         checkpoint = load_checkpoint(folder(Path(made) / "m"))
         cut = ModelOptions(tensor_parallel_size=4)

@@ -18,3 +18,21 @@ OTHERS = (
 @pytest.mark.parametrize("names", [FAST, *map(full_only, OTHERS)], ids=lambda names: names[0])
 def test_engines_have_the_same_bits_on_any_number_of_devices(names: tuple[str, ...]) -> None:
     assert fake_devices.run("tests.serving.mesh_engines", *names) == list(names)
+
+
+WITH_EXPERTS = (
+    ("start with experts",),
+    ("experts over 2, 4 and 8 devices",),
+    ("experts and heads",),
+    ("together with experts",),
+    ("plain experts", "weights of experts"),
+    ("DeepSeek",),
+    ("Qwen3-Next",),
+    ("snapshots",),
+    ("command with experts",),
+)
+
+
+@pytest.mark.parametrize("names", [*map(full_only, WITH_EXPERTS)], ids=lambda names: names[0])
+def test_experts_have_the_same_bits_on_any_number_of_devices(names: tuple[str, ...]) -> None:
+    assert fake_devices.run("tests.serving.mesh_experts", *names) == list(names)

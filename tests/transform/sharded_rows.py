@@ -16,6 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import bijax
+from bijax.core.lowering_cache import lowered_forms
 from bijax.testing import assert_bits_equal, bits
 from bijax.transform.hook.arguments_cut import Cut, read
 
@@ -177,6 +178,37 @@ def gradients() -> None:
     assert_bits_equal(compiled(w, v, first), jax.jit(bijax.invariant(step))(W, V, x))
 
 
+def forms() -> None:
+    """Kernels are lowered once for all numbers of devices among which XLA divides a program; sums over rows wait."""
+    made: list[bytes] = []
+    make: Any = lowered_forms._form
+
+    def noted(*given: Any) -> bytes:
+        made.append(make(*given))
+        return made[-1]
+
+    def on(devices: int, *given: jax.Array) -> str:
+        cut = NamedSharding(Mesh(np.array(jax.devices()[:devices]), ("data",)), P("data"))
+        x, *others = (jax.device_put(a, cut if i == 0 else NamedSharding(cut.mesh, P())) for i, a in enumerate(given))
+        text: str = jax.jit(lambda *given: program(*given)).lower(x, *others).as_text()
+        return text
+
+    lowered_forms._form = noted
+    try:
+        program: Any = lambda x: bijax.softmax(x)  # noqa: E731  outside of an invariant program it is gathered
+        assert "manual_computation" not in on(8, X)
+        alone = len(made)
+        assert alone
+        assert "sdy.sharding_constraint" in on(2, X)
+        assert len(made) == alone
+        jax.jit(lambda x: program(x)).lower(X)  # one device has a form of its own
+        assert len(made) == alone + 1
+    finally:
+        lowered_forms._form = make
+    program = bijax.invariant(lambda x, w, v: jax.grad(lambda w, v: network(x, w, v).sum(), (0, 1))(w, v))
+    assert on(8, X, W, V).count("sdy.manual_computation") == 1
+
+
 def not_rows() -> None:
     """What mixes rows, or reads their position, is gathered: the bits are those of one device."""
 
@@ -239,6 +271,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "tokens": lambda: rows(language_model, TOKENS, mesh()),
     "one axis of two": lambda: rows(network, X, grid()),
     "two axes": lambda: rows(network, X, grid(), ("data", "model")),
+    "forms": forms,
     "gradients": gradients,
     "not rows": not_rows,
     "loops": lambda: rows(recurrent, X, mesh()),

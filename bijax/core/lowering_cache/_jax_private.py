@@ -5,6 +5,8 @@
 - `util.cache` makes a cache that `jax.clear_caches` empties.
 - `core.trace_ctx` holds the axes of `jax.shard_map` while its body is lowered, `config._check_vma` whether it checks
   types, and `SPMDAxisContext` is the context of that body: kernels are lowered the same way on all meshes.
+- `ShardingContext` is the context of a program outside of it: kernels are lowered the same way for all numbers of
+  devices but one.
 - `config.persistent_cache_min_compile_time_secs`, which is public for the process, can be set for a thread.
 """
 
@@ -31,6 +33,7 @@ def missing() -> list[str]:
         (config, "_check_vma"),
         (core.TracingContext, "set_axis_env"),
         (sharding_impls, "SPMDAxisContext"),
+        (sharding_impls, "ShardingContext"),
     )
     return [f"there is no {m.__name__}.{name}" for m, name in wanted if not callable(getattr(m, name, None))]
 
@@ -51,6 +54,14 @@ _ANY_MESH: Any = sharding_impls.SPMDAxisContext(
     jax.sharding.AbstractMesh((2,), ("any",)),  # type: ignore[arg-type]
     manual_axes=frozenset({"any"}),
 )
+
+
+def as_partitioned(ctx: Any) -> Any:
+    """Returns the context of a rule in a program that XLA partitions, with a number of devices for all others."""
+    return ctx.replace(module_context=ctx.module_context.replace(axis_context=_SEVERAL_DEVICES))
+
+
+_SEVERAL_DEVICES: Any = sharding_impls.ShardingContext(2)
 
 
 def state_of_tracing() -> str | None:

@@ -6,11 +6,13 @@ operands and the state of JAX, not on the surrounding program. So it is cached: 
 `jax.clear_caches()`, and for other processes on this machine where JAX has a folder for its compilation cache
 (`pallas_kernels.runtime.disk_cache`).
 
-A kernel computes on one device, so inside `jax.shard_map` over all axes its module is the same for every mesh.
+A kernel computes on one device, so inside `jax.shard_map` over all axes its module is the same for every mesh. Where
+XLA partitions the program, a kernel's operands and results are marked as replicated (`bijax.core.partitioning`), and
+its module is the same for every number of devices but one.
 
 A call without a stable text key is lowered every time: one with a user's function among its parameters, with unknown
-shapes, where XLA partitions the program, for several platforms, or for export; and one for a target that has kernels
-registered by third parties.
+shapes, for several platforms, or for export; one in a `jax.shard_map` that leaves axes to XLA; and one for a target
+that has kernels registered by third parties.
 """
 
 import contextlib
@@ -86,11 +88,11 @@ def lower_once(function: Callable[..., Any], *, name: str = "", multiple_results
 
 
 def _as_cached(ctx: Context) -> contextlib.AbstractContextManager[Context]:
-    """Returns a context manager of the rule's context, without the mesh if each device runs the same kernel."""
+    """Returns a context manager of the rule's context, without the mesh where kernels are the same on others."""
     module = ctx.module_context
-    if getattr(module.axis_context, "manual_axes", None) and not is_partitioned(module):
-        return _jax_private.as_on_any_mesh(ctx)
-    return contextlib.nullcontext(ctx)
+    if not getattr(module.axis_context, "manual_axes", None):
+        return contextlib.nullcontext(_jax_private.as_partitioned(ctx) if is_partitioned(module) else ctx)
+    return contextlib.nullcontext(ctx) if is_partitioned(module) else _jax_private.as_on_any_mesh(ctx)
 
 
 def _made(
@@ -163,8 +165,8 @@ def _question(ctx: Context, function: Any, parameters: Mapping[str, Any]) -> str
     module = ctx.module_context
     platforms = tuple(ctx.platforms or module.platforms)
     axes = module.axis_context
-    manual = "in shard_map" if getattr(axes, "manual_axes", None) else ""
-    several = len(platforms) != 1 or bool(ctx.dim_var_values) or (not manual and getattr(axes, "num_devices", 0) != 1)
+    where = "in shard_map" if getattr(axes, "manual_axes", None) else "partitioned" if is_partitioned(module) else ""
+    several = len(platforms) != 1 or bool(ctx.dim_var_values) or (not where and getattr(axes, "num_devices", 0) != 1)
     if several or module.lowering_parameters != mlir.LoweringParameters():
         return None
     if _has_foreign_kernels(platforms[0]):
@@ -178,7 +180,7 @@ def _question(ctx: Context, function: Any, parameters: Mapping[str, Any]) -> str
         called = f"{_text(function)} {_text(dict(parameters))}"
     except (_WithoutTextError, UnsupportedError):  # a kernel that asks for an architecture raises if none is known
         return None
-    return f"{platforms[0]} {machine} {preferred_backend()} {manual} {called} {operands}\n{state}"
+    return f"{platforms[0]} {machine} {preferred_backend()} {where} {called} {operands}\n{state}"
 
 
 def _has_foreign_kernels(platform: str) -> bool:

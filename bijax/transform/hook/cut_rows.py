@@ -114,24 +114,34 @@ class _Rows:
         """Returns the program with runs of operations on rows under `jax.shard_map`."""
         equations: list[Any] = []
         group: list[Any] = []
+        waiting: list[Any] = []  # other equations that need its results: a group goes on until it needs theirs
         made: set[Any] = set()
+        late: set[Any] = set()
 
         def close() -> None:
             if any(eqn.primitive.name not in UNMARKED for eqn in group):
                 equations.append(self._mapped(group))
             else:
                 equations.extend(group)
-            group.clear()
-            made.clear()
+            equations.extend(waiting)
+            for collected in (group, waiting, made, late):
+                collected.clear()
 
         for eqn in self._jaxpr.eqns:
+            operands = [v for v in eqn.invars if isinstance(v, Var)]
             if id(eqn) in self._parameters:
+                if any(v in late for v in operands):
+                    close()
                 group.append(eqn)
                 made.update(eqn.outvars)
-                continue
-            if eqn.effects or any(v in made for v in eqn.invars if isinstance(v, Var)):
+            elif eqn.effects:
                 close()
-            equations.append(eqn)
+                equations.append(eqn)
+            elif any(v in made or v in late for v in operands):
+                waiting.append(eqn)
+                late.update(eqn.outvars)
+            else:
+                equations.append(eqn)
         close()
         return self._jaxpr.replace(eqns=equations)
 

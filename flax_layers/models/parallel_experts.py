@@ -1,0 +1,97 @@
+"""A mixture of experts whose experts are cut over the devices of a mesh, for use inside `jax.shard_map`."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import PartitionSpec
+
+import bijax
+from bijax.parallel import all_rows, moe_combine, moe_dispatch, own_rows
+
+from ..ops import PLAIN, Ops
+from .layers import MoE
+from .layers._dtypes import promote
+from .layers.moe import route, tokens, with_shared
+from .parallel_cut import Cut
+
+
+class ParallelMoE(nnx.Module):
+    """Experts that are cut over the devices as whole experts, for tokens that all devices have.
+
+    Every device routes all tokens. Then each takes its part of them, sends their rows to the devices of their experts,
+    adds what comes back by rank in the top k, and sends the sums to all. No sum is cut. The shared experts are an MLP,
+    which is cut like that of other blocks. With `PLAIN` each device adds its own experts' results for all tokens, and
+    `jax.lax.psum` adds over the devices.
+
+    Args:
+        layer: The layer of one device, whose parameters become this one's.
+        cut: How the model is cut.
+
+    Attributes:
+        router: (features, num_experts).
+        router_bias: (num_experts,), or None.
+        gate_up: (num_experts, features, 2 * hidden_features).
+        down: (num_experts, hidden_features, features).
+        shared: MLP of the shared experts, or None.
+        shared_gate: (features, 1), or None.
+
+    Guarantee: row-invariant; the result and the gradients of all parameters have the bits of one device.
+    """
+
+    def __init__(self, layer: MoE, cut: Cut) -> None:
+        self.router, self.router_bias = layer.router, layer.router_bias
+        self.gate_up, self.down = layer.gate_up, layer.down
+        self.shared, self.shared_gate = layer.shared, layer.shared_gate
+        self.features, self.routing = layer.features, layer.routing
+        self.dtype = layer.dtype
+        self.ops: Ops = layer.ops
+        self.cut = cut
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps x (..., features), the same on all devices, to the same shape."""
+        rows = tokens("ParallelMoE", x, self.features)
+        rows, router, gate_up, down = promote(self.dtype, rows, self.router[...], self.gate_up[...], self.down[...])
+        selected, weights = route(self.ops, rows, router, self.router_bias, self.routing)
+        run = _plain_experts if self.ops is PLAIN else _experts
+        y = run(rows, selected, weights, gate_up, down, self.cut.expert_axes, self.routing.num_experts)
+        return with_shared(self.ops, y.reshape(x.shape), self.shared, self.shared_gate, x)
+
+    def specs(self) -> dict[str, PartitionSpec]:
+        """Returns how the parameters that are cut are sharded."""
+        experts = PartitionSpec(self.cut.expert_axes, None, None)
+        return {"gate_up": experts, "down": experts}
+
+
+def _experts(
+    x: jax.Array,
+    selected: jax.Array,
+    weights: jax.Array,
+    gate_up: jax.Array,
+    down: jax.Array,
+    axes: tuple[str, ...],
+    number: int,
+) -> jax.Array:
+    """Returns the sums (T, C) of the experts' results for tokens x (T, C); see `Ops.experts`."""
+    own, own_weights = own_rows(x, axes), own_rows(weights, axes)
+    # Rows that fill up the last device's part select no expert.
+    sent = moe_dispatch(own, own_rows(selected, axes, fill=number), axes, num_experts=number)
+    inner = bijax.swiglu(bijax.group_matmul(sent.rows, gate_up, sent.counts))
+    y = moe_combine(bijax.group_matmul(inner, down, sent.counts), sent, own_weights, axes)
+    return all_rows(y, axes, number=x.shape[0])
+
+
+def _plain_experts(
+    x: jax.Array,
+    selected: jax.Array,
+    weights: jax.Array,
+    gate_up: jax.Array,
+    down: jax.Array,
+    axes: tuple[str, ...],
+    number: int,
+) -> jax.Array:
+    own = gate_up.shape[0]
+    local = selected - jax.lax.axis_index(axes) * own
+    mine = (local >= 0) & (local < own)
+    # Experts of other devices come last, where no product has rows.
+    y = PLAIN.experts(x, jnp.where(mine, local, own), jnp.where(mine, weights, 0), gate_up, down)
+    return jax.lax.psum(y.astype(jnp.float32), axes).astype(x.dtype)
