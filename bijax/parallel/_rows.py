@@ -39,7 +39,7 @@ def own_rows(x: Any, axis: Axis, *, fill: Any = 0) -> jax.Array:
         ValueError: If `x` has no dimension or varies over the axis, or the axis is unknown.
         UnsupportedError: When differentiated, if `jax.shard_map` has `check_vma=False`.
 
-    Guarantee: rows are copied, and so are those of the gradient: any number of devices has the bits of one.
+    Guarantee: rows are copied and never added, in the gradient too, so no bit depends on the number of devices.
 
     Example:
         >>> own_rows(jnp.arange(3.0), None).tolist()

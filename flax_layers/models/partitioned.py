@@ -118,7 +118,7 @@ class PartitionedLlama:
         return self.merged(params, self.rest)
 
     def merged(self, params: Params, rest: Any) -> Llama:
-        """Returns the model of one device with other leaves: arrays, or what stands for them, as a `PartitionSpec`.
+        """Returns the model of one device with other leaves: arrays, or one object for each, such as a `PartitionSpec`.
 
         Args:
             params: A tree with the structure of `params`.

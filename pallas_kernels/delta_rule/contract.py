@@ -61,7 +61,8 @@ class MmaDeltaRuleContract:
     """The order of `DeltaRuleContract` on tensor cores, for keys, queries and values of 16 bits.
 
     With the names used there, E(x) = 2**x by the instruction `ex2.approx.ftz`, and c(x; ...) a chain: a float32
-    accumulator that starts at x, to which a tensor core adds products of 16-bit numbers, 16 at a time, upwards:
+    accumulator that starts at x, to which a tensor core adds products of 16-bit numbers, 16 at a time in ascending
+    order:
 
         G_t  = G_(t-1) + max(g_t, least) * log2(e), G_(-1) = 0
         a_ti = ~(beta_t * ((k_t . k_i) * E(G_t - G_i)))         for i < t

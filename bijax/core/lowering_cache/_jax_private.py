@@ -57,7 +57,7 @@ _ANY_MESH: Any = sharding_impls.SPMDAxisContext(
 
 
 def as_partitioned(ctx: Any) -> Any:
-    """Returns the context of a rule in a program that XLA partitions, with a number of devices for all others."""
+    """Returns the context of a rule in a program that XLA partitions, with two devices for any number above one."""
     return ctx.replace(module_context=ctx.module_context.replace(axis_context=_SEVERAL_DEVICES))
 
 
