@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bijax.serving import AsyncEngine, Engine, EngineOptions, ModelOptions
 from bijax.serving.fingerprint import fingerprint
-from bijax.serving.load import check_model, find_model, load_adapters, load_models, load_weights
+from bijax.serving.load import check_model, check_overlap, find_model, load_adapters, load_models, load_weights
 from flax_layers.checkpoint import Checkpoint, CheckpointError, LoRA, load_checkpoint
 
 from .engine import Engine as ServedEngine
@@ -49,6 +49,7 @@ def start(name: str | None, options: ServerOptions, model_options: ModelOptions,
         path = find_model(name)
         checkpoint = load_checkpoint(path, tokenizer=not options.skip_tokenizer_init)
         check_model(checkpoint, model_options, number=options.data_parallel_size)
+        check_overlap(checkpoint, model_options, engine_options)
         adapters = load_adapters(checkpoint, model_options)
     except (CheckpointError, OSError, ValueError) as error:
         raise ServeError(str(error)) from error
