@@ -41,8 +41,7 @@ class ServedPartitionedLlama:
     Args:
         model: The model.
         one_program: As for `ServedLlama`.
-        overlap: How it computes while rows travel to experts; see `overlapped`, which checks it. All blocks are one
-            program then.
+        overlap: See `overlapped`, which checks it. Where a batch overlaps, all blocks are one program.
 
     Guarantee: row-invariant, and with the same bits on 1, 2, 4, ... `leaves` devices, as `PartitionedLlama`.
 
@@ -77,9 +76,8 @@ class ServedPartitionedLlama:
         for index, (block, spec) in enumerate(zip(arrays.blocks, specs.blocks, strict=True)):
             structure, parameters = self._part(block, spec, P() if self._linear[index] else self._kept)
             self._blocks.append((known.setdefault(structure, structure), parameters, arrays.rotary_of(index)))
-        self._overlapped = None
-        if overlap is not None:
-            self._overlapped = OverlappedBlocks(tuple((block, rotary) for block, _, rotary in self._blocks), overlap)
+        blocks = tuple((block, rotary) for block, _, rotary in self._blocks)
+        self._overlapped = None if overlap is None else OverlappedBlocks(blocks, overlap)
 
     def _part(self, modules: Any, specs: Any, kept: P = _ON_ALL) -> Part:
         leaves, tree = jax.tree.flatten(modules)
@@ -173,9 +171,9 @@ class ServedPartitionedLlama:
         first: Any = pages[0][0]
         capacity = page_table.shape[1] * (first[0] if stateful else first).shape[1]
         x, angles = start_on(*self._first, tokens, start, lengths, capacity=capacity)
-        if self._overlapped is not None:
-            places = Places(page_table, start, lengths, common_prefix, slots)
-            own, split = tuple(own for _, own, _ in self._blocks), self._overlapped.overlap.split(*tokens.shape)
+        split = None if self.overlap is None else self.overlap.split(*tokens.shape)
+        if self._overlapped is not None and (split is not None or self._overlapped.overlap.kind == "single_batch"):
+            places, own = Places(page_table, start, lengths, common_prefix, slots), tuple(b[1] for b in self._blocks)
             hidden, kept_by_all = extend_overlapped(self._overlapped, own, x, angles, stored, places, split=split)
             return hidden, by_kind(kept_by_all) if stateful else kept_by_all
         stream: Stream = (x, None)
