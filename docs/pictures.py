@@ -26,6 +26,7 @@ def draw(folder: Path) -> None:
         "contract": _contract,
         "tree": _tree,
         "chunks": _chunks,
+        "overlap": _overlap,
         "gpu": gpu_chart.chart,
     }
     style = {"svg.hashsalt": "bijax", "font.family": "DejaVu Sans", "font.size": 10, "svg.fonttype": "path"}
@@ -147,4 +148,24 @@ def _chunks(ink: str) -> Figure:
     axes.text(0, 5.5, "kept of the\nsequence:", va="center", color=ink, weight="bold", linespacing=1.4)
     axes.text(48, 26.5, "positions, edges at multiples of 64", ha="center", color=ink)
     axes.text(72, 18, "token 145 reads\nboth, and adds\nrow 17", va="center", color=ink, linespacing=1.4)
+    return figure
+
+
+def _overlap(ink: str) -> Figure:
+    """Three stages of two halves of a batch in turns, and what travels meanwhile."""
+    figure, axes = _canvas(8, 2.7)
+    width, left = 10.9, 14.0
+    stages = ("attention,\nrouting", "experts", "shared\nexperts,\nsums")
+    turns = [(BLUE, "A", 0), (ORANGE, "B", 0), (BLUE, "A", 1), (ORANGE, "B", 1), (BLUE, "A", 2), (ORANGE, "B", 2)]
+    axes.text(0, 18, "computing", va="center", color=ink, weight="bold")
+    axes.text(0, 6, "travelling", va="center", color=ink, weight="bold")
+    for turn, (colour, half, stage) in enumerate(turns):
+        _box(axes, left + turn * width, 13, width - 0.8, 10, colour, f"{half}{stage}\n{stages[stage]}", ink)
+    sent = [(0, "A to experts", BLUE), (1, "B to experts", ORANGE), (2, "A back", BLUE), (3, "B back", ORANGE)]
+    for turn, text, colour in sent:
+        start = left + (turn + 1) * width
+        _box(axes, start, 3, width - 0.8, 6, colour, text, ink)
+        _arrow(axes, (start - 1.2, 13), (start + 0.8, 9.2), colour)
+        _arrow(axes, (start + width - 1.6, 9.2), (start + width + 0.4, 13), colour)
+    axes.text(left + 3 * width, 25.3, "one layer of a prompt: halves A and B take turns", ha="center", color=ink)
     return figure

@@ -1,6 +1,7 @@
 """Runs checks in a process of their own, in which one CPU is several devices."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -26,3 +27,10 @@ def run(module: str, *arguments: str, devices: int = 8) -> list[str]:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout.splitlines()
+
+
+def free_port() -> int:
+    """Returns a port on which several processes can meet."""
+    with socket.socket() as taken:
+        taken.bind(("localhost", 0))
+        return int(taken.getsockname()[1])

@@ -32,6 +32,7 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "the engine on a GPU": serving.gpu,
     "the engine on a CPU": serving.cpu,
     "two GPUs": parallel.steps,
+    "overlap on two GPUs": parallel.overlap,
     "traffic": reliability.traffic,
     "servers": reliability.servers,
 }

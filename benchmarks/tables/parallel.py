@@ -22,3 +22,26 @@ def steps() -> str:
     ]
     names = ("step", "two GPUs", "two, against JAX's on two", "two, against one", "one, against sums that are not cut")
     return "\n".join([head, "", table(names, rows, "lrrrr")])
+
+
+def overlap() -> str:
+    """Steps of a model with experts over two GPUs, with and without overlap."""
+    figures = on_gpu("overlap")
+    head = paragraph(
+        "Steps of all blocks of a model with the width of Qwen3-30B-A3B (two layers, heads and experts over two GPUs,",
+        f"bfloat16; queued, wall time, {figures.source}; `benchmarks/bench_overlap_gpu.py`). The quotient is the time",
+        'without overlap divided by the time with it; "early" are two options of XLA that start collectives early:',
+    )
+    rows = [
+        [
+            c["case"].replace("x", "×"),
+            c["program"].replace("_", " "),
+            f"{c['ours_us'] / 1e3:.2f} ms",
+            f"{c['ratio']:.2f}",
+            str(c["differing"]),
+        ]
+        for c in figures.cells
+    ]
+    return "\n".join(
+        [head, "", table(("step", "overlap", "time", "quotient", "elements with other bits"), rows, "llrrr")]
+    )

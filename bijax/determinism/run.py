@@ -33,6 +33,8 @@ def run(parsed: argparse.Namespace) -> int:
             logprobs=True,
         )
         given, model_options = EngineOptions.from_flags(parsed), ModelOptions.from_flags(parsed)
+        if parsed.plain and not parsed.url:
+            given = dataclasses.replace(given, enable_deterministic_inference=False)
     except (TypeError, ValueError) as error:
         raise DeterminismError(str(error)) from error
     sources: list[LocalSource | RemoteSource] = []
@@ -40,8 +42,6 @@ def run(parsed: argparse.Namespace) -> int:
         _check_remote(parsed)
         sources += [RemoteSource(RemoteEngine(url, _api_key(parsed))) for url in parsed.url]
     else:
-        if parsed.plain:
-            given = dataclasses.replace(given, enable_deterministic_inference=False)
         sources.append(LocalSource(parsed.model, model_options, given))
     every = REMOTE_MODES if parsed.url else MODES
     modes = every if parsed.mode == "all" else (parsed.mode,)

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from bijax.core.checks import describe, float_array, integer, integer_array
 from bijax.core.derivative import custom_vjp
 from bijax.ops.moe._experts import sort_by_expert
 from bijax.ops.moe._pick import pick_rows
 from bijax.ops.moe.gather import moe_gather
-from bijax.parallel._axes import Axis, names_of, size_of, vary_over
+from bijax.parallel._axes import Axis, size_of, vary_over
+from bijax.parallel._transfers import Exchange, Transfer
 
 _DISPATCH, _COMBINE = "bijax.parallel.moe_dispatch", "bijax.parallel.moe_combine"
 
@@ -69,6 +69,36 @@ def moe_dispatch(hidden_states: Any, selected_experts: Any, axis: Axis, *, num_e
         >>> sent.rows[:, 0].tolist(), sent.counts.tolist()
         ([1.0, 2.0, 3.0, 1.0, 3.0, 2.0], [3, 2, 1])
     """
+    transfer, offset = moe_dispatch_start(hidden_states, selected_experts, axis, num_experts=num_experts)
+    return moe_dispatch_done(transfer.start(), offset)
+
+
+def moe_dispatch_start(
+    hidden_states: Any, selected_experts: Any, axis: Axis, *, num_experts: int
+) -> tuple[Transfer, jax.Array]:
+    """Prepares what `moe_dispatch` sends, so that a program can compute other things while it travels.
+
+    Args:
+        hidden_states: As for `moe_dispatch`.
+        selected_experts: The same.
+        axis: The same.
+        num_experts: The same.
+
+    Returns:
+        The rows and counts to send, and the `offset` of `Dispatched`; both go to `moe_dispatch_done`.
+
+    Raises:
+        TypeError: As `moe_dispatch`.
+        ValueError: The same.
+
+    Guarantee: as `moe_dispatch`, which is this and `moe_dispatch_done`.
+
+    Example:
+        >>> x, experts = jnp.array([[1.0], [2.0], [3.0]]), jnp.array([[1, 0], [0, 2], [1, 0]])
+        >>> transfer, offset = moe_dispatch_start(x, experts, None, num_experts=3)
+        >>> moe_dispatch_done(transfer.start(), offset).counts.tolist()
+        [3, 2, 1]
+    """
     x = float_array(_DISPATCH, "hidden_states", hidden_states)
     selected = integer_array(_DISPATCH, "selected_experts", selected_experts, on_host=False)
     if x.ndim != 2 or selected.ndim != 2 or selected.shape[0] != x.shape[0]:
@@ -90,11 +120,25 @@ def moe_dispatch(hidden_states: Any, selected_experts: Any, axis: Axis, *, num_e
     place = jnp.arange(places, dtype=jnp.int32)
     used = place[None] < to_device.sum(axis=1)[:, None]
     offset = jnp.where(used, jnp.take(sorted_rows.offset, first[:, None] + place[None], mode="clip"), -1).reshape(-1)
-    count = _exchanged(to_device, axis)
-    arrival = _arrival(count, places)
+    return Transfer((_sent(x, offset, selected.shape[1]), to_device), Exchange(axis)), offset
+
+
+def moe_dispatch_done(arrived: tuple[jax.Array, jax.Array], offset: jax.Array) -> Dispatched:
+    """Puts rows that arrived in the order of this device's experts.
+
+    Args:
+        arrived: What the transfer of `moe_dispatch_start` returns when it is started.
+        offset: The array that came with it.
+
+    Returns:
+        The result of `moe_dispatch`.
+
+    Guarantee: as `moe_dispatch`.
+    """
+    sent, count = arrived
+    arrival = _arrival(count, offset.shape[0] // count.shape[0])
     order = _inverse(arrival)
-    rows = _moved(_exchanged(_sent(x, offset, selected.shape[1]), axis), order, arrival)
-    return Dispatched(rows, count.sum(axis=0, dtype=jnp.int32), order, arrival, offset)
+    return Dispatched(_moved(sent, order, arrival), count.sum(axis=0, dtype=jnp.int32), order, arrival, offset)
 
 
 def moe_combine(
@@ -125,14 +169,57 @@ def moe_combine(
         >>> moe_combine(sent.rows, sent, jnp.array([[0.5, 2.0], [1.0, 1.0]]), None).tolist()
         [[2.5], [4.0]]
     """
+    arrived = moe_combine_start(rows, dispatched, axis).start()
+    return moe_combine_done(arrived, dispatched, expert_weights, preferred_element_type=preferred_element_type)
+
+
+def moe_combine_start(rows: Any, dispatched: Dispatched, axis: Axis) -> Transfer:
+    """Prepares what `moe_combine` sends back, so that a program can compute other things while it travels.
+
+    Args:
+        rows: As for `moe_combine`.
+        dispatched: The same.
+        axis: The same.
+
+    Returns:
+        The rows to send. What arrives goes to `moe_combine_done`.
+
+    Raises:
+        TypeError: As `moe_combine`.
+        ValueError: The same.
+
+    Guarantee: as `moe_combine`, which is this and `moe_combine_done`.
+    """
     y = float_array(_COMBINE, "rows", rows)
     size_of(_COMBINE, axis)
     if y.ndim != 2 or y.shape[0] != dispatched.order.shape[0]:
         raise ValueError(
             f"{_COMBINE}: rows must have the {dispatched.order.shape[0]} rows of `dispatched`, got {describe(y)}."
         )
-    back = _exchanged(_moved(vary_over(axis, y), dispatched.arrival, dispatched.order), axis)
-    return moe_gather(back, dispatched.offset, expert_weights, preferred_element_type=preferred_element_type)
+    return Transfer(_moved(vary_over(axis, y), dispatched.arrival, dispatched.order), Exchange(axis))
+
+
+def moe_combine_done(
+    arrived: jax.Array, dispatched: Dispatched, expert_weights: Any, *, preferred_element_type: Any = None
+) -> jax.Array:
+    """Adds the results of experts that arrived, by rank in the top k of their tokens.
+
+    Args:
+        arrived: What the transfer of `moe_combine_start` returns when it is started.
+        dispatched: As for `moe_combine`.
+        expert_weights: The same.
+        preferred_element_type: The same.
+
+    Returns:
+        The result of `moe_combine`.
+
+    Raises:
+        TypeError: As `moe_combine`.
+        ValueError: The same.
+
+    Guarantee: as `moe_combine`.
+    """
+    return moe_gather(arrived, dispatched.offset, expert_weights, preferred_element_type=preferred_element_type)
 
 
 @custom_vjp(nondiff_argnums=(2,))
@@ -170,13 +257,6 @@ def _moved_backward(destination: jax.Array, g: jax.Array) -> tuple[jax.Array, No
 
 
 _moved.defvjp(_moved_forward, _moved_backward)
-
-
-def _exchanged(x: jax.Array, axis: Axis) -> jax.Array:
-    """Sends block d of the first dimension to device d."""
-    if axis is None:
-        return x
-    return lax.all_to_all(x, names_of(axis), split_axis=0, concat_axis=0, tiled=True)
 
 
 def _before(counts: jax.Array) -> jax.Array:

@@ -18,8 +18,8 @@ the same bits alone, beside any other requests, and from a cold or warm cache. d
 options."""
 EPILOG = """\
 An option that is not given is taken from the environment (BIJAX_PORT for --port), and else has its default. SIGTERM
-lets requests finish; a second one stops at once. Exit code: 0 after a signal, 1 if the engine did not start, 2 if the
-arguments are wrong."""
+lets requests finish; a second one stops at once. Exit code: 0 after a signal, 1 if the engine did not start or another
+process of several was lost, 2 if the arguments are wrong."""
 
 
 def add_serve_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -50,9 +50,36 @@ class ServerOptions(Options):
         " expert_parallel_size",
         least=1,
     )
+    nnodes: int = option(1, "processes that serve one model together, each started with this command", least=1)
+    node_rank: int = option(0, "which of these processes this is; 0 listens for requests", least=0)
+    dist_init_addr: str | None = option(
+        None, "HOST:PORT of process 0, which the processes find each other by; needed with nnodes", kind=str
+    )
     log_format: str = option("text", "form of the log lines", kind=str, choices=("text", "json"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.api_key is not None and not self.api_key.strip():
             raise ValueError("ServerOptions: api_key must not be empty; leave it out to serve without a key.")
+        self._check_processes()
+
+    def _check_processes(self) -> None:
+        if self.node_rank >= self.nnodes:
+            raise ValueError(
+                f"ServerOptions: node_rank must be less than nnodes, got {self.node_rank} of {self.nnodes} processes."
+            )
+        host, _, port = (self.dist_init_addr or "").rpartition(":")
+        if self.nnodes == 1 and self.dist_init_addr is not None:
+            raise ValueError(
+                f"ServerOptions: dist_init_addr must be left out with one process, got {self.dist_init_addr!r}; set"
+                " nnodes."
+            )
+        if self.nnodes > 1 and not (host and port.isdigit()):
+            raise ValueError(
+                "ServerOptions: dist_init_addr must be HOST:PORT of process 0 with several processes, got"
+                f" {self.dist_init_addr!r}."
+            )
+        if self.nnodes > 1 and self.data_parallel_size > 1:
+            raise ValueError(
+                f"ServerOptions: data_parallel_size must be 1 with several processes, got {self.data_parallel_size}."
+            )

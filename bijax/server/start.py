@@ -8,10 +8,12 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from bijax.serving import AsyncEngine, Engine, EngineOptions, ModelOptions
 from bijax.serving.fingerprint import fingerprint
-from bijax.serving.load import check_model, find_model, load_adapters, load_models, load_weights
+from bijax.serving.load import check_model, check_overlap, find_model, load_adapters, load_models, load_weights
+from bijax.serving.processes import LeadingEngine
 from flax_layers.checkpoint import Checkpoint, CheckpointError, LoRA, load_checkpoint
 
 from .engine import Engine as ServedEngine
@@ -19,6 +21,7 @@ from .errors import ServeError
 from .logs import set_up_logs
 from .model import ServedModel
 from .options import ServerOptions
+from .processes import check_mesh_size, join, lead, run_follower
 from .replicas import Replicas
 from .run import listen, serve
 from .service import Service
@@ -45,16 +48,26 @@ def start(name: str | None, options: ServerOptions, model_options: ModelOptions,
         ServeError: If there is no such checkpoint, it cannot be served with these options and devices, or the address
             cannot be bound.
     """
+    if options.nnodes > 1:
+        join(options)
     try:
+        if options.nnodes > 1:
+            check_mesh_size(model_options)
         path = find_model(name)
         checkpoint = load_checkpoint(path, tokenizer=not options.skip_tokenizer_init)
         check_model(checkpoint, model_options, number=options.data_parallel_size)
+        check_overlap(checkpoint, model_options, engine_options)
         adapters = load_adapters(checkpoint, model_options)
     except (CheckpointError, OSError, ValueError) as error:
         raise ServeError(str(error)) from error
-    model = _served_model(checkpoint, name or path.name, options.served_model_name, (model_options, engine_options))
+    model = _served_model(
+        checkpoint, name or path.name, options.served_model_name, (model_options, engine_options), options.nnodes
+    )
     if model.name in adapters:
         raise ServeError(f"an adapter must not have the model's name, got {model.name!r}; rename it in --lora-paths")
+    if options.node_rank > 0:
+        set_up_logs(options.log_format)
+        return run_follower(checkpoint, options, model_options, engine_options)
     try:
         listener = listen(options.host, options.port)
     except OSError as error:
@@ -64,7 +77,15 @@ def start(name: str | None, options: ServerOptions, model_options: ModelOptions,
         log.info("no tokenizer: requests must bring token ids (input_ids of /generate)")
     log.info("%s on http://%s:%d", model.name, *listener.getsockname()[:2])
 
+    leaders: list[LeadingEngine] = []
+
     async def open_engine() -> ServedEngine:
+        if options.nnodes > 1:
+            leader, service.fingerprint = await _in_thread(
+                lambda: lead(checkpoint, options, model_options, engine_options)
+            )
+            leaders.append(leader)
+            return AsyncEngine(leader)
         engines, service.fingerprint = await _in_thread(
             lambda: _warm_engines(checkpoint, options.data_parallel_size, model_options, engine_options, adapters)
         )
@@ -75,6 +96,8 @@ def start(name: str | None, options: ServerOptions, model_options: ModelOptions,
     except ValueError as error:
         raise ServeError(str(error)) from error
     code = serve(service, listener)
+    for leader in leaders:
+        leader.dismiss()
     if any(thread.name == _THREAD for thread in threading.enumerate()):
         # Stopped during startup: XLA is still compiling, and would crash while the interpreter shuts down.
         logging.shutdown()
@@ -83,8 +106,15 @@ def start(name: str | None, options: ServerOptions, model_options: ModelOptions,
 
 
 def _served_model(
-    checkpoint: Checkpoint, path: str, name: str | None, options: tuple[ModelOptions, EngineOptions]
+    checkpoint: Checkpoint,
+    path: str,
+    name: str | None,
+    options: tuple[ModelOptions, EngineOptions],
+    processes: int,
 ) -> ServedModel:
+    def load_new(other: str) -> Any:
+        return load_weights(_same_dtype(checkpoint, find_model(other)), model_options)
+
     config, (model_options, engine_options) = checkpoint.config, options
     longest = config.max_position_embeddings
     if engine_options.num_pages is not None:
@@ -97,7 +127,7 @@ def _served_model(
         vocab_size=config.vocab_size,
         max_model_len=longest if engine_options.max_length is None else min(longest, engine_options.max_length),
         tokenizer=checkpoint.tokenizer,
-        load_weights=lambda other: load_weights(_same_dtype(checkpoint, find_model(other)), model_options),
+        load_weights=None if processes > 1 else load_new,
         adapters={adapter: str(path) for adapter, path in model_options.adapters().items()},
     )
 

@@ -25,9 +25,9 @@ def choose_num_pages(model: Model, options: EngineOptions, *, max_length: int) -
     """Returns the number of pages for which there is memory, at most as many as all running sequences can use.
 
     With the option `num_pages` it is that one. Otherwise, of the memory that JAX has on the GPU, `mem_fraction_static`
-    is for weights and cache; of several GPUs the one with the least room decides. On other devices that fraction of the
-    memory which is available is for the cache; without the option it is 1 GiB, or a quarter of the available memory if
-    that is less. No bit depends on the number.
+    is for weights and cache; of several GPUs of this process the one with the least room decides. On other devices that
+    fraction of the memory which is available is for the cache; without the option it is 1 GiB, or a quarter of the
+    available memory if that is less. No bit depends on the number.
 
     Args:
         model: The model, whose weights are in memory.
@@ -46,7 +46,9 @@ def choose_num_pages(model: Model, options: EngineOptions, *, max_length: int) -
     if mesh is not None and mesh.size > 1:
         arrays = _parts(model, page_size)
     page_bytes = sum(a.size * a.dtype.itemsize for a in arrays)
-    devices = [_device(model)] if mesh is None else list(mesh.devices.flat)
+    devices = (
+        [_device(model)] if mesh is None else [d for d in mesh.devices.flat if d.process_index == jax.process_index()]
+    )
     room = min(cache_bytes(device, options.mem_fraction_static) for device in devices)
     if mesh is not None and devices[0].platform == "cpu":
         room //= len(devices)  # they share the memory of the host

@@ -17,7 +17,7 @@ from bijax.serving.options import EngineOptions
 from bijax.serving.outputs import EngineStats, FinishReason, RequestOutput
 from bijax.serving.params import SamplingParams
 from bijax.serving.programs import Programs
-from bijax.serving.requests import check_engine, make_request, on_mesh
+from bijax.serving.requests import check_engine, make_request, on_mesh, overlapped
 from bijax.serving.scheduler import Scheduler, Work
 from bijax.serving.sequence import Request
 from bijax.serving.sizes import Sizes
@@ -42,8 +42,8 @@ class Engine:
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If the options do not fit the model, there is no memory for the cache, or the model cannot be cut
-            over the mesh.
+        ValueError: If the options do not fit the model, there is no memory for the cache, the model cannot be cut over
+            the mesh, or overlap is asked for and its experts are not on several devices.
 
     Attributes:
         options: The same, with the number of pages that the cache has.
@@ -76,6 +76,7 @@ class Engine:
         check_engine(model, eos_token_ids, options)
         model = model if mesh is None else on_mesh(model, mesh)
         options = EngineOptions() if options is None else options
+        model = overlapped(model, options)
         self.tokenizer = tokenizer
         self.eos_token_ids = frozenset(eos_token_ids)
         self.max_length = min(model.max_length, options.max_length or model.max_length)

@@ -16,6 +16,7 @@ from flax_layers.models.partition_checks import check_config, check_sizes
 
 from .hub import HUB_NAME, download
 from .model_options import ModelOptions
+from .options import EngineOptions
 
 AXIS: Final = "model"
 """The mesh axis that a model is cut over."""
@@ -129,6 +130,28 @@ def check_model(checkpoint: Checkpoint, options: ModelOptions, *, number: int = 
     mesh_for(size, experts, replica=number - 1)
 
 
+def check_overlap(checkpoint: Checkpoint, options: ModelOptions, engine: EngineOptions) -> None:
+    """Checks, before weights are read, that a model has experts on several devices if overlap is asked for.
+
+    Args:
+        checkpoint: As for `load_model`.
+        options: How it is loaded.
+        engine: Of the engine.
+
+    Raises:
+        ValueError: If it has not.
+    """
+    devices = (options.tensor_parallel_size or 1) * options.expert_parallel_size
+    if engine.overlap() is None or (checkpoint.config.experts is not None and devices > 1):
+        return
+    name = "enable_two_batch_overlap" if engine.enable_two_batch_overlap else "enable_single_batch_overlap"
+    has = f"experts on {devices} device" if checkpoint.config.experts is not None else "no experts"
+    raise ValueError(
+        f"{name} needs a model with experts on several devices, got one with {has}; set tensor_parallel_size and"
+        " expert_parallel_size, or leave the option out."
+    )
+
+
 def mesh_for(size: int, experts: int = 1, *, replica: int = 0) -> Mesh:
     """Returns the mesh of a model that is cut over devices of this process.
 
@@ -177,6 +200,7 @@ def load_weights(checkpoint: Checkpoint, options: ModelOptions, *, replica: int 
 __all__ = [
     "CheckpointError",
     "check_model",
+    "check_overlap",
     "find_model",
     "load_adapters",
     "load_model",

@@ -27,7 +27,8 @@ class Model(Protocol):
 
     A model that can be cut over several devices has the method `partitioned`, which maps a `jax.sharding.Mesh` to such
     a model. The result has the attribute `mesh`; its pages may be sharded, and hidden states and logits are the same
-    on all devices.
+    on all devices. If its experts are on several devices, the attribute `expert_devices` says on how many, and the
+    method `overlapped` maps a `bijax.parallel.Overlap` to the model that computes while rows travel to them.
     """
 
     @property

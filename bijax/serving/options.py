@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from bijax.parallel import TOKEN_DISTRIBUTION_THRESHOLD, Overlap
 from bijax.serving.option_fields import Options, option
 
 MAX_DRAFTS = 7
@@ -69,9 +70,62 @@ class EngineOptions(Options):
         256, "steps of the engine after which a request counts as much as one a priority above", least=1
     )
 
+    moe_a2a_backend: str = option(
+        "none", "how overlap sends tokens to experts on other devices: all_to_all; none: there is no overlap", kind=str,
+        choices=("none", "all_to_all"),
+    )  # fmt: skip
+    enable_two_batch_overlap: bool = option(
+        False, "half of a batch computes while tokens of the other travel to experts; needs moe_a2a_backend", kind=bool
+    )
+    enable_single_batch_overlap: bool = option(
+        False, "parts of the experts' work are computed while others travel; needs moe_a2a_backend", kind=bool
+    )
+    tbo_token_distribution_threshold: float = option(
+        TOKEN_DISTRIBUTION_THRESHOLD,
+        "least part of the tokens of prompts in a half; where whole sequences give less, one is cut in two (0: never)",
+        kind=float, least=0.0, most=0.5,
+    )  # fmt: skip
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_overlap()
         if self.seed_from_prompt and self.default_seed is not None:
             raise ValueError(
                 f"EngineOptions: default_seed must be None with seed_from_prompt, got {self.default_seed}; choose one."
+            )
+
+    def overlap(self) -> Overlap | None:
+        """Returns what the model is to compute with, or None."""
+        if self.enable_two_batch_overlap:
+            return Overlap("two_batch", self.tbo_token_distribution_threshold)
+        return Overlap("single_batch") if self.enable_single_batch_overlap else None
+
+    def _check_overlap(self) -> None:
+        two, single = self.enable_two_batch_overlap, self.enable_single_batch_overlap
+        if two and single:
+            raise ValueError(
+                "EngineOptions: enable_two_batch_overlap must be False with enable_single_batch_overlap, got True for"
+                " both; choose one."
+            )
+        name = "enable_two_batch_overlap" if two else "enable_single_batch_overlap"
+        if (two or single) != (self.moe_a2a_backend != "none"):
+            wanted = f"be all_to_all with {name}" if two or single else "be none without overlap"
+            raise ValueError(
+                f"EngineOptions: moe_a2a_backend must {wanted}, got {self.moe_a2a_backend!r}; set both, or neither."
+            )
+        if (two or single) and not self.enable_deterministic_inference:
+            raise ValueError(
+                f"EngineOptions: {name} must be False without enable_deterministic_inference, got True; plain JAX"
+                " operations have no overlap."
+            )
+        if two and self.speculative_tokens:
+            raise ValueError(
+                "EngineOptions: speculative_tokens must be 0 with enable_two_batch_overlap, got"
+                f" {self.speculative_tokens}; drafts are not split."
+            )
+        threshold = self.tbo_token_distribution_threshold
+        if not two and threshold != TOKEN_DISTRIBUTION_THRESHOLD:
+            raise ValueError(
+                f"EngineOptions: tbo_token_distribution_threshold must be {TOKEN_DISTRIBUTION_THRESHOLD} without"
+                f" enable_two_batch_overlap, got {threshold}."
             )

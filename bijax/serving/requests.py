@@ -52,6 +52,25 @@ def on_mesh(model: Any, mesh: Any) -> Any:
     return model.partitioned(mesh)
 
 
+def overlapped(model: Any, options: EngineOptions) -> Any:
+    """Returns a model that computes with the overlap that the options ask for.
+
+    Raises:
+        ValueError: If its experts are not on several devices.
+    """
+    overlap = options.overlap()
+    if overlap is None:
+        return model
+    devices = getattr(model, "expert_devices", 1)
+    if devices < 2:
+        name = "enable_two_batch_overlap" if options.enable_two_batch_overlap else "enable_single_batch_overlap"
+        raise ValueError(
+            f"Engine: {name} needs a model whose experts are on several devices, got a {type(model).__name__} with"
+            f" experts on {devices}; pass a mesh with more, or leave the option out."
+        )
+    return model.overlapped(overlap)
+
+
 def make_request(
     name: str,
     prompt: Items[int],

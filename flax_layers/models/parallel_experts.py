@@ -49,12 +49,18 @@ class ParallelMoE(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps x (..., features), the same on all devices, to the same shape."""
-        rows = tokens("ParallelMoE", x, self.features)
-        rows, router, gate_up, down = promote(self.dtype, rows, self.router[...], self.gate_up[...], self.down[...])
+        rows, router, gate_up, down = self.operands(x)
         selected, weights = route(self.ops, rows, router, self.router_bias, self.routing)
         run = _plain_experts if self.ops is PLAIN else _experts
         y = run(rows, selected, weights, gate_up, down, self.cut.expert_axes, self.routing.num_experts)
         return with_shared(self.ops, y.reshape(x.shape), self.shared, self.shared_gate, x)
+
+    def operands(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+        """Returns x (..., features) as (T, features), the router and this device's experts in one dtype."""
+        rows = tokens("ParallelMoE", x, self.features)
+        given = promote(self.dtype, rows, self.router[...], self.gate_up[...], self.down[...])
+        rows, router, gate_up, down = given
+        return rows, router, gate_up, down
 
     def specs(self) -> dict[str, PartitionSpec]:
         """Returns how the parameters that are cut are sharded."""

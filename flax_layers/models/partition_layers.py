@@ -126,5 +126,15 @@ def place_weights(
         value = read.astype(parameter.dtype)
         if (column := columns.get(tuple(layer))) is not None:
             value = grouped(value, column.parts, column.cut.leaves)
-        at(placed, tuple(layer))[name] = jax.device_put(value, at(shardings, tuple(layer))[name])
+        at(placed, tuple(layer))[name] = _placed(value, at(shardings, tuple(layer))[name])
     return dict(placed)
+
+
+def _placed(value: np.ndarray, sharding: Any) -> jax.Array:
+    """Returns an array of the host on devices, of which other processes may own some.
+
+    Of several processes each places its own part, without comparing what `jax.device_put` would send to all.
+    """
+    if sharding.is_fully_addressable:
+        return jax.device_put(value, sharding)
+    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])

@@ -13,12 +13,15 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bijax.core.hashed_once import HashedOnce
+from bijax.parallel import Overlap
 from pallas_kernels.contract import SplitAttentionContract
 
 from ..ops import PLAIN
 from .block import Stream
 from .layers.delta_net_state import STATE_INTERVAL, DeltaNetSnapshot
 from .llama import Llama
+from .overlap_operations import Places
+from .overlapped_programs import OverlappedBlocks, extend_overlapped
 from .partition import partition
 from .partitioned import PartitionedLlama
 from .partitioned_programs import OnMesh, extend_on, heads_cut, norm_on, project_on, start_on
@@ -38,6 +41,7 @@ class ServedPartitionedLlama:
     Args:
         model: The model.
         one_program: As for `ServedLlama`.
+        overlap: See `overlapped`, which checks it. Where a batch overlaps, all blocks are one program.
 
     Guarantee: row-invariant, and with the same bits on 1, 2, 4, ... `leaves` devices, as `PartitionedLlama`.
 
@@ -53,8 +57,11 @@ class ServedPartitionedLlama:
         (32, 1)
     """
 
-    def __init__(self, model: PartitionedLlama, *, one_program: bool | None = None) -> None:
+    def __init__(
+        self, model: PartitionedLlama, *, one_program: bool | None = None, overlap: Overlap | None = None
+    ) -> None:
         self.model = model
+        self.overlap = overlap
         if one_program is None:
             one_program = any(device.platform != "cpu" for device in model.mesh.devices.flat)
         self.one_program = one_program
@@ -69,6 +76,8 @@ class ServedPartitionedLlama:
         for index, (block, spec) in enumerate(zip(arrays.blocks, specs.blocks, strict=True)):
             structure, parameters = self._part(block, spec, P() if self._linear[index] else self._kept)
             self._blocks.append((known.setdefault(structure, structure), parameters, arrays.rotary_of(index)))
+        blocks = tuple((block, rotary) for block, _, rotary in self._blocks)
+        self._overlapped = None if overlap is None else OverlappedBlocks(blocks, overlap)
 
     def _part(self, modules: Any, specs: Any, kept: P = _ON_ALL) -> Part:
         leaves, tree = jax.tree.flatten(modules)
@@ -162,6 +171,11 @@ class ServedPartitionedLlama:
         first: Any = pages[0][0]
         capacity = page_table.shape[1] * (first[0] if stateful else first).shape[1]
         x, angles = start_on(*self._first, tokens, start, lengths, capacity=capacity)
+        split = None if self.overlap is None else self.overlap.split(*tokens.shape)
+        if self._overlapped is not None and (split is not None or self._overlapped.overlap.kind == "single_batch"):
+            places, own = Places(page_table, start, lengths, common_prefix, slots), tuple(b[1] for b in self._blocks)
+            hidden, kept_by_all = extend_overlapped(self._overlapped, own, x, angles, stored, places, split=split)
+            return hidden, by_kind(kept_by_all) if stateful else kept_by_all
         stream: Stream = (x, None)
         written, last = [], len(self._blocks) - 1
         for index, ((structure, parameters, rotary), layer) in enumerate(zip(self._blocks, stored, strict=True)):
@@ -179,8 +193,31 @@ class ServedPartitionedLlama:
         """Maps rows (R, hidden_size) of the residual stream to their norms, float32."""
         return norm_on(*self._last, hidden)
 
+    @property
+    def expert_devices(self) -> int:
+        """Devices that experts are spread over; 1 without experts."""
+        if self.model.config.experts is None:
+            return 1
+        return self.mesh.shape[self.model.axis] * self.mesh.shape.get(self.model.expert_axis, 1)
+
+    def overlapped(self, overlap: Overlap | None) -> ServedPartitionedLlama:
+        """Returns the model with the communication of its experts beside computing; None for without.
+
+        Raises:
+            ValueError: If its experts are not on several devices, or it has stock JAX operations.
+
+        Guarantee: the bits are those without.
+        """
+        if overlap is not None and (self.expert_devices == 1 or self._is_plain):
+            has = "stock JAX operations" if self._is_plain else "no experts on other devices"
+            raise ValueError(
+                "ServedPartitionedLlama: overlap needs experts on several devices and invariant operations, got a model"
+                f" with {has}; pass None."
+            )
+        return ServedPartitionedLlama(self.model, one_program=self.one_program, overlap=overlap)
+
     def plain(self) -> ServedPartitionedLlama:
-        """Returns the model with the same shards and stock JAX operations, such as `jax.lax.psum`."""
+        """Returns the model with the same shards and stock JAX operations, such as `jax.lax.psum`, without overlap."""
         return ServedPartitionedLlama(self.model.with_ops(PLAIN), one_program=self.one_program)
 
     def with_weights(self, weights: Any) -> ServedPartitionedLlama:
@@ -215,7 +252,7 @@ class ServedPartitionedLlama:
             )
         shardings = jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self.model.specs)
         model = dataclasses.replace(self.model, params=jax.device_put(params, shardings))
-        return ServedPartitionedLlama(model, one_program=self.one_program)
+        return ServedPartitionedLlama(model, one_program=self.one_program, overlap=self.overlap)
 
     def _cut(self, weights: Llama | nnx.State[Any, Any]) -> Any:
         config, dtype = self.model.config, self.model.dtype
@@ -241,23 +278,23 @@ class ServedPartitionedLlama:
 class _Frame(HashedOnce):
     """A served model without its arrays, as the static part of a pytree; equal frames run the same programs."""
 
-    def __init__(self, model: PartitionedLlama, one_program: bool) -> None:
+    def __init__(self, model: PartitionedLlama, one_program: bool, overlap: Overlap | None) -> None:
         specs: list[P] = jax.tree.leaves(model.specs)
         super().__init__(
-            one_program, model.mesh, model.axis, model.expert_axis, model.leaves, model.graph, tuple(specs)
+            *(one_program, overlap, model.mesh, model.axis, model.expert_axis, model.leaves, model.graph, tuple(specs))
         )
         self.model = dataclasses.replace(model, params={}, rest=None)
-        self.one_program = one_program
+        self.one_program, self.overlap = one_program, overlap
 
 
 def _flatten(served: ServedPartitionedLlama) -> tuple[tuple[Any, Any], _Frame]:
-    return (served.model.params, served.model.rest), _Frame(served.model, served.one_program)
+    return (served.model.params, served.model.rest), _Frame(served.model, served.one_program, served.overlap)
 
 
 def _unflatten(frame: _Frame, children: Iterable[Any]) -> ServedPartitionedLlama:
     params, rest = children
     model = dataclasses.replace(frame.model, params=params, rest=rest)
-    return ServedPartitionedLlama(model, one_program=frame.one_program)
+    return ServedPartitionedLlama(model, one_program=frame.one_program, overlap=frame.overlap)
 
 
 jax.tree_util.register_pytree_node(ServedPartitionedLlama, _flatten, _unflatten)

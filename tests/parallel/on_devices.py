@@ -369,6 +369,43 @@ def _experts_on_any_number() -> None:
         assert_bits_equal(run(x, to, down, weights), expected)
 
 
+@check("experts in parts")
+def _experts_in_parts() -> None:
+    """Results of experts that travel back in parts, with any routing: those of all rows together."""
+    hidden, experts, topk = 16, 8, 3
+    x, gate_up, down = array(1, 16, hidden), array(2, experts, hidden, 16), array(3, experts, 8, hidden)
+    weights, rng = jax.nn.softmax(array(4, 16, topk)), np.random.default_rng(5)
+    spread = jnp.asarray(rng.permuted(np.tile(np.arange(experts), (16, 1)), axis=1)[:, :topk])
+    routings = (spread, jnp.tile(jnp.arange(topk)[::-1], (16, 1)), spread - 4, jnp.full((16, topk), experts))
+
+    def layer(axis: str | None, parts: int | None, moved: int, x: jax.Array, to: jax.Array, *given: jax.Array) -> Any:
+        weights, gate_up, down = given
+        sent = parallel.moe_dispatch(x, to, axis, num_experts=experts)
+        inner = bijax.swiglu(bijax.group_matmul(sent.rows, gate_up, sent.counts))
+        if parts is None:
+            return parallel.moe_combine(bijax.group_matmul(inner, down, sent.counts), sent, weights, axis)
+        split = parallel.split_dispatched(sent, axis, parts=parts)
+        products = [bijax.group_matmul(part.take(inner), down, jnp.roll(part.counts, moved)) for part in split]
+        starts = [part.combine_start(y, axis) for part, y in zip(split, products, strict=True)]
+        arrived = parallel.join_parts([start.start() for start in starts], axis)
+        return parallel.moe_combine_done(arrived, sent, weights)
+
+    expected = jax.jit(functools.partial(layer, None, None, 0))
+    cut = (P(AXIS),) * 5
+    for devices, parts in ((1, 2), (4, 2), (8, 3), (2, 100)):
+        run = sharded(functools.partial(layer, AXIS, parts, 0), devices, cut, P(AXIS))
+        for to in routings:
+            assert_bits_equal(run(x, to, weights, gate_up, down), expected(x, to, weights, gate_up, down))
+    # The control: a part whose rows are counted for other experts.
+    wrong = sharded(functools.partial(layer, AXIS, 2, 1), 4, cut, P(AXIS))
+    assert differing(wrong(x, spread, weights, gate_up, down), expected(x, spread, weights, gate_up, down))
+    with pytest.raises(ValueError, match="parts must be at least 1, got 0"):
+        layer(None, 0, 0, x, spread, weights, gate_up, down)
+    part = parallel.split_dispatched(parallel.moe_dispatch(x, spread, None, num_experts=experts), None)[0]
+    with pytest.raises(ValueError, match=r"rows must have the 24 rows of the part, got float32\[3,2\]"):
+        part.combine_start(jnp.ones((3, 2)), None)
+
+
 @check("rows")
 def _rows() -> None:
     """Rows that all devices have, cut and put together: the numbers, and gradients of a function between."""

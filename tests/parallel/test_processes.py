@@ -1,7 +1,6 @@
 """Several processes (`jax.distributed`, Gloo on a CPU): the bits of one process, and processes that disagree."""
 
 import os
-import socket
 import subprocess
 import sys
 from typing import Any
@@ -12,15 +11,9 @@ import numpy as np
 import pytest
 
 from bijax.parallel import _processes, check_processes
-from tests.fake_devices import ROOT
+from tests.fake_devices import ROOT, free_port
 
 RESULTS = ("products", "gradients", "sums")
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("localhost", 0))
-        return int(taken.getsockname()[1])
 
 
 def outputs(processes: int) -> list[list[str]]:

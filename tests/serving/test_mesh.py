@@ -36,3 +36,21 @@ WITH_EXPERTS = (
 @pytest.mark.parametrize("names", [*map(full_only, WITH_EXPERTS)], ids=lambda names: names[0])
 def test_experts_have_the_same_bits_on_any_number_of_devices(names: tuple[str, ...]) -> None:
     assert fake_devices.run("tests.serving.mesh_experts", *names) == list(names)
+
+
+WITH_OVERLAP = (
+    ("overlap",),
+    ("overlap without shared experts",),
+    ("overlap on 8 devices",),
+    ("overlap of DeepSeek",),
+    ("overlap of Qwen3-Next",),
+    ("overlap in one program", "overlap after a warm-up"),
+    ("any split",),
+    ("wrong splits", "plain halves", "bad overlap"),
+    ("command with overlap",),
+)
+
+
+@pytest.mark.parametrize("names", [*map(full_only, WITH_OVERLAP)], ids=lambda names: names[0])
+def test_overlap_has_the_bits_of_none(names: tuple[str, ...]) -> None:
+    assert fake_devices.run("tests.serving.mesh_overlap", *names) == list(names)

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from bijax.serving import EngineOptions, SamplingParams
+from bijax.parallel import Overlap
+from bijax.serving import Engine, EngineOptions, SamplingParams
+from bijax.serving.toy import ToyModel
 
 
 def flags(*given: str) -> argparse.Namespace:
@@ -24,14 +26,27 @@ def test_a_flag_counts_before_the_environment_and_that_before_the_default() -> N
     assert EngineOptions.read(environ=environ, page_size=2).page_size == 2
 
 
+WITH_TWO = {"enable_two_batch_overlap": "1", "moe_a2a_backend": "all_to_all"}
+NEEDED = {
+    "enable_two_batch_overlap": WITH_TWO,
+    "enable_single_batch_overlap": {"moe_a2a_backend": "all_to_all"},
+    "moe_a2a_backend": WITH_TWO,
+    "tbo_token_distribution_threshold": WITH_TWO,
+}
+"""Options that others need."""
+
+
 def test_every_option_has_a_flag_and_a_variable() -> None:
     parsed = flags()
     for option in dataclasses.fields(EngineOptions):
         assert getattr(parsed, option.name) is None
         kind = option.metadata["kind"]
         number = max(7, option.metadata["least"] or 0)
-        text, value = {bool: ("1", True), float: ("0.5", 0.5), int: (str(number), number)}[kind]
-        environ = {"BIJAX_" + option.name.upper(): text}
+        choices = option.metadata["choices"] or ("",)
+        values = {bool: ("1", True), float: ("0.5", 0.5), int: (str(number), number), str: (choices[-1],) * 2}
+        text, value = values[kind]
+        environ = {"BIJAX_" + name.upper(): text for name, text in NEEDED.get(option.name, {}).items()}
+        environ["BIJAX_" + option.name.upper()] = text
         assert getattr(EngineOptions.read(environ=environ), option.name) == value
 
 
@@ -39,6 +54,9 @@ def test_the_environment_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BIJAX_PAGE_SIZE", "2")
     assert EngineOptions().page_size == 16
     assert EngineOptions.read().page_size == 2
+
+
+TWO: dict[str, Any] = {"enable_two_batch_overlap": True, "moe_a2a_backend": "all_to_all"}
 
 
 @pytest.mark.parametrize(
@@ -52,6 +70,20 @@ def test_the_environment_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"environ": {"BIJAX_PAGE_SIZE": "x"}}, ValueError, "BIJAX_PAGE_SIZE must be an integer, got 'x'"),
         ({"environ": {"BIJAX_PREFIX_CACHE": "2"}}, ValueError, "BIJAX_PREFIX_CACHE must be one of 1, true"),
         ({"pages": 3}, TypeError, "pages"),
+        ({**TWO, "enable_single_batch_overlap": True}, ValueError, "enable_two_batch_overlap must be False with"),
+        ({"enable_two_batch_overlap": True}, ValueError, "be all_to_all with enable_two_batch_overlap, got 'none'"),
+        ({"enable_single_batch_overlap": True}, ValueError, "be all_to_all with enable_single_batch_overlap, got"),
+        ({"moe_a2a_backend": "all_to_all"}, ValueError, "be none without overlap, got 'all_to_all'"),
+        ({"moe_a2a_backend": "deepep"}, ValueError, "one of none, all_to_all, got 'deepep'"),
+        ({**TWO, "speculative_tokens": 2}, ValueError, "must be 0 with enable_two_batch_overlap, got 2"),
+        ({**TWO, "enable_deterministic_inference": False}, ValueError, "must be False without enable_deterministic"),
+        (
+            {**TWO, "tbo_token_distribution_threshold": 0.6},
+            ValueError,
+            r"must be from 0\.0 to 0\.5, got 0\.6",
+        ),
+        ({**TWO, "tbo_token_distribution_threshold": float("nan")}, ValueError, r"from 0\.0 to 0\.5, got nan"),
+        ({"tbo_token_distribution_threshold": 0.3}, ValueError, r"must be 0\.48 without enable_two_batch_overlap"),
     ],
 )
 def test_bad_options(given: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -97,3 +129,15 @@ def test_bad_sampling_params(given: dict[str, Any], error: type[Exception], mess
 def test_sampling_params_are_values() -> None:
     assert SamplingParams(stop="x") == SamplingParams(stop=("x",))
     assert hash(SamplingParams(logit_bias={3: 1})) == hash(SamplingParams(logit_bias={3: 1}))
+
+
+def test_overlap_that_options_ask_for() -> None:
+    assert EngineOptions().overlap() is None
+    assert EngineOptions(**TWO, tbo_token_distribution_threshold=0.25).overlap() == Overlap("two_batch", 0.25)
+    single = EngineOptions(enable_single_batch_overlap=True, moe_a2a_backend="all_to_all", speculative_tokens=2)
+    assert single.overlap() == Overlap("single_batch")
+
+
+def test_a_model_without_experts_on_several_devices_has_no_overlap() -> None:
+    with pytest.raises(ValueError, match=r"experts are on several devices, got a ToyModel with experts on 1; pass"):
+        Engine(ToyModel.random(seed=0), options=EngineOptions(**TWO))

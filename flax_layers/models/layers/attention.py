@@ -1,6 +1,6 @@
 """Self-attention with grouped heads, rotary embedding and a cache."""
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -166,6 +166,19 @@ class Attention(nnx.Module):
             TypeError: If a dtype is not supported.
             ValueError: If a shape does not fit.
         """
+        query, cache = self.prepare(x, rotary, cache, start=start, lengths=lengths)
+        return self.attend(x, query, cache, start=start, lengths=lengths), cache
+
+    def prepare(
+        self,
+        x: jax.Array,
+        rotary: tuple[jax.Array, jax.Array],
+        cache: LayerCache,
+        *,
+        start: jax.Array,
+        lengths: jax.Array,
+    ) -> tuple[jax.Array, LayerCache]:
+        """Computes what `extend` does before scores: returns rotated queries, and the cache with the new tokens."""
         if cache.values is None:
             raise ValueError("Attention: the cache must hold keys and values, got one of latents, without values.")
         heads, query_key = self._heads(x, rotary)
@@ -174,14 +187,19 @@ class Attention(nnx.Module):
         query, keys, values = self.ops.rotate_and_store(
             heads, *rotary, rows, cache.keys, cache.values, to_rotate=to_rotate, scales=cache.scales
         )
-        cache = cache._replace(keys=keys, values=values)
-        options = {"start": start, "lengths": lengths, **self._options()}
+        return query, cache._replace(keys=keys, values=values)
+
+    def attend(
+        self, x: jax.Array, query: jax.Array, cache: LayerCache, *, start: jax.Array, lengths: jax.Array
+    ) -> jax.Array:
+        """Computes the rest of `extend` from what `prepare` returned for x."""
+        options, values = {"start": start, "lengths": lengths, **self._options()}, cast(jax.Array, cache.values)
         if cache.page_table is None:
-            y = self.ops.attention(query, keys, values, **options)
+            y = self.ops.attention(query, cache.keys, values, **options)
         else:
             options |= {"common_prefix": cache.common_prefix, "scales": cache.scales}
-            y = self.ops.paged_attention(query, keys, values, cache.page_table, **options)
-        return self._merge(y, x), cache
+            y = self.ops.paged_attention(query, cache.keys, values, cache.page_table, **options)
+        return self._merge(y, x)
 
     def _options(self) -> dict[str, Any]:
         return {"scale": self.scale, "window": self.window, "soft_cap": self.soft_cap}

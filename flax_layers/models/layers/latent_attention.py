@@ -160,17 +160,34 @@ class LatentAttention(nnx.Module):
             TypeError: If a dtype is not supported.
             ValueError: If a shape does not fit, or the cache has values.
         """
+        query, cache = self.prepare(x, rotary, cache, start=start, lengths=lengths)
+        return self.attend(x, query, cache, start=start, lengths=lengths), cache
+
+    def prepare(
+        self,
+        x: jax.Array,
+        rotary: tuple[jax.Array, jax.Array],
+        cache: LayerCache,
+        *,
+        start: jax.Array,
+        lengths: jax.Array,
+    ) -> tuple[jax.Array, LayerCache]:
+        """Computes what `extend` does before scores: returns the queries, and the cache with the new tokens."""
         if cache.values is not None:
             raise ValueError("LatentAttention: the cache must hold latents and no values, got a cache with values.")
         query, latents = self._heads(x, rotary)
-        cache = cache.write(latents[:, :, None], None, start, lengths)
+        return query, cache.write(latents[:, :, None], None, start, lengths)
+
+    def attend(
+        self, x: jax.Array, query: jax.Array, cache: LayerCache, *, start: jax.Array, lengths: jax.Array
+    ) -> jax.Array:
+        """Computes the rest of `extend` from what `prepare` returned for x."""
+        del x
         stored = cache.keys[:, :, 0]
         options: dict[str, Any] = {"value_size": self.rank, "scale": self.scale, "start": start, "lengths": lengths}
         if cache.page_table is None:
-            y = self.ops.latent_attention(query, stored, **options)
-        else:
-            y = self.ops.paged_latent_attention(query, stored, cache.page_table, **options)
-        return self._merge(y), cache
+            return self._merge(self.ops.latent_attention(query, stored, **options))
+        return self._merge(self.ops.paged_latent_attention(query, stored, cache.page_table, **options))
 
     def _heads(self, x: jax.Array, rotary: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         """Returns queries (B, T, heads, rank + rope_head_dim) and latents (B, T, rank + rope_head_dim)."""

@@ -114,16 +114,28 @@ def tokens(layer: str, x: jax.Array, features: int) -> jax.Array:
 
 def route(ops: Ops, rows: jax.Array, router: jax.Array, bias: Any, routing: Routing) -> tuple[jax.Array, jax.Array]:
     """Returns the experts (T, topk) of rows (T, C), and their weights."""
-    logits = ops.matmul(rows, router, preferred_element_type=jnp.float32)
+    return select_experts(ops, router_logits(ops, rows, router), bias, routing)
+
+
+def router_logits(ops: Ops, rows: jax.Array, router: jax.Array) -> jax.Array:
+    """Returns the router's float32 logits (T, num_experts) of rows (T, C)."""
+    return ops.matmul(rows, router, preferred_element_type=jnp.float32)
+
+
+def select_experts(ops: Ops, logits: jax.Array, bias: Any, routing: Routing) -> tuple[jax.Array, jax.Array]:
+    """Returns the experts (T, topk) of tokens with these logits, and their weights."""
     return ops.route(logits, None if bias is None else bias[...].astype(jnp.float32), routing)
 
 
 def with_shared(ops: Ops, y: jax.Array, shared: Any, gate: Any, x: jax.Array) -> jax.Array:
     """Adds the shared experts' outputs for x, times sigmoid of their gate if there is one."""
-    if shared is None:
-        return y
-    z = shared(x).astype(y.dtype)
-    if gate is not None:
-        rows, kernel = promote(y.dtype, x, gate[...])
-        z = ops.sigmoid_gate(z, ops.matmul(rows, kernel, preferred_element_type=jnp.float32))
-    return y + z
+    return y if shared is None else y + shared_outputs(ops, y.dtype, shared, gate, x)
+
+
+def shared_outputs(ops: Ops, dtype: Any, shared: Any, gate: Any, x: jax.Array) -> jax.Array:
+    """Returns the shared experts' outputs for x in a dtype, times sigmoid of their gate if there is one."""
+    z: jax.Array = shared(x).astype(dtype)
+    if gate is None:
+        return z
+    rows, kernel = promote(dtype, x, gate[...])
+    return ops.sigmoid_gate(z, ops.matmul(rows, kernel, preferred_element_type=jnp.float32))

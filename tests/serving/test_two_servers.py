@@ -1,0 +1,123 @@
+"""`bijax serve` in two processes, with a device of a CPU each, that serve one model: bits, and lost processes."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bijax import cli
+from tests.fake_devices import ROOT, free_port
+from tests.serving import mesh_engines
+
+SMALL = "--page-size 4 --num-pages 16 --max-running 1 --max-prefill-tokens 1 --max-length 16 --skip-tokenizer-init"
+ASKED = {
+    "input_ids": [1, 5, 9],
+    "sampling_params": {"max_new_tokens": 3, "temperature": 1, "sampling_seed": 3},
+    "return_logprob": True,
+}
+TIMEOUT_S = 600
+
+
+@contextlib.contextmanager
+def serving(*models: Path, processes: int = 2) -> Iterator[tuple[int, list[subprocess.Popen[str]]]]:
+    """Starts a process for each model; yields the port and the processes."""
+    port, meeting = free_port(), free_port()
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={2 // processes}",
+    }
+    over = f"--nnodes {processes} --dist-init-addr 127.0.0.1:{meeting}" if processes > 1 else ""
+    command = [sys.executable, "-m", "bijax", "serve", *SMALL.split(), "--tensor-parallel-size", "2", *over.split()]
+    pipes: dict[str, Any] = {"text": True, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    started = [
+        subprocess.Popen(
+            [*command, "--model", str(model), "--port", str(port), *(["--node-rank", str(number)] if over else [])],
+            cwd=ROOT, env=environment, **pipes,
+        )
+        for number, model in enumerate(models)
+    ]  # fmt: skip
+    try:
+        yield port, started
+    finally:
+        for process in started:
+            process.kill()
+
+
+def answer(port: int, process: subprocess.Popen[str]) -> Any:
+    """Waits until a server is ready; returns the tokens and log-probabilities that it answers."""
+    url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + TIMEOUT_S
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=10):
+            break
+        time.sleep(0.5)
+    with urllib.request.urlopen(f"{url}/generate", json.dumps(ASKED).encode(), timeout=TIMEOUT_S) as reply:
+        found = json.load(reply)
+    given = json.dumps({"model_path": "elsewhere"}).encode()
+    with pytest.raises(urllib.error.HTTPError, match="400"):
+        urllib.request.urlopen(f"{url}/update_weights_from_disk", given, timeout=60)
+    return [entry[:2] for entry in found["meta_info"]["output_token_logprobs"]]
+
+
+@pytest.mark.tier("full")
+def test_two_processes_answer_as_one_and_end_when_one_is_lost(tmp_path: Path) -> None:
+    model = mesh_engines.folder(tmp_path / "m")
+    with serving(model, processes=1) as (port, [alone]):
+        expected = answer(port, alone)
+    with serving(model, model) as (port, (leader, follower)):
+        assert answer(port, leader) == expected
+        follower.send_signal(signal.SIGTERM)  # left to process 0
+        assert answer(port, leader) == expected
+        follower.kill()
+        _, log = leader.communicate(timeout=60)
+        assert leader.returncode == 1
+        assert "process 1 is lost: it ended; this process ends" in log
+    with serving(model, model) as (port, (leader, follower)):
+        assert answer(port, leader) == expected
+        leader.send_signal(signal.SIGTERM)
+        assert leader.wait(60) == 0
+        assert follower.wait(60) == 0
+
+
+@pytest.mark.tier("full")
+def test_processes_with_other_weights_do_not_start(tmp_path: Path) -> None:
+    models = [mesh_engines.folder(tmp_path / str(seed), seed) for seed in (0, 1)]
+    with serving(*models) as (_, (leader, follower)):
+        logs = [process.communicate(timeout=TIMEOUT_S)[1] for process in (leader, follower)]
+        assert (leader.returncode, follower.returncode) == (1, 2)
+        for log in logs:
+            assert "got other weights in process 1 (sha256 " in log
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--node-rank 1", "node_rank must be less than nnodes, got 1 of 1 processes"),
+        ("--nnodes 2 --node-rank 2 --dist-init-addr a:1", "must be less than nnodes, got 2 of 2 processes"),
+        ("--nnodes 2", "must be HOST:PORT of process 0 with several processes, got None"),
+        (
+            "--nnodes 2 --dist-init-addr localhost",
+            "must be HOST:PORT of process 0 with several processes, got 'loc",
+        ),
+        ("--nnodes 2 --dist-init-addr localhost:x", "got 'localhost:x'"),
+        ("--dist-init-addr localhost:1", "must be left out with one process, got 'localhost:1'; set nnodes"),
+        (
+            "--nnodes 2 --dist-init-addr a:1 --data-parallel-size 2",
+            "data_parallel_size must be 1 with several",
+        ),
+    ],
+)
+def test_bad_flags(flags: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", *flags.split()]) == 2
+    assert message in capsys.readouterr().err
