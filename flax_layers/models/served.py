@@ -25,7 +25,7 @@ from .served_partitioned import ServedPartitionedLlama
 from .served_states import Pages, States, by_kind, by_layer, init_snapshots, keep_state, restore_state
 
 if TYPE_CHECKING:
-    from ..checkpoint import LoRA
+    from ..checkpoint import lora
 
 
 class ServedLlama:
@@ -64,7 +64,7 @@ class ServedLlama:
         model: Llama,
         *,
         one_program: bool | None = None,
-        adapters: "Mapping[str, LoRA] | Adapters | None" = None,
+        adapters: "Mapping[str, lora.LoRA] | Adapters | None" = None,
         cache_dtype: str | QuantizedCache | None = None,
     ) -> None:
         self.model = model
