@@ -111,7 +111,10 @@ def test_chains_in_small_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = (4, 8, 64)
     assert_batch_invariant(_in_a_small_loop(), rows, batch_sizes=sizes, modes=("jit",))
 
-    # The control: the chain is compiled together with the loop, and LLVM does not contract all of it.
+    # The control: the chain is compiled together with the loop, and LLVM does not contract all of it. XLA compiles
+    # loops like this since JAX 0.12.
+    if jax.__version_info__ < (0, 12):
+        return
     jax.clear_caches()
     monkeypatch.setattr(chain, "_zero", lambda x, _: opaque_zero().astype(f"uint{8 * x.dtype.itemsize}"))
     with pytest.raises(AssertionError):

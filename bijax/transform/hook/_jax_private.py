@@ -13,6 +13,7 @@
 - `mlir._uncacheable_primitives` lists the rules that must receive the operands themselves.
 - `mlir.lower_per_platform` chooses among rules in a program for several platforms.
 - `source_info_util` gives the line of the user's program that an equation comes from.
+- `special.regularized_incomplete_beta_impl` is the program of the incomplete beta function; see `own_programs.py`.
 - `stages.Compiled.__call__` runs a program that was compiled earlier; see `watch.py`. (It is public. That a check can
   run before it is not.)
 """
@@ -26,6 +27,7 @@ from typing import Any, Final
 import jax
 from jax._src import source_info_util
 from jax._src.interpreters import mlir as _mlir
+from jax._src.lax import special as _special
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
@@ -75,6 +77,8 @@ def check() -> None:
     for name in ("_lowerings", "_platform_specific_lowerings"):
         if not isinstance(getattr(_mlir, name, None), dict):
             wrong.append(f"there is no dict mlir.{name}")
+    if _parameter_names(getattr(_special, "regularized_incomplete_beta_impl", None)) != ["a", "b", "x", "dtype"]:
+        wrong.append("there is no special.regularized_incomplete_beta_impl(a, b, x, *, dtype)")
     for name in ("current", "user_frames"):
         if not callable(getattr(source_info_util, name, None)):
             wrong.append(f"there is no source_info_util.{name}")
@@ -130,6 +134,12 @@ def rules_of(ctx: Any, primitive: Primitive, equation: Any) -> tuple[dict[str, R
         The rules for some platforms, the rule for the others, and whether calls of the rule are inlined.
     """
     return _mlir._get_lowering_rules(ctx, primitive, equation)
+
+
+def incomplete_beta(a: jax.Array, b: jax.Array, x: jax.Array, *, dtype: Any) -> jax.Array:
+    """JAX's regularised incomplete beta function of arrays of one dtype, written in other operations."""
+    result: jax.Array = _special.regularized_incomplete_beta_impl(a, b, x, dtype=dtype)
+    return result
 
 
 def names_of_primitives() -> set[str]:

@@ -29,6 +29,7 @@ from bijax.transform.fusion import PRODUCT, ROW_PROGRAM, run_row_program, with_r
 from bijax.transform.hook import _jax_private, callbacks, compiled, entered
 from bijax.transform.hook._jax_private import Context, Rule
 from bijax.transform.hook.cut_rows import with_rows_left
+from bijax.transform.hook.own_programs import OWN_PROGRAMS
 from bijax.transform.hook.state import INVARIANT, OFF, current, of_equation, requested
 from bijax.transform.hook.whole_values import with_whole_values
 from bijax.transform.rules._elementwise import ELEMENTWISE, hold
@@ -116,7 +117,7 @@ def _requested(ctx: Any, eqn: Any, enabled: bool) -> Any:
     tag = metadata.get(TAG) if metadata else None
     name = eqn.primitive.name
     if tag == INVARIANT or (tag is None and enabled):
-        wanted = name == "cond" or (bool(tag) and is_program(name)) or _concerns(name)
+        wanted = name == "cond" or name in OWN_PROGRAMS or (bool(tag) and is_program(name)) or _concerns(name)
     else:
         # The order of a kernel's operations is fixed by its contract; how XLA:GPU compiles each one is not.
         wanted = tag == KERNEL and (name in ELEMENTWISE or name in COLLECTIVES) and "cuda" in ctx.platforms
@@ -176,6 +177,7 @@ def _with_program(primitive: Primitive, ctx: Context, *operands: Any, **paramete
     """Lowers a primitive that holds a program, so that the request reaches the program."""
     request, module = of_equation(ctx.jaxpr_eqn_ctx.xla_metadata), ctx.module_context
     specific, default, _ = _jax_private.rules_of(module, primitive, ctx.jaxpr_eqn_ctx)
+    default = OWN_PROGRAMS.get(primitive.name, default)
     if request != current():
         module = _jax_private.with_caches_of(request, module)
     inner = ctx.replace(module_context=module)
