@@ -220,8 +220,9 @@ def _wide_product(left: _Operand, right: _Operand, product: Product) -> jax.Arra
     """The same in float64, where every storage has the same order."""
     if left.size(left.contracting) == 1:
         return _outer(left, right, jnp.float64).astype(product.out_dtype)
-    x = left.arranged(left.batch, left.free, left.contracting)
-    w = right.arranged(right.batch, right.contracting, right.free)
+    # A kernel is traced in x64 mode if an operand is 64 bits wide; the conversion is exact.
+    x = left.arranged(left.batch, left.free, left.contracting).astype(jnp.float64)
+    w = right.arranged(right.batch, right.contracting, right.free).astype(jnp.float64)
     return stacked_matmul_kernel(x, w, product=product)[0]
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+import bijax
 from bijax.lax.dot_general import dot_general
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import MatmulContract, matmul_contract
@@ -309,6 +310,20 @@ def test_float64(spec: str) -> None:
         assert_bits_equal(
             product(spec, preferred="float64")(*narrow), product(spec)(*(a.astype(np.float64) for a in narrow))
         )
+
+
+@pytest.mark.parametrize("dtypes", [("float32", "float32"), ("bfloat16", "float32")], ids="-".join)
+def test_narrow_operands_and_a_wide_result(dtypes: tuple[str, str]) -> None:
+    """`jnp.einsum` of some versions of JAX converts the operands itself."""
+    with jax.enable_x64(True):
+        x, w = (jnp.asarray(a, dtype) for a, dtype in zip(data("ik,kj->ij"), dtypes, strict=True))
+        multiply = functools.partial(
+            jax.lax.dot_general, dimension_numbers=(((1,), (0,)), ((), ())), preferred_element_type=jnp.float64
+        )
+        run = jax.jit(bijax.invariant(multiply))
+        actual = run(x, w)
+        assert_bits_equal(actual, run(x.astype(jnp.float64), w.astype(jnp.float64)))
+        assert_bits_equal(run(x[:1], w), actual[:1])
 
 
 @pytest.mark.tier("full")
