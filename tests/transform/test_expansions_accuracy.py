@@ -183,6 +183,11 @@ FUNCTIONS = [
     *"exp exp2 expm1 log log2 log1p sqrt square sin cos tan sinh cosh tanh".split(),
     *"abs conj angle reciprocal sign positive".split(),
 ]
+REFERENCES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "sign": lambda z: z / np.abs(z),
+    # NumPy's complex log1p adds 1 first, which loses a small real part of the result.
+    "log1p": lambda z: np.log1p(z.real * (2 + z.real) + z.imag**2) / 2 + 1j * np.arctan2(z.imag, 1 + z.real),
+}
 
 
 @pytest.mark.parametrize("dtype", [full_only("complex64"), full_only("complex128")])
@@ -192,7 +197,7 @@ def test_functions_of_complex_numbers(dtype: str) -> None:
     found = run(lambda z: {name: getattr(jnp, name)(z) for name in FUNCTIONS}, z)
     wide = z.astype(np.complex128)
     for name, result in found.items():
-        wanted = wide / np.abs(wide) if name == "sign" else getattr(np, name)(wide)
+        wanted = REFERENCES.get(name, getattr(np, name))(wide)
         scale = 30 if name in ("exp", "exp2", "expm1", "sinh", "cosh", "sin", "cos", "tan", "tanh") else 4
         error = np.abs(result - wanted) / np.abs(wanted)
         assert error.max() <= scale * np.finfo(dtype).eps, (name, error.max() / np.finfo(dtype).eps, z[error.argmax()])
