@@ -9,10 +9,11 @@ different rows of their chunk; in the case "edges" all take their state over an 
 Ours are the kernels through jax-triton.
 
 flash-linear-attention tries its schedules at first, which takes a minute; TRITON_CACHE_DIR and
-TRITON_CACHE_AUTOTUNING=1 keep what it found.
+TRITON_CACHE_AUTOTUNING=1 keep what it found. Each case is saved as soon as it is measured.
 """
 
 import argparse
+import functools
 import json
 import subprocess
 import sys
@@ -138,15 +139,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The gated delta rule on a GPU.")
     add_json(parser)
     arguments = parser.parse_args()
-    fla, cells = fla_times(), []
-    found = [prompt(*sizes) for sizes in PROMPTS] + [decode(*sizes) for sizes in STEPS]
-    found.append(decode(64, 1, edges=True))
-    for cell in found:
+    fla = fla_times()
+    calls = [functools.partial(prompt, *sizes) for sizes in PROMPTS]
+    calls += [functools.partial(decode, *sizes) for sizes in STEPS]
+    calls.append(functools.partial(decode, 64, 1, edges=True))
+    for call in calls:
+        cell = call()
         times = {name: round(cell[name], 2) for name in ("ours_us", "plain_us")}
         case = f"{cell['what'].partition(',')[0]} {cell['sequences']}x{cell['tokens']}"
-        cells.append({**cell, **times, "fla_us": round(fla[case], 2), "ratio": round(fla[case] / times["ours_us"], 3)})
-        print(cells[-1], flush=True)
-    save("delta_rule_bf16", cells, arguments.json)
+        cell |= {**times, "fla_us": round(fla[case], 2), "ratio": round(fla[case] / times["ours_us"], 3)}
+        print(cell, flush=True)
+        save("delta_rule_bf16", [cell], arguments.json)
 
 
 if __name__ == "__main__":
