@@ -13,8 +13,9 @@ from flax import nnx
 
 from bijax.cli import main
 from bijax.determinism.command import MODES
-from bijax.serving import Completion, Engine, EngineOptions, ModelOptions, SamplingParams
+from bijax.serving import Completion, DisaggregatedEngine, Engine, EngineOptions, ModelOptions, SamplingParams
 from bijax.serving.draft_head import hand_out, repacked
+from bijax.serving.fingerprint import fingerprint
 from bijax.serving.load import load_model, load_update
 from bijax.serving.pages import PagePool
 from bijax.serving.prefix import PrefixCache
@@ -257,11 +258,31 @@ def test_one_program() -> None:
     outputs = engine.generate([prompt(60), prompt(60)], params(1.0))
     assert {bits(output.completions[0]) for output in outputs} == {expected(60, 1.0)}
     assert counts(engine)[1] > 0
-    compiled = Engine(model, options=EngineOptions(**{**OPTIONS, **DRAFTS, "max_running": 1}))
+    compiled = Engine(model, options=EngineOptions(**{**OPTIONS, **DRAFTS, "max_running": 1, "max_prefill_tokens": 16}))
     compiled.warm_up()
     number = compiled.stats().compilations
     compiled.generate([prompt(60)], params(1.0))
     assert compiled.stats().compilations == number
+
+
+@pytest.mark.tier("full")
+def test_pages_are_handed_over_with_the_head() -> None:
+    """From an engine for prompts to one that generates; as many drafts are accepted. The contracts are the model's."""
+    served = load_model(load_checkpoint_of("deepseek_v3"), ModelOptions(), draft_head=True)
+    asked = [row % served.vocab_size for row in prompt(30)]
+    options = EngineOptions(page_size=4, num_pages=40, max_running=1, max_prefill_tokens=16, **DRAFTS)
+    alone, first, second = (Engine(served, options=options) for _ in range(3))
+    (expected,) = alone.generate([asked], params(1.0, new=12))
+    both = DisaggregatedEngine(prefill=first, decode=second)
+    (found,) = both.generate([asked], params(1.0, new=12))
+    assert found.cached_tokens == 28
+    assert bits(found.completions[0]) == bits(expected.completions[0])
+    assert counts(second) == counts(alone)
+    without = load_model(load_checkpoint_of("deepseek_v3"), ModelOptions())
+    assert fingerprint(served, page_size=4) == fingerprint(without, page_size=4)
+    lookup = EngineOptions(page_size=4, num_pages=40, max_running=1)
+    with pytest.raises(ValueError, match="the same speculative_algorithm, got mtp and prompt_lookup"):
+        DisaggregatedEngine(prefill=first, decode=Engine(served, options=lookup))
 
 
 @pytest.mark.tier("full")
