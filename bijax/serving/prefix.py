@@ -114,6 +114,8 @@ class PrefixCache:
     def insert(self, tokens: Tokens, pages: Sequence[int], *, adapter: int = 0) -> None:
         """Adds the full pages of a sequence, except pages past the tokens and pages already known.
 
+        Of a known page that the cache alone holds, the sequence's takes the place: it was computed again.
+
         Args:
             tokens: Tokens whose keys and values are computed, and those on which the last page depends.
             pages: The pages that hold them, from the start of the sequence on.
@@ -125,6 +127,11 @@ class PrefixCache:
             if child is None:
                 self._pool.keep(page)
                 child = node.children[chunk] = _Node(page, node, chunk)
+            elif child.page != page and self._pool.holders(child.page) == 1:
+                # The same numbers, computed again. Its pages after this one would keep the other from being evicted.
+                self._pool.keep(page)
+                self._pool.give_up(child.page)
+                child.page = page
             node = child
             path.append(node)
         self._touch(path)

@@ -131,6 +131,21 @@ def test_pages_are_found_by_the_token_after_them() -> None:
     assert len(usual) == 2
 
 
+def test_pages_that_were_computed_again() -> None:
+    """A sequence that went on from an earlier snapshot has pages of its own; the cache does not keep the others."""
+    pool = PagePool(4)
+    cache, tokens = PrefixCache(pool, page_size=2), as_tokens([1, 2, 3, 4])
+    known, again, after = (pool.take() for _ in range(3))
+    cache.insert(tokens[:2], [known])
+    cache.insert(tokens, [again, after])
+    assert cache.match(tokens, limit=4) == [known, after]  # somebody else holds it
+    pool.release(known)
+    pool.release(known)
+    cache.insert(tokens, [again, after])
+    assert cache.match(tokens, limit=4) == [again, after]
+    assert pool.free == 2
+
+
 class _Work:
     """Work of a sequence of tokens whose results it has."""
 
