@@ -134,3 +134,21 @@ def test_gradients_of_shared_values(kinds: tuple[str, ...]) -> None:
         return {name: jax.grad(lambda x, one=one: one(x, w, s).sum())(x) for name, one in programs(kinds).items()}
 
     assert not differing(bijax.invariant(program), "float32", sizes)
+
+
+def test_constants_that_are_added() -> None:
+    """Up to JAX 0.11, XLA adds two constants first where they are repeated for one row, through calls and reshapes."""
+    first, second = (np.linspace(0.3, end, WIDTH, dtype=np.float32) for end in (7.0, 3.1))
+    add = jax.jit(lambda x, constant: x + constant)
+
+    def program(x: Array, w: Array, s: Array) -> Numbers:
+        return {
+            "in turn": (x + first) + second,
+            "differences": (first - x) - second,
+            "a call": add(x + first, second),
+            "reshaped": ((x + first).reshape(-1, 2, 3) + second.reshape(2, 3)).reshape(-1, WIDTH),
+            "a loop": jax.lax.fori_loop(0, 3, lambda _, c: (c + first) + second, x),
+        }
+
+    assert not differing(bijax.invariant(program), "float32", FEW_SIZES)
+    assert jax.__version_info__ >= (0, 12) or "in turn" in differing(program, "float32", FEW_SIZES)

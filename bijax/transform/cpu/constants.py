@@ -4,12 +4,16 @@ XLA folds operations on constants at compile time and keeps subnormal numbers, w
 Whether it does so may depend on the batch: a constant that is repeated for one row is a constant, and one that is
 repeated for many is not. So an operand is hidden from XLA, unless neither it nor the result can be subnormal: for that,
 the magnitudes of constants are followed through the program, and through the programs that it calls.
+
+Up to JAX 0.11, XLA also makes x + (a + b) of (x + a) + b for constants a and b, and again sees constants only where
+they are repeated for one row. There constants that are added are hidden too.
 """
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal, Primitive, Var
@@ -32,6 +36,8 @@ _READ: Final = frozenset(["bfloat16", "float16", "float32", "float64"])  # eleme
 
 _MOVES: Final = frozenset({"select_n", *names_of(MOVES)})
 _UNCHANGED: Final = frozenset(["abs", "clamp", "copysign", "imag", "max", "min", "neg", "real", "sign"])
+_SUMS: Final = frozenset(["add", "sub"] if jax.__version_info__ < (0, 12) else [])
+"""Sums of whose constants XLA adds those of two first."""
 _COMPARISONS: Final = frozenset(["eq", "ge", "gt", "is_finite", "le", "lt", "ne"])
 
 
@@ -135,6 +141,8 @@ def _look(jaxpr: Any, arguments: Sequence[Known], is_meant: Callable[[Any], bool
                     hide(number, _floats(eqn)[:1])
                 else:
                     results = [Constant(spread, of)] * len(eqn.outvars)
+            elif eqn.primitive.name in _SUMS:
+                hide(number, [i for i in _floats(eqn) if not isinstance(eqn.invars[i], Literal)])
         values |= dict(zip(eqn.outvars, results, strict=True))
     found.results.extend(known(x) for x in jaxpr.outvars)
     return found

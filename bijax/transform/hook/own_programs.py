@@ -21,9 +21,10 @@ def incomplete_beta(a: jax.Array, b: jax.Array, x: jax.Array) -> jax.Array:
 
     Args:
         a: Any shape, in a floating dtype.
-        b: Of the same shape and dtype.
-        x: Of the same shape and dtype.
+        b: Of a shape that broadcasts with that of `a`, and the same dtype.
+        x: As `b`.
     """
+    a, b, x = jnp.broadcast_arrays(a, b, x)
     wide: Any = jnp.promote_types(a.dtype, jnp.float32)
     function = functools.partial(_jax_private.incomplete_beta, dtype=wide)
     for _ in range(a.ndim):
