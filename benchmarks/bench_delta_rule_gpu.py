@@ -6,10 +6,14 @@ Qwen3-Next's sizes: 16 key heads, 32 value heads, 128 wide, bfloat16. Device tim
 `fla_us` is the chunked form of flash-linear-attention for prompts and its recurrence for decoding, both with the last
 state; `plain_us` the same forms in plain JAX. `ratio` is `fla_us` over `ours_us`. In decoding, sequences stand at
 different rows of their chunk; in the case "edges" all take their state over an edge, which happens once in 64 tokens.
-Ours are the kernels through jax-triton (`bijax.prefer_backend`).
+Ours are the kernels through jax-triton.
+
+flash-linear-attention tries its schedules at first, which takes a minute; TRITON_CACHE_DIR and
+TRITON_CACHE_AUTOTUNING=1 keep what it found. Each case is saved as soon as it is measured.
 """
 
 import argparse
+import functools
 import json
 import subprocess
 import sys
@@ -135,16 +139,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The gated delta rule on a GPU.")
     add_json(parser)
     arguments = parser.parse_args()
-    fla, cells = fla_times(), []
-    with bijax.prefer_backend("jax_triton"):
-        found = [prompt(*sizes) for sizes in PROMPTS] + [decode(*sizes) for sizes in STEPS]
-        found.append(decode(64, 1, edges=True))
-    for cell in found:
+    fla = fla_times()
+    calls = [functools.partial(prompt, *sizes) for sizes in PROMPTS]
+    calls += [functools.partial(decode, *sizes) for sizes in STEPS]
+    calls.append(functools.partial(decode, 64, 1, edges=True))
+    for call in calls:
+        cell = call()
         times = {name: round(cell[name], 2) for name in ("ours_us", "plain_us")}
         case = f"{cell['what'].partition(',')[0]} {cell['sequences']}x{cell['tokens']}"
-        cells.append({**cell, **times, "fla_us": round(fla[case], 2), "ratio": round(fla[case] / times["ours_us"], 3)})
-        print(cells[-1], flush=True)
-    save("delta_rule_bf16", cells, arguments.json)
+        cell |= {**times, "fla_us": round(fla[case], 2), "ratio": round(fla[case] / times["ours_us"], 3)}
+        print(cell, flush=True)
+        save("delta_rule_bf16", [cell], arguments.json)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from .conversion import convert as convert
 from .conversion import quantize_variables as quantize_variables
 from .models import Generation as Generation
 from .models import Llama as Llama
+from .models import MTPHead as MTPHead
 from .models import PartitionedLlama as PartitionedLlama
 from .models import ServedLlama as ServedLlama
 from .models import ServedPartitionedLlama as ServedPartitionedLlama

@@ -220,7 +220,7 @@ ROWS: Final = {
         worst=shape,
     ),
     "rows_jax_triton": Row(
-        "the same: norms but for layer_norm, softmax, log-softmax, mean, cross entropy",
+        "the same: norms, softmax, log-softmax, mean, cross entropy",
         "rows_jax_triton",
         lambda c: c["op"] not in GRADIENTS,
         row_of,

@@ -9,6 +9,7 @@ from bijax.determinism.command import TOY, TOY_HYBRID, DeterminismError
 from bijax.determinism.remote import RemoteEngine
 from bijax.serving import Engine, EngineOptions, ModelOptions
 from bijax.serving.model import Model
+from bijax.serving.options import MTP, PROMPT_LOOKUP
 from bijax.serving.toy import ToyModel
 
 _SENTENCE = "Tell me about batch invariance, and why the same request should always get the same answer. "
@@ -53,6 +54,8 @@ class LocalSource:
             "speculative_tokens": speculative_tokens,
             "prefix_cache": prefix_cache,
         }
+        if speculative_tokens == 0:
+            changes["speculative_algorithm"] = PROMPT_LOOKUP
         changed = dataclasses.replace(self._options, **{n: v for n, v in changes.items() if v is not None})
         return Engine(self._read() if reload else self._model, tokenizer=self._tokenizer, options=changed)
 
@@ -66,19 +69,20 @@ class LocalSource:
                 f"--tensor-parallel-size must be left out with {self._path!r}, which is not cut over devices, got"
                 f" {self._model_options.tensor_parallel_size}; name a checkpoint"
             )
+        drafts = self._options.speculative_algorithm == MTP
         if self._path == TOY:
             return ToyModel.random(seed=0)
         if self._path == TOY_HYBRID:
             from bijax.serving.toy_hybrid import toy_hybrid
 
-            return toy_hybrid(seed=0)
+            return toy_hybrid(seed=0, draft_head=drafts)
         from bijax.serving.load import find_model, load_model
         from flax_layers.checkpoint import CheckpointError, load_checkpoint
 
         try:
             checkpoint = load_checkpoint(find_model(self._path))
             self._tokenizer = checkpoint.tokenizer
-            return load_model(checkpoint, self._model_options)
+            return load_model(checkpoint, self._model_options, draft_head=drafts)
         except (CheckpointError, OSError, ValueError) as error:
             raise DeterminismError(str(error)) from error
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from bijax.serving import AsyncEngine, Engine, EngineOptions, ModelOptions
 from bijax.serving.fingerprint import fingerprint
-from bijax.serving.load import check_model, check_overlap, find_model, load_adapters, load_models, load_weights
+from bijax.serving.load import check_model, check_overlap, find_model, load_adapters, load_models, load_update
+from bijax.serving.options import MTP
 from bijax.serving.processes import LeadingEngine
 from flax_layers.checkpoint import Checkpoint, CheckpointError, LoRA, load_checkpoint
 
@@ -55,7 +56,8 @@ def start(name: str | None, options: ServerOptions, model_options: ModelOptions,
             check_mesh_size(model_options)
         path = find_model(name)
         checkpoint = load_checkpoint(path, tokenizer=not options.skip_tokenizer_init)
-        check_model(checkpoint, model_options, number=options.data_parallel_size)
+        drafts = engine_options.speculative_algorithm == MTP
+        check_model(checkpoint, model_options, number=options.data_parallel_size, draft_head=drafts)
         check_overlap(checkpoint, model_options, engine_options)
         adapters = load_adapters(checkpoint, model_options)
     except (CheckpointError, OSError, ValueError) as error:
@@ -113,9 +115,10 @@ def _served_model(
     processes: int,
 ) -> ServedModel:
     def load_new(other: str) -> Any:
-        return load_weights(_same_dtype(checkpoint, find_model(other)), model_options)
+        return load_update(_same_dtype(checkpoint, find_model(other)), model_options, draft_head=drafts)
 
     config, (model_options, engine_options) = checkpoint.config, options
+    drafts = engine_options.speculative_algorithm == MTP
     longest = config.max_position_embeddings
     if engine_options.num_pages is not None:
         longest = min(longest, engine_options.num_pages * engine_options.page_size)
@@ -146,7 +149,8 @@ def _warm_engines(
 ) -> tuple[list[Engine], str | None]:
     """Returns engines with equal models, and the fingerprint of their contracts if they have any."""
     log.info("loading the weights")
-    models = load_models(checkpoint, model_options, number=number, adapters=adapters)
+    drafts = options.speculative_algorithm == MTP
+    models = load_models(checkpoint, model_options, number=number, adapters=adapters, draft_head=drafts)
     engines = [
         Engine(model, tokenizer=checkpoint.tokenizer, eos_token_ids=checkpoint.config.eos_token_ids, options=options)
         for model in models

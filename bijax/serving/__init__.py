@@ -6,6 +6,7 @@ from bijax.serving.engine import Engine as Engine
 from bijax.serving.errors import EngineError as EngineError
 from bijax.serving.errors import QueueFullError as QueueFullError
 from bijax.serving.grammar import Grammar as Grammar
+from bijax.serving.model import DraftingModel as DraftingModel
 from bijax.serving.model import Model as Model
 from bijax.serving.model import StatefulModel as StatefulModel
 from bijax.serving.model import Tokenizer as Tokenizer

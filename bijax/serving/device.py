@@ -92,7 +92,7 @@ def advance(model: Model, pages: Any, given: Given, *, common_page_size: int | N
     if common_page_size is not None:
         further["common_prefix"] = _common_tokens(given, common_page_size)
     hidden, pages = extend(model, pages, given, **further)
-    return Advanced(hidden, model.logits(_ends(hidden, given.lengths)), given.tokens[:, 0], pages)
+    return Advanced(hidden, model.logits(ends(hidden, given.lengths)), given.tokens[:, 0], pages)
 
 
 @functools.partial(
@@ -159,7 +159,7 @@ def _common_tokens(given: Given, page_size: int) -> jax.Array:
 
 
 @jax.jit
-def _ends(hidden: jax.Array, lengths: jax.Array) -> jax.Array:
+def ends(hidden: jax.Array, lengths: jax.Array) -> jax.Array:
     """Returns hidden (B, ...) of the last new token of each sequence."""
     ends = jnp.maximum(lengths - 1, 0).reshape(-1, *[1] * (hidden.ndim - 1))
     return jnp.take_along_axis(hidden, ends, axis=1)[:, 0]

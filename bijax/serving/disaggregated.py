@@ -26,8 +26,8 @@ class DisaggregatedEngine:
     Raises:
         TypeError: If one is not an `Engine`.
         ValueError: If they are one engine, or differ in contracts, in the pages of their caches, in the version of
-            their weights or in `enable_deterministic_inference`, or one has no prefix cache or a model that keeps
-            states.
+            their weights, or in `enable_deterministic_inference` or `speculative_algorithm`, or one has no prefix cache
+            or a model that keeps states.
 
     Guarantee: as `Engine`: tokens and the bits of log-probabilities are those of one engine that does both.
 
@@ -103,7 +103,7 @@ def _check(prefill: Engine, decode: Engine) -> None:
     op = "DisaggregatedEngine"
     if prefill is decode:
         raise ValueError(f"{op}: prefill and decode must be two engines, got one.")
-    for name in ("page_size", "enable_deterministic_inference"):
+    for name in ("page_size", "enable_deterministic_inference", "speculative_algorithm"):
         values = [getattr(engine.options, name) for engine in (prefill, decode)]
         if values[0] != values[1]:
             raise ValueError(f"{op}: the engines must have the same {name}, got {values[0]} and {values[1]}.")

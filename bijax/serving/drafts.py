@@ -1,4 +1,4 @@
-"""Drafts for speculative decoding: what followed the last tokens when they came before."""
+"""Drafts for speculative decoding: what followed the last tokens when they came before, or what a head drafts."""
 
 from collections.abc import Sequence
 

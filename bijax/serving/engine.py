@@ -6,14 +6,16 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator,
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 from jax.sharding import Mesh
 
 from bijax.serving.batches import cut
 from bijax.serving.cache_size import StateBytes, choose_num_pages, num_snapshots
+from bijax.serving.draft_head import hand_out, repacked, room_of, wants_drafts
 from bijax.serving.errors import EngineError, QueueFullError
 from bijax.serving.grammar import Grammars
 from bijax.serving.model import Model, Tokenizer, adapter_names, state_interval
-from bijax.serving.options import EngineOptions
+from bijax.serving.options import MTP, EngineOptions
 from bijax.serving.outputs import EngineStats, FinishReason, RequestOutput
 from bijax.serving.params import SamplingParams
 from bijax.serving.programs import Programs
@@ -42,8 +44,9 @@ class Engine:
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If the options do not fit the model, there is no memory for the cache, the model cannot be cut over
-            the mesh, or overlap is asked for and its experts are not on several devices.
+        ValueError: If the options do not fit the model, for example drafts of a head that it does not have, there is no
+            memory for the cache, the model cannot be cut over the mesh, or overlap is asked for and its experts are not
+            on several devices.
 
     Attributes:
         options: The same, with the number of pages that the cache has.
@@ -84,6 +87,7 @@ class Engine:
         self.options = dataclasses.replace(options, num_pages=self.num_pages)
         self.weight_version = "default"
         self._model = model
+        drafted_by_head = options.speculative_algorithm == MTP
         interval = state_interval(model)
         self._state_bytes = StateBytes.of(model)
         self._states = None
@@ -101,6 +105,7 @@ class Engine:
             max_prefill_tokens=self.options.max_prefill_tokens,
             prefix_cache=self.options.prefix_cache,
             speculative_tokens=self.options.speculative_tokens,
+            draft_head=drafted_by_head,
             states=self._states,
         )
         self._programs = Programs(
@@ -116,8 +121,9 @@ class Engine:
             num_slots=self.options.max_running,
             batch_invariant=self.options.enable_deterministic_inference,
             num_snapshots=0 if self._states is None else num_snapshots(self.options),
+            draft_steps=self.options.speculative_tokens if drafted_by_head else 0,
         )
-        # Drafts are looked up among the last tokens, which must be read for that.
+        # Drafts follow from the last tokens, which must be read for that.
         self._ahead = self.options.dispatch_ahead and not self.options.speculative_tokens
         self._in_flight: Step | None = None
         self._grammars = Grammars(tokenizer, model.vocab_size, self.eos_token_ids)
@@ -261,6 +267,8 @@ class Engine:
                     ready = step
         outputs = [] if ready is None else self._take(ready, watched)
         self._keep_states()
+        if ready is not None:
+            self._draft(ready)
         return outputs
 
     def _restore_states(self) -> None:
@@ -458,6 +466,19 @@ class Engine:
             elif watched is None or request.id in watched:
                 outputs.append(request.output())
         return outputs
+
+    def _draft(self, step: Step) -> None:
+        """Lets the model's head draft after a step that was read, if it is used."""
+        made = []
+        for batch, packed, hidden in step.hidden:
+            packed, room = repacked(batch, packed), room_of(batch.works, batch.shape[0], self.options.page_size)
+            drafts = self._programs.draft(hidden, packed, room, drafts=any(map(wants_drafts, batch.works)))
+            for work in batch.works:
+                work.sequence.drafts = []
+            if drafts is not None:
+                made.append((batch, drafts, packed, room))
+        for batch, drafts, packed, room in made:
+            hand_out(batch.works, np.asarray(drafts), packed, room)
 
     def _append(self, work: Work, results: Results) -> int:
         """Passes a sequence its sampled tokens; returns the number accepted."""

@@ -11,7 +11,8 @@ from jax.sharding import Mesh
 
 import flax_layers
 from flax_layers.checkpoint import Checkpoint, CheckpointError, LoRA, load_lora, smollm2_path
-from flax_layers.models import Llama, PartitionedLlama, ServedLlama, ServedPartitionedLlama, load_partitioned
+from flax_layers.checkpoint.mtp import checked_mtp_weights
+from flax_layers.models import Llama, MTPHead, PartitionedLlama, ServedLlama, ServedPartitionedLlama, load_partitioned
 from flax_layers.models.partition_checks import check_config, check_sizes
 
 from .hub import HUB_NAME, download
@@ -45,19 +46,22 @@ def find_model(name: str | os.PathLike[str] | None) -> Path:
     return download(os.fspath(name))
 
 
-def load_model(checkpoint: Checkpoint, options: ModelOptions) -> ServedLlama | ServedPartitionedLlama:
+def load_model(
+    checkpoint: Checkpoint, options: ModelOptions, *, draft_head: bool = False
+) -> ServedLlama | ServedPartitionedLlama:
     """Returns the model of a checkpoint.
 
     Args:
         checkpoint: As `flax_layers.checkpoint.load_checkpoint` returns it.
         options: How it is loaded.
+        draft_head: Whether its head for multi-token prediction is loaded too.
 
     Raises:
         FileNotFoundError: As `load_adapters`.
-        CheckpointError: As `load_adapters`.
+        CheckpointError: As `load_adapters`, or if the checkpoint has no head that can be loaded, and one is asked for.
         ValueError: If there are too few devices, or the model cannot be cut over them.
     """
-    return load_models(checkpoint, options)[0]
+    return load_models(checkpoint, options, draft_head=draft_head)[0]
 
 
 def load_adapters(checkpoint: Checkpoint, options: ModelOptions) -> dict[str, LoRA]:
@@ -76,6 +80,7 @@ def load_models(
     *,
     number: int = 1,
     adapters: Mapping[str, LoRA] | None = None,
+    draft_head: bool = False,
 ) -> list[ServedLlama | ServedPartitionedLlama]:
     """Returns equal models, each on devices of its own.
 
@@ -84,35 +89,45 @@ def load_models(
         options: How they are loaded. Several models need `tensor_parallel_size`.
         number: How many.
         adapters: As `load_adapters` returns them, which is called by default.
+        draft_head: As for `load_model`.
 
     Raises:
         FileNotFoundError: As `load_adapters`.
-        CheckpointError: As `load_adapters`.
+        CheckpointError: As `load_model`.
         ValueError: As `load_model`, or if several are asked for without `tensor_parallel_size`.
     """
-    check_model(checkpoint, options, number=number)
+    check_model(checkpoint, options, number=number, draft_head=draft_head)
     adapters = load_adapters(checkpoint, options) if adapters is None else adapters
     cache_dtype = {"auto": None, "fp8_e4m3": "float8_e4m3fn"}.get(options.kv_cache_dtype, options.kv_cache_dtype)
     weights = [load_weights(checkpoint, options, replica=replica) for replica in range(number)]
+    further: dict[str, Any] = {"adapters": adapters, "cache_dtype": cache_dtype}
+    if draft_head:
+        further["draft_head"] = load_head(checkpoint, options)
     return [
-        ServedPartitionedLlama(w)
-        if isinstance(w, PartitionedLlama)
-        else ServedLlama(w, adapters=adapters, cache_dtype=cache_dtype)
-        for w in weights
+        ServedPartitionedLlama(w) if isinstance(w, PartitionedLlama) else ServedLlama(w, **further) for w in weights
     ]
 
 
-def check_model(checkpoint: Checkpoint, options: ModelOptions, *, number: int = 1) -> None:
+def check_model(checkpoint: Checkpoint, options: ModelOptions, *, number: int = 1, draft_head: bool = False) -> None:
     """Checks, before weights are read, that a model can be cut as the options say, and that there are enough devices.
 
     Args:
         checkpoint: As for `load_model`.
         options: How it is loaded.
         number: Number of models, each on devices of its own.
+        draft_head: As for `load_model`.
 
     Raises:
+        CheckpointError: If the checkpoint has no head that can be loaded, and one is asked for.
         ValueError: If not.
     """
+    if draft_head:
+        if options.tensor_parallel_size is not None:
+            raise ValueError(
+                "tensor_parallel_size must be left out with drafts by a head for multi-token prediction, which is not"
+                f" cut over devices, got {options.tensor_parallel_size}; use drafts by prompt lookup."
+            )
+        checked_mtp_weights(checkpoint)
     if options.tensor_parallel_size is None:
         if number > 1:
             raise ValueError(
@@ -197,13 +212,46 @@ def load_weights(checkpoint: Checkpoint, options: ModelOptions, *, replica: int 
     return model
 
 
+def load_head(checkpoint: Checkpoint, options: ModelOptions) -> MTPHead:
+    """Returns the head for multi-token prediction of a checkpoint, in the dtype of the model; it is not quantised.
+
+    Args:
+        checkpoint: As for `load_model`.
+        options: How it is loaded.
+
+    Raises:
+        CheckpointError: If the checkpoint has no head that can be loaded.
+    """
+    dtype: Any = checkpoint.dtype if options.dtype == "auto" else options.dtype
+    return MTPHead.from_checkpoint(checkpoint, dtype=dtype, param_dtype=dtype)
+
+
+def load_update(checkpoint: Checkpoint, options: ModelOptions, *, draft_head: bool = False) -> Any:
+    """Returns weights for `with_weights` of the model that `load_model` returned with the same arguments.
+
+    A head that the checkpoint has not stays as it is, which moves no bit.
+
+    Args:
+        checkpoint: Other weights of the same model.
+        options: As for `load_model`.
+        draft_head: The same.
+
+    Raises:
+        CheckpointError: If the checkpoint has a head that cannot be loaded.
+    """
+    weights = load_weights(checkpoint, options)
+    return (weights, load_head(checkpoint, options)) if draft_head and checkpoint.mtp is not None else weights
+
+
 __all__ = [
     "CheckpointError",
     "check_model",
     "check_overlap",
     "find_model",
     "load_adapters",
+    "load_head",
     "load_model",
     "load_models",
+    "load_update",
     "load_weights",
 ]

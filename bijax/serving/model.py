@@ -154,6 +154,56 @@ class StatefulModel(Model, Protocol):
         """
 
 
+class DraftingModel(Model, Protocol):
+    """A model with a head that drafts tokens, as multi-token prediction does.
+
+    Entry t of the head is made of the hidden state at token t and of token t + 1, and attends to the entries before it;
+    its logits are those of token t + 2. It keeps something of each entry in the page of token t, in arrays that
+    `init_pages` returns with those of the model, and that `extend` leaves as they are.
+
+    No result of the model may depend on the head. Drafts do not depend on the batch if `draft` and `draft_logits` are
+    row-invariant, as `extend` and `logits` must be.
+    """
+
+    @property
+    def draft_head(self) -> Any:
+        """The head, or None for a model without."""
+
+    def draft(
+        self,
+        pages: Any,
+        hidden: jax.Array,
+        tokens: jax.Array,
+        page_table: jax.Array,
+        start: jax.Array,
+        lengths: jax.Array,
+        *,
+        own: bool,
+    ) -> tuple[jax.Array, Any]:
+        """Appends entries to what the head keeps of sequences.
+
+        Args:
+            pages: As for `extend`, with the states of a model that keeps some. They are used up.
+            hidden: (B, T, ...), the hidden states of the entries' tokens.
+            tokens: (B, T) int32, the token after each.
+            page_table: (B, n) int32.
+            start: (B,) int32, entries of each sequence before these.
+            lengths: (B,) int32, new entries of each sequence, from 0 to T. A row with 0 must not be written.
+            own: Whether `hidden` is what this method returned, in place of the model's.
+
+        Returns:
+            The head's hidden states (B, T, ...), and the pages.
+        """
+
+    def draft_logits(self, hidden: jax.Array) -> jax.Array:
+        """Maps rows of the head's hidden states (R, ...) to float32 logits (R, vocab_size)."""
+
+
+def has_draft_head(model: Any) -> bool:
+    """Returns whether a model is a `DraftingModel` with a head."""
+    return getattr(model, "draft_head", None) is not None
+
+
 def adapter_names(model: Any) -> tuple[str, ...]:
     """Returns the names of a model's adapters; see `Model`."""
     return tuple(getattr(model, "adapter_names", ()))

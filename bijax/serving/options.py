@@ -6,6 +6,7 @@ from bijax.parallel import TOKEN_DISTRIBUTION_THRESHOLD, Overlap
 from bijax.serving.option_fields import Options, option
 
 MAX_DRAFTS = 7
+PROMPT_LOOKUP, MTP = "prompt_lookup", "mtp"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +51,13 @@ class EngineOptions(Options):
     snapshot_interval: int = option(
         4096, "tokens of a long prompt between states that are kept; a multiple of 64 and of page_size", least=64
     )
-    speculative_tokens: int = option(
-        0, "tokens of a sequence drafted by prompt lookup in a step", least=0, most=MAX_DRAFTS
+    speculative_tokens: int = option(0, "tokens of a sequence drafted in a step, at most", least=0, most=MAX_DRAFTS)
+    speculative_algorithm: str = option(
+        PROMPT_LOOKUP,
+        "what drafts tokens: prompt_lookup, what followed the last tokens earlier; mtp, the model's head for"
+        " multi-token prediction, which needs speculative_tokens",
+        kind=str,
+        choices=(PROMPT_LOOKUP, MTP),
     )
     dispatch_ahead: bool = option(
         True, "dispatch a step before the tokens of the previous one are read (not with drafts)", kind=bool
@@ -89,6 +95,11 @@ class EngineOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_overlap()
+        if self.speculative_algorithm == MTP and not self.speculative_tokens:
+            raise ValueError(
+                f"EngineOptions: speculative_tokens must be from 1 to {MAX_DRAFTS} with speculative_algorithm={MTP!r},"
+                f" got 0; set it, or leave speculative_algorithm at {PROMPT_LOOKUP!r}."
+            )
         if self.seed_from_prompt and self.default_seed is not None:
             raise ValueError(
                 f"EngineOptions: default_seed must be None with seed_from_prompt, got {self.default_seed}; choose one."

@@ -25,12 +25,15 @@ class PrefixCache:
     Sequences with different adapters have different keys and values for the same tokens, and share no pages.
 
     The cache is one of the holders of its pages. It gives up those that it alone holds, the least recently used first.
-    With a model that keeps states, the end of a page may have a snapshot, and a match ends where there is one.
+    With a model that keeps states, the end of a page may have a snapshot, and a match ends where there is one. What a
+    draft head keeps of a token depends on the token after it; with `lookahead` a page is found by the tokens after its
+    end too.
 
     Args:
         pool: Where the pages are from.
         page_size: Tokens of a page.
         snapshots: Where the snapshots are from; None with a model that has none.
+        lookahead: Tokens after a page on which its contents depend.
 
     Example:
         >>> from bijax.serving.tokens import as_tokens
@@ -41,8 +44,11 @@ class PrefixCache:
         [0]
     """
 
-    def __init__(self, pool: PagePool, page_size: int, snapshots: PagePool | None = None) -> None:
+    def __init__(
+        self, pool: PagePool, page_size: int, snapshots: PagePool | None = None, *, lookahead: int = 0
+    ) -> None:
         self._pool = pool
+        self._lookahead = lookahead
         self._snapshots = snapshots
         self._page_size = page_size
         self._roots: defaultdict[int, _Node] = defaultdict(lambda: _Node(-1, None))  # by adapter
@@ -108,8 +114,10 @@ class PrefixCache:
     def insert(self, tokens: Tokens, pages: Sequence[int], *, adapter: int = 0) -> None:
         """Adds the full pages of a sequence, except pages past the tokens and pages already known.
 
+        Of a known page that the cache alone holds, the sequence's takes the place: it was computed again.
+
         Args:
-            tokens: Tokens whose keys and values are computed.
+            tokens: Tokens whose keys and values are computed, and those on which the last page depends.
             pages: The pages that hold them, from the start of the sequence on.
             adapter: That they were computed with.
         """
@@ -119,6 +127,11 @@ class PrefixCache:
             if child is None:
                 self._pool.keep(page)
                 child = node.children[chunk] = _Node(page, node, chunk)
+            elif child.page != page and self._pool.holders(child.page) == 1:
+                # The same numbers, computed again. Its pages after this one would keep the other from being evicted.
+                self._pool.keep(page)
+                self._pool.give_up(child.page)
+                child.page = page
             node = child
             path.append(node)
         self._touch(path)
@@ -144,9 +157,9 @@ class PrefixCache:
             self._remove(node)
 
     def _chunks(self, tokens: Tokens, limit: int) -> Iterator[Chunk]:
-        size = self._page_size
-        for start in range(0, min(limit, len(tokens)) - size + 1, size):
-            yield tokens[start : start + size].tobytes()
+        size, more = self._page_size, self._lookahead
+        for start in range(0, min(limit, len(tokens) - more) - size + 1, size):
+            yield tokens[start : start + size + more].tobytes()
 
     def _path(self, tokens: Tokens, limit: int, adapter: int) -> list[_Node]:
         node, path = self._roots[adapter], []

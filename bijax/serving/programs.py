@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from bijax.core.hashed_once import HashedOnce
 from bijax.sampling._measure import Measured
 from bijax.serving import device
+from bijax.serving.draft_head import copied, propose, propose_in_one
 from bijax.serving.model import Model, state_interval
 from bijax.serving.packed import one_step_on, pack
 from bijax.serving.params import MAX_TOP_LOGPROBS
@@ -47,6 +48,7 @@ class Programs:
         num_slots: Sequences whose last tokens are stored.
         batch_invariant: Whether bits must be the same in any batch.
         num_snapshots: Snapshots of states, with a model that keeps some.
+        draft_steps: Tokens that the model's head drafts after each step; 0 if it is not used.
 
     Attributes:
         slots: What steps read of each running sequence.
@@ -64,8 +66,10 @@ class Programs:
         num_slots: int,
         batch_invariant: bool,
         num_snapshots: int = 0,
+        draft_steps: int = 0,
     ) -> None:
         self._num_snapshots = num_snapshots
+        self.draft_steps = draft_steps
         self._batch_invariant = batch_invariant
         self._structure: HashedOnce | None = None
         self.replace_model(model)
@@ -197,6 +201,37 @@ class Programs:
         measured = None if rows is None else self._measure(logits, left, rows, drawn)
         return hidden, Drawn(read, measured)
 
+    def kept(self, hidden: jax.Array) -> jax.Array:
+        """Returns hidden states for `draft`: further calls may write to those that `advance` returned."""
+        return copied(hidden) if self.model.one_program else hidden
+
+    def draft(self, hidden: jax.Array, packed: np.ndarray, room: np.ndarray, *, drafts: bool) -> jax.Array | None:
+        """Lets the model's head go on to the end of sequences.
+
+        Args:
+            hidden: (B, T, ...), as `kept` returns them.
+            packed: See `bijax.serving.draft_head.repacked`.
+            room: (B,) int32, entries of the head for which each sequence has pages.
+            drafts: Whether drafts are wanted. Those of few tokens are made in any case: another program takes longer.
+
+        Returns:
+            (B, draft_steps) drafts, for the host; None if none were made.
+        """
+        shape = (hidden.shape[0], hidden.shape[1])
+        steps = self.draft_steps if drafts or shape not in self.sizes.prefill else 0
+        self._known.add(("draft", shape, steps))
+        how: dict[str, Any] = {"steps": steps, "batch_invariant": self._batch_invariant}
+        if self.model.one_program:
+            to_host = {"to_host": self._gpu is not None, "table_width": self._table_width}
+            given = (self._bound(packed), self._bound(room), self._last)
+            found, self._pages = propose_in_one(
+                self._structure, self._weights, self._pages, hidden, *given, **how, **to_host
+            )
+        else:
+            begun = device.begin(packed, self._last, table_width=self._table_width)
+            found, self._pages = propose(self.model, self._pages, hidden, begun, room, **how)
+        return found
+
     def asks_for_common_prefix(self, rows: int, width: int) -> bool:
         """Whether there is a program for such batches whose sequences begin with the same pages."""
         asks = self.model.one_program and self.model.least_common_prefix is not None
@@ -306,12 +341,16 @@ class Programs:
                 logits = self.logits(self.extend(packed), places)
                 for asked in (everything, extras):
                     self.sample(logits, asked)
+            if self.draft_steps and tokens == self.sizes.drafted:
+                self._warm_head(self.extend(packed), packed)
             if (rows, tokens) in advanced:
                 for asked in (everything, extras)[: 1 if rows in sampled else 2]:
                     hidden, _ = self.advance(packed, asked)
                 sampled.add(rows)
                 if self.asks_for_common_prefix(rows, tokens):
                     hidden, _ = self.advance(packed, None, common_prefix=True)
+                if self.draft_steps:
+                    self._warm_head(self.kept(hidden), packed)
                 self.score(self.logits(hidden, places), places)
                 if hasattr(self.model, "embed"):
                     self.embed(hidden, places)
@@ -327,6 +366,10 @@ class Programs:
             self.restore([nowhere])
         jax.block_until_ready(self._pages)
         on_progress(len(shapes), len(shapes))
+
+    def _warm_head(self, hidden: jax.Array, packed: np.ndarray) -> None:
+        for drafts in (False, True):
+            self.draft(hidden, packed, np.zeros(len(packed), np.int32), drafts=drafts)
 
 
 def _one_gpu(pages: Any) -> jax.Device | None:

@@ -7,8 +7,8 @@ from typing import Any
 from jax.sharding import Mesh
 
 from bijax.serving.grammar import Grammars
-from bijax.serving.model import Tokenizer
-from bijax.serving.options import EngineOptions
+from bijax.serving.model import Tokenizer, has_draft_head
+from bijax.serving.options import MTP, PROMPT_LOOKUP, EngineOptions
 from bijax.serving.params import SamplingParams
 from bijax.serving.sequence import Request, Sequence, random_seed, seed_of
 from bijax.serving.text import TextStream
@@ -20,6 +20,7 @@ def check_engine(model: Any, eos_token_ids: Any, options: Any) -> None:
 
     Raises:
         TypeError: If an argument has the wrong type; the message names it.
+        ValueError: If a head of the model is to make drafts, and it has none.
     """
     lacking = [
         name for name in ("vocab_size", "max_length", "init_pages", "extend", "logits") if not hasattr(model, name)
@@ -33,6 +34,12 @@ def check_engine(model: Any, eos_token_ids: Any, options: Any) -> None:
         raise TypeError(f"Engine: eos_token_ids must be a collection of integers, got {eos_token_ids!r}.")
     if options is not None and not isinstance(options, EngineOptions):
         raise TypeError(f"Engine: options must be EngineOptions, got {type(options).__name__}.")
+    if options is not None and options.speculative_algorithm == MTP and not has_draft_head(model):
+        raise ValueError(
+            f"Engine: speculative_algorithm={MTP!r} needs a model with a head for multi-token prediction, got"
+            f" {type(model).__name__} without one; pass one to the model (flax_layers.ServedLlama takes draft_head,"
+            f" which MTPHead.from_checkpoint reads), or use {PROMPT_LOOKUP!r}."
+        )
 
 
 def on_mesh(model: Any, mesh: Any) -> Any:

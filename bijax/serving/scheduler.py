@@ -58,6 +58,7 @@ class Scheduler:
         max_prefill_tokens: Maximum number of prompt tokens per step.
         prefix_cache: Whether pages are cached for later requests.
         speculative_tokens: Maximum number of drafts per sequence and step.
+        draft_head: Whether the model's head makes the drafts, and keeps something of each token in the pages.
         states: The states of sequences, with a model that keeps some.
     """
 
@@ -70,6 +71,7 @@ class Scheduler:
         max_prefill_tokens: int,
         prefix_cache: bool,
         speculative_tokens: int,
+        draft_head: bool = False,
         states: States | None = None,
     ) -> None:
         self.states = states
@@ -81,6 +83,8 @@ class Scheduler:
         self._max_running = max_running
         self._max_prefill_tokens = max_prefill_tokens
         self._speculative_tokens = speculative_tokens
+        self._draft_head = draft_head
+        self._lookahead = int(draft_head)
         self._grew = False  # whether a running sequence got a page in this plan
         self.start_over()
 
@@ -90,7 +94,9 @@ class Scheduler:
         if self.states is not None:
             self.states.start_over()
         snapshots = None if self.states is None else self.states.pool
-        self.prefix = PrefixCache(self.pool, self._page_size, snapshots) if self._prefix_cache else None
+        self.prefix = None
+        if self._prefix_cache:
+            self.prefix = PrefixCache(self.pool, self._page_size, snapshots, lookahead=self._lookahead)
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self._slots = list(range(self._max_running))
@@ -181,9 +187,9 @@ class Scheduler:
 
     def _offer(self, sequence: Sequence) -> None:
         """Gives the prefix cache pages that are full, of tokens that are known."""
-        full = min(sequence.computed, len(sequence.tokens)) // self._page_size
+        full = min(sequence.computed, len(sequence.tokens) - self._lookahead) // self._page_size
         if self.prefix is not None and full > sequence.inserted:
-            tokens, adapter = sequence.tokens[: full * self._page_size], sequence.request.adapter
+            tokens, adapter = sequence.tokens[: full * self._page_size + self._lookahead], sequence.request.adapter
             self.prefix.insert(tokens, sequence.pages[:full], adapter=adapter)
             sequence.inserted = full
 
@@ -232,6 +238,8 @@ class Scheduler:
         tokens = sequence.tokens[start : start + count]
         samples = count == missing and sequence.request.params.max_new_tokens > 0
         if missing > 1 or not self._speculative_tokens:
+            if samples:
+                self._grow_for_head(sequence, len(sequence.tokens))
             return Work(sequence, start, tokens, count == missing, samples=samples)
         drafts = self._drafts(sequence)
         return Work(sequence, start, (*tokens, *drafts), True, len(drafts), samples=samples)
@@ -241,16 +249,25 @@ class Scheduler:
         wanted = min(self._speculative_tokens, sequence.most - len(sequence.tokens) - 1)
         if self.states is not None:
             wanted = min(wanted, self.states.most_drafts(sequence.computed))
-        if wanted < 1:
-            return []
-        drafts = look_up(sequence.tokens, wanted)
+        drafts: list[int] = []
+        if wanted > 0:
+            drafts = sequence.drafts[:wanted] if self._draft_head else look_up(sequence.tokens, wanted)
         if drafts and sequence.matcher is not None:
             drafts = drafts[: sequence.matcher.allowed(drafts)]
         room = (len(sequence.pages) + self.pool.free) * self._page_size - len(sequence.tokens)
         drafts = drafts[: max(0, room)]
         if drafts:
             self._grow(sequence, len(sequence.tokens) + len(drafts))
+        self._grow_for_head(sequence, len(sequence.tokens) + len(drafts))
         return drafts
+
+    def _grow_for_head(self, sequence: Sequence, length: int) -> None:
+        """Gives a sequence of `length` tokens with its drafts free pages for what the head keeps of the next drafts."""
+        if not self._draft_head:
+            return
+        length = min(length + self._speculative_tokens - 1, sequence.most)
+        if 0 < self._pages(length) - len(sequence.pages) <= self.pool.free:
+            self._grow(sequence, length)
 
     def _admit(self, sequence: Sequence) -> bool:
         if len(self.running) >= self._max_running and not self._preempt_later(sequence):
@@ -369,7 +386,7 @@ class Scheduler:
             self.pool.release(page)
         if sequence.slot >= 0:
             self._slots.append(sequence.slot)
-        sequence.pages, sequence.slot = [], -1
+        sequence.pages, sequence.slot, sequence.drafts = [], -1, []
         sequence.computed = sequence.inserted = sequence.written = 0
 
     def _pages(self, length: int) -> int:

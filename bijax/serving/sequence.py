@@ -41,6 +41,7 @@ class Sequence:
         inserted: Number of pages inserted in the prefix cache.
         preempted: Whether it has ever lost its pages.
         snapshot: The last snapshot of its state, which it holds; None without one.
+        drafts: What the model's head drafts after its tokens.
         logprobs: Of the output.
         finish_reason: See `Completion`.
         stop_reason: See `Completion`.
@@ -64,6 +65,7 @@ class Sequence:
     inserted: int = 0
     preempted: bool = False
     snapshot: Snapshot | None = None
+    drafts: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
@@ -132,7 +134,7 @@ class Sequence:
         Recomputed values have the same bits.
         """
         self.computed = self.in_flight = self.unread = self.written = self.inserted = 0
-        self.pages, self.slot, self.preempted, self.snapshot = [], -1, True, None
+        self.pages, self.slot, self.preempted, self.snapshot, self.drafts = [], -1, True, None, []
         self.finish_reason = self.stop_reason = None
         del self.tokens[max(len(self.request.prompt), len(self.tokens) - 1) :]
         del self.logprobs[len(self.output) :]

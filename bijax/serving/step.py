@@ -49,6 +49,10 @@ class Step:
         programs: Where it is computed.
         batches: The work.
         weight_version: Of the weights that it is computed with.
+
+    Attributes:
+        weight_version: The same.
+        hidden: The batches with their inputs and hidden states, if the model's head drafts after them.
     """
 
     def __init__(self, programs: Programs, batches: Iterable[Batch], weight_version: str) -> None:
@@ -57,6 +61,7 @@ class Step:
         self._sampled: list[tuple[Sequence[Work], Drawn]] = []
         self._scored: list[tuple[list[Place], list[int], Scored]] = []
         self._embedded: list[tuple[list[Place], jax.Array]] = []
+        self.hidden: list[tuple[Batch, np.ndarray, jax.Array]] = []
         for batch in batches:
             self._works += batch.works
             if batch.drafts:
@@ -71,6 +76,8 @@ class Step:
             [work.sequence.slot for work in batch.works], (work.start for work in batch.works)
         )
         hidden, drawn = programs.advance(packed, given, common_prefix=common_prefix)
+        if programs.draft_steps:
+            self.hidden.append((batch, packed, programs.kept(hidden)))
         self._sample(batch.works, drawn)
         scored = scored_places(batch)
         # A prompt has more places than the batch has rows.
@@ -87,7 +94,10 @@ class Step:
 
     def _dispatch_drafts(self, programs: Programs, batch: Batch) -> None:
         rows, width = batch.shape
-        hidden = programs.extend(batch.packed(programs.slots))
+        packed = batch.packed(programs.slots)
+        hidden = programs.extend(packed)
+        if programs.draft_steps:
+            self.hidden.append((batch, packed, hidden))
         for places in _slices(sampled_places(batch), rows):
             logits = programs.logits(hidden, _index(places, rows, width))
             given = sampling_rows(places, range(len(places)), rows, programs.model.vocab_size, programs.slots)

@@ -4,8 +4,9 @@ from typing import Final
 
 import numpy as np
 
-from flax_layers import Llama, ServedLlama
+from flax_layers import Llama, MTPHead, ServedLlama
 from flax_layers.checkpoint import Checkpoint, LinearAttentionConfig, LlamaConfig, Weights
+from flax_layers.checkpoint.mtp import mtp_shapes
 from flax_layers.checkpoint.weights import Shape, expected_shapes
 
 CONFIG: Final = LlamaConfig(
@@ -30,17 +31,39 @@ CONFIG: Final = LlamaConfig(
 )
 
 
-def toy_hybrid(*, seed: int) -> ServedLlama:
-    """Returns a model of one layer with linear attention and one with attention, with weights drawn from a seed."""
-    return ServedLlama(random_model(seed=seed))
+def toy_hybrid(*, seed: int, draft_head: bool = False) -> ServedLlama:
+    """Returns a model of one layer with linear attention and one with attention, with weights drawn from a seed.
+
+    Args:
+        seed: The seed.
+        draft_head: Whether it has a head for multi-token prediction.
+    """
+    return ServedLlama(random_model(seed=seed), draft_head=random_head(seed=seed) if draft_head else None)
 
 
 def random_model(*, seed: int) -> Llama:
     """Returns the same model, not served."""
+    return Llama.from_checkpoint(_checkpoint(seed))
+
+
+def random_head(*, seed: int) -> MTPHead:
+    """Returns a head for that model, which often drafts the token that the model samples.
+
+    Both mostly follow the embedding of the last token: the head passes it on, and its block adds little.
+    """
+    return MTPHead.from_checkpoint(_checkpoint(seed))
+
+
+def _checkpoint(seed: int) -> Checkpoint:
     rng = np.random.default_rng(seed)
-    shapes = dict(expected_shapes(CONFIG))
-    drawn = {name: _draw(rng, name, shape) for name, shape in shapes.items()}
-    return Llama.from_checkpoint(Checkpoint(CONFIG, Weights(shapes, lambda name: drawn[name]), None))
+    shapes, of_head = dict(expected_shapes(CONFIG)), dict(mtp_shapes(CONFIG))
+    drawn = {name: _draw(rng, name, shape) for name, shape in {**shapes, **of_head}.items()}
+    one = np.eye(CONFIG.hidden_size, dtype=np.float32)
+    drawn["mtp.fc.weight"] = np.concatenate([one, one / 2], axis=1)
+    for name in ("self_attn.o_proj", "mlp.down_proj"):
+        drawn[f"mtp.layers.0.{name}.weight"] /= 2
+    mtp = Weights(of_head, lambda name: drawn[name])
+    return Checkpoint(CONFIG, Weights(shapes, lambda name: drawn[name]), None, mtp=mtp)
 
 
 def _draw(rng: np.random.Generator, name: str, shape: Shape) -> np.ndarray:

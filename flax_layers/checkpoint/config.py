@@ -52,7 +52,7 @@ class LlamaConfig:
         dense_layers: How many of the first layers have an MLP all the same.
         latent: Latent attention instead of keys and values for each head, or None. `head_dim` is then the width of
             what is rotated, and `num_kv_heads` has no meaning.
-        draft_layers: Layers after the last, for drafts, which a checkpoint may hold and which are not read.
+        draft_layers: Layers after the last in which DeepSeek's checkpoints hold an MTP head; see `flax_layers.MTPHead`.
         linear: The linear attention that replaces attention in some layers, or None.
         output_gate: Whether the heads of attention are multiplied by the sigmoid of a gate.
         rotary_dim: Columns at the beginning of a head that are rotated; None for all.
@@ -176,6 +176,10 @@ class LlamaConfig:
     def is_linear(self, layer: int) -> bool:
         """Returns whether a layer has linear attention."""
         return self.linear is not None and self.linear.layers[layer % len(self.linear.layers)]
+
+    def mtp_block(self) -> "LlamaConfig":
+        """Returns the numbers of the only block of an MTP head: full attention, and experts if the model has any."""
+        return dataclasses.replace(self, num_layers=1, dense_layers=0, draft_layers=0, linear=None, windows=(None,))
 
     def window(self, layer: int) -> int | None:
         """Returns the tokens that a token sees at most in a layer, or None for all."""

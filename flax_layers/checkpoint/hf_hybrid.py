@@ -18,8 +18,8 @@ type Read = Callable[[str, int | None], np.ndarray]
 HYBRIDS: Final = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 _WITH_IMAGES: Final = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
 
-_OTHER_PARTS: Final = re.compile(r"(model\.visual|visual|mtp)\.")
-"""Weights of the images' encoder, and of the head that predicts the token after the next."""
+_OTHER_PARTS: Final = re.compile(r"(model\.visual|visual)\.")
+"""Weights of the images' encoder."""
 
 _FUSED: Final = ("in_proj_qkvz", "in_proj_ba")
 
@@ -81,8 +81,8 @@ def plain_names(
 ) -> tuple[dict[str, Shape], Callable[[str], np.ndarray]]:
     """Returns the tensors of a folder under the names of `checkpoint.weights.expected_shapes`, and what reads them.
 
-    The prefix of models for images is dropped, with the weights for images and `mtp.*`. Products that are stored
-    together are parts of what is stored: Qwen3-Next's `in_proj_qkvz` and `in_proj_ba`, and stacked experts.
+    The prefix of models for images is dropped, with the weights for images. Products that are stored together are parts
+    of what is stored: Qwen3-Next's `in_proj_qkvz` and `in_proj_ba`, and stacked experts. `mtp.*` keeps its names.
 
     Args:
         found: The shape of each tensor.

@@ -12,6 +12,7 @@ from .config import LlamaConfig
 from .errors import CheckpointError
 from .hf_fields import read_json
 from .hf_hybrid import plain_names
+from .mtp import mtp_names
 from .weights import Shape, Weights, match_shapes
 
 _SINGLE = "model.safetensors"
@@ -22,14 +23,17 @@ _DTYPES = ("F32", "F16", "BF16")
 _BUFFER = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 
 
-def hf_weights(folder: Path, config: LlamaConfig) -> Weights:
+def hf_weights(folder: Path, config: LlamaConfig) -> tuple[Weights, Weights | None]:
     """Maps the tensors of `model.safetensors`, or of the shards that `model.safetensors.index.json` lists.
 
     A model with linear attention has the names of `hf_hybrid.plain_names`, whichever layout the folder has.
 
     A single file takes precedence over an index, as in `transformers`. The stored output projection of a model with
-    tied embeddings must have the bits of the embedding and is skipped. So are layers for drafts, after the model's last
-    one.
+    tied embeddings must have the bits of the embedding and is skipped.
+
+    Returns:
+        The weights of the model, and those of its MTP head in the names of `mtp.mtp_shapes`, which are not checked, or
+        None.
 
     Raises:
         FileNotFoundError: If neither file exists, or a shard is missing.
@@ -41,8 +45,8 @@ def hf_weights(folder: Path, config: LlamaConfig) -> Weights:
     else:
         files, stored = _list_tensors(folder)
         found, read = plain_names(stored, _reader(files), config.linear)
-    drafts = tuple(f"model.layers.{config.num_layers + i}." for i in range(config.draft_layers))
-    found = {name: shape for name, shape in found.items() if not name.startswith(drafts)}
+    names = mtp_names(found, config)
+    mtp = {name: found.pop(stored) for name, stored in names.items()}
     head, embedding = "lm_head.weight", "model.embed_tokens.weight"
     if config.tie_word_embeddings and head in found and embedding in found:
         if not np.array_equal(read(head).view(np.uint32), read(embedding).view(np.uint32)):
@@ -51,7 +55,8 @@ def hf_weights(folder: Path, config: LlamaConfig) -> Weights:
                 f"{embedding}; set tie_word_embeddings to false or remove {head}"
             )
         del found[head]
-    return Weights(match_shapes(found, config, folder), read)
+    weights = Weights(match_shapes(found, config, folder), read)
+    return weights, Weights(mtp, lambda name: read(names[name])) if mtp else None
 
 
 def open_tensors(folder: Path) -> tuple[dict[str, Shape], Callable[[str], np.ndarray]]:

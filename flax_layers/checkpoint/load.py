@@ -29,12 +29,14 @@ class Checkpoint:
         weights: Its weights under Hugging Face names, float32, read at each access.
         tokenizer: Its tokenizer and chat template, or None.
         dtype: The dtype that it was made for: "bfloat16", "float16" or "float32".
+        mtp: The weights of its multi-token prediction head in the same form, or None; see `flax_layers.MTPHead`.
     """
 
     config: LlamaConfig
     weights: Weights
     tokenizer: Tokenizer | None
     dtype: Dtype = "float32"
+    mtp: Weights | None = None
 
 
 def load_checkpoint(path: str | os.PathLike[str], *, tokenizer: bool = True) -> Checkpoint:
@@ -44,8 +46,8 @@ def load_checkpoint(path: str | os.PathLike[str], *, tokenizer: bool = True) -> 
     Qwen3-Next, Gemma 2 or 3, DeepSeek-V2 or V3, Kimi-K2, or the text model of a Qwen3.5 (dense or with experts), whose
     other parts are left out.
     Configuration, tokenizer, and the names, shapes and dtypes of all weights are read and checked now; the weights
-    themselves are read on access, one at a time. The same model gives the same configuration and weights
-    from either format, save for what quantisation has rounded.
+    themselves are read on access, one at a time. Those of an MTP head are checked when one is made of them. The same
+    model gives the same configuration and weights from either format, save for what quantisation has rounded.
 
     Args:
         path: A `.gguf` file, or a folder with `config.json`, `model.safetensors` (or its index and shards) and
@@ -76,10 +78,11 @@ def load_checkpoint(path: str | os.PathLike[str], *, tokenizer: bool = True) -> 
     if not path.exists():
         raise FileNotFoundError(_not_there(path))
     text: Tokenizer | None = None
+    mtp: Weights | None = None
     dtype: Dtype
     if path.is_dir():
         config = hf_config(path)
-        weights = hf_weights(path, config)
+        weights, mtp = hf_weights(path, config)
         dtype = hf_dtype(path)
         if tokenizer:
             text = hf_tokenizer(path, config.eos_token_ids)
@@ -95,7 +98,7 @@ def load_checkpoint(path: str | os.PathLike[str], *, tokenizer: bool = True) -> 
             f"{path}: the tokenizer has {text.vocab_size} token ids, but the model only {config.vocab_size}; "
             "tokenizer and model do not belong together"
         )
-    return Checkpoint(config, weights, text, dtype)
+    return Checkpoint(config, weights, text, dtype, mtp)
 
 
 def _not_there(path: Path) -> str:

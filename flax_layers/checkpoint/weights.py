@@ -76,29 +76,34 @@ def expected_shapes(config: LlamaConfig) -> Iterator[tuple[str, Shape]]:
         >>> dict(expected_shapes(config))["model.layers.0.self_attn.k_proj.weight"]
         (4, 8)
     """
-    width, inner = config.hidden_size, config.intermediate_size
+    width = config.hidden_size
     yield "model.embed_tokens.weight", (config.vocab_size, width)
     # A generator, because a damaged file may claim billions of layers.
     for layer in range(config.num_layers):
-        block = f"model.layers.{layer}"
-        yield f"{block}.input_layernorm.weight", (width,)
-        if config.latent is not None:
-            yield from latent_shapes(f"{block}.self_attn", width, config.num_heads, config.latent)
-        elif config.linear is not None and config.is_linear(layer):
-            yield from linear_attention_shapes(f"{block}.linear_attn", width, config.linear)
-        else:
-            yield from _attention_shapes(f"{block}.self_attn", config)
-        for name in _MLP_NORMS[config.output_norms]:
-            yield f"{block}.{name}.weight", (width,)
-        if config.experts is not None and config.has_experts(layer):
-            yield from expert_shapes(f"{block}.mlp", width, config.experts)
-            continue
-        yield from _linear(f"{block}.mlp.gate_proj", (inner, width), config.mlp_bias)
-        yield from _linear(f"{block}.mlp.up_proj", (inner, width), config.mlp_bias)
-        yield from _linear(f"{block}.mlp.down_proj", (width, inner), config.mlp_bias)
+        yield from block_shapes(f"model.layers.{layer}", config, layer)
     yield "model.norm.weight", (width,)
     if not config.tie_word_embeddings:
         yield "lm_head.weight", (config.vocab_size, width)
+
+
+def block_shapes(block: str, config: LlamaConfig, layer: int) -> Iterator[tuple[str, Shape]]:
+    """Yields the name and the shape of every weight of a layer whose names start with `block`."""
+    width, inner = config.hidden_size, config.intermediate_size
+    yield f"{block}.input_layernorm.weight", (width,)
+    if config.latent is not None:
+        yield from latent_shapes(f"{block}.self_attn", width, config.num_heads, config.latent)
+    elif config.linear is not None and config.is_linear(layer):
+        yield from linear_attention_shapes(f"{block}.linear_attn", width, config.linear)
+    else:
+        yield from _attention_shapes(f"{block}.self_attn", config)
+    for name in _MLP_NORMS[config.output_norms]:
+        yield f"{block}.{name}.weight", (width,)
+    if config.experts is not None and config.has_experts(layer):
+        yield from expert_shapes(f"{block}.mlp", width, config.experts)
+        return
+    yield from _linear(f"{block}.mlp.gate_proj", (inner, width), config.mlp_bias)
+    yield from _linear(f"{block}.mlp.up_proj", (inner, width), config.mlp_bias)
+    yield from _linear(f"{block}.mlp.down_proj", (width, inner), config.mlp_bias)
 
 
 def _attention_shapes(prefix: str, config: LlamaConfig) -> Iterator[tuple[str, Shape]]:

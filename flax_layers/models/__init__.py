@@ -4,6 +4,7 @@ from .experts_weights import experts_from_checkpoint as experts_from_checkpoint
 from .generate import Generation as Generation
 from .generate import generate as generate
 from .llama import Llama as Llama
+from .mtp import MTPHead as MTPHead
 from .partition import load_partitioned as load_partitioned
 from .partition import partition as partition
 from .partitioned import PartitionedLlama as PartitionedLlama

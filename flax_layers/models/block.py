@@ -185,11 +185,17 @@ def start_tokens(
 
     Tokens that find no room get nan angles, so that they cannot be mistaken for others.
     """
-    length = tokens.shape[1]
+    positions = start_positions(rotaries[0], tokens.shape[1], start=start, lengths=lengths, capacity=capacity)
+    return embed(tokens), tuple(rotary(positions) for rotary in rotaries)
+
+
+def start_positions(
+    rotary: RotaryEmbedding, length: int, *, start: jax.Array, lengths: jax.Array, capacity: int
+) -> jax.Array:
+    """Returns the positions (B, length) of new tokens, outside of the embedding's for those that find no room."""
     positions = start[:, None] + jnp.arange(length, dtype=start.dtype)
     room = (positions < capacity) & ((lengths >= 0) & (lengths <= length))[:, None]
-    outside = rotaries[0].max_positions
-    return embed(tokens), tuple(rotary(jnp.where(room, positions, outside)) for rotary in rotaries)
+    return jnp.where(room, positions, rotary.max_positions)
 
 
 def project(norm: RMSNorm, projection: Embed | Linear, stream: Stream, soft_cap: float | None) -> jax.Array:

@@ -155,6 +155,10 @@ class Llama(nnx.Module):
             ValueError: If their shape is wrong, T is more than `config.max_position_embeddings`, or a token is out of
                 range; a token known only inside `jax.jit` gives nan instead.
         """
+        return self.logits(self.hidden(tokens))
+
+    def hidden(self, tokens: jax.Array) -> jax.Array:
+        """Maps whole sequences to the residual stream (B, T, hidden_size) after the last block; see `__call__`."""
         batch, length = _batch_and_length(tokens)
         if length > self.config.max_position_embeddings:
             raise ValueError(
@@ -169,7 +173,7 @@ class Llama(nnx.Module):
             run = jax.checkpoint(run)
         for index, block in enumerate(self.blocks):
             x = run(block, x, angles[self.rotary_of(index)])
-        return self.logits(x)
+        return x
 
     def extend(
         self, tokens: jax.Array, cache: KVCache, *, lengths: jax.Array | None = None
@@ -226,7 +230,7 @@ class Llama(nnx.Module):
         Raises:
             ValueError: If a size is negative.
         """
-        cache = KVCache.contiguous(batch=batch, capacity=capacity, **self._cache_sizes())
+        cache = KVCache.contiguous(batch=batch, capacity=capacity, **self.cache_sizes())
         return replace(cache, states=self.init_states(batch))
 
     def paged_cache(self, page_table: Any, *, num_pages: int, page_size: int) -> KVCache:
@@ -241,7 +245,7 @@ class Llama(nnx.Module):
             TypeError: If the page table does not hold integers.
             ValueError: If it has another rank or points outside the cache, or if a size is negative.
         """
-        cache = KVCache.paged(page_table, num_pages=num_pages, page_size=page_size, **self._cache_sizes())
+        cache = KVCache.paged(page_table, num_pages=num_pages, page_size=page_size, **self.cache_sizes())
         return replace(cache, states=self.init_states(cache.batch))
 
     def init_states(self, batch: int) -> tuple[DeltaNetState, ...]:
@@ -249,7 +253,8 @@ class Llama(nnx.Module):
         layers = [block.attention for block in self.blocks if isinstance(block.attention, GatedDeltaNet)]
         return tuple(layer.init_state(batch, self.dtype) for layer in layers)
 
-    def _cache_sizes(self) -> dict[str, Any]:
+    def cache_sizes(self) -> dict[str, Any]:
+        """Returns the arguments of `KVCache.paged` that the model fixes."""
         config = self.config
         linear = sum(config.is_linear(layer) for layer in range(config.num_layers))
         common = {"num_layers": config.num_layers - linear, "dtype": self.dtype}

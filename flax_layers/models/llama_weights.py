@@ -16,6 +16,7 @@ from .latent_weights import read_latent_attention
 from .layers import Attention, GatedDeltaNet, LatentAttention, Linear, MoE
 
 if TYPE_CHECKING:
+    from ..checkpoint import LlamaConfig
     from .block import Block
     from .llama import Llama
 
@@ -51,18 +52,43 @@ def read_weights(model: Llama, weights: Mapping[str, np.ndarray]) -> Iterator[tu
         ValueError: As `load_weights`.
         KeyError: The same.
     """
-    for parameter, names in _places(model):
-        value = np.concatenate([weights[name] for name in names])
-        if value.ndim == 2 and parameter is not model.embed.embedding:
-            value = value.T
-        yield parameter, _checked(parameter, value, " and ".join(names))
+    embedding, name = model.embed.embedding, "model.embed_tokens.weight"
+    yield embedding, checked(embedding, weights[name], name)
     for index, block in enumerate(model.blocks):
-        prefix = f"model.layers.{index}"
-        for parameter, value in _others(model, block, weights, prefix):
-            yield parameter, _checked(parameter, value, f"the weights {prefix}.*")
+        yield from read_block(block, model.config, weights, f"model.layers.{index}")
+    yield from _read(model.norm.scale, weights, "model.norm.weight")
+    if model.lm_head is not None:
+        yield from _read(model.lm_head.kernel, weights, "lm_head.weight")
 
 
-def _checked(parameter: Any, value: np.ndarray, what: str) -> np.ndarray:
+def read_block(
+    block: Block, config: LlamaConfig, weights: Mapping[str, np.ndarray], prefix: str
+) -> Iterator[tuple[nnx.Param[jax.Array], np.ndarray]]:
+    """Yields all parameters of a block with their values, as `read_weights`.
+
+    Args:
+        block: The block.
+        config: The numbers of its model.
+        weights: Weights under Hugging Face names.
+        prefix: What the names of the block's weights start with, `model.layers.0`.
+    """
+    for parameter, names in _places(block, prefix):
+        yield from _read(parameter, weights, *names)
+    for parameter, value in _others(block, config, weights, prefix):
+        yield parameter, checked(parameter, value, f"the weights {prefix}.*")
+
+
+def _read(parameter: Any, weights: Mapping[str, np.ndarray], *names: str) -> Iterator[tuple[Any, np.ndarray]]:
+    value = np.concatenate([weights[name] for name in names])
+    yield parameter, checked(parameter, value.T if value.ndim == 2 else value, " and ".join(names))
+
+
+def checked(parameter: Any, value: np.ndarray, what: str) -> np.ndarray:
+    """Returns the value of a parameter.
+
+    Raises:
+        ValueError: If it does not have the shape of the parameter; `what` says where it is from.
+    """
     if value.shape != parameter.shape:
         raise ValueError(
             f"{what} must make a parameter of shape {parameter.shape}, got {value.shape}; configuration and weights do"
@@ -72,44 +98,37 @@ def _checked(parameter: Any, value: np.ndarray, what: str) -> np.ndarray:
 
 
 def _others(
-    model: Llama, block: Block, weights: Mapping[str, np.ndarray], prefix: str
+    block: Block, config: LlamaConfig, weights: Mapping[str, np.ndarray], prefix: str
 ) -> Iterator[tuple[Any, np.ndarray]]:
     """Yields the parameters of a block's experts and of its latent, gated or linear attention, with their values."""
     attention = block.attention
     if isinstance(attention, LatentAttention):
-        interleaved = model.config.latent is None or model.config.latent.interleaved
+        interleaved = config.latent is None or config.latent.interleaved
         yield from read_latent_attention(attention, weights, f"{prefix}.self_attn", interleaved=interleaved)
     elif isinstance(attention, GatedDeltaNet):
         yield from read_delta_net(attention, weights, f"{prefix}.linear_attn")
     elif attention.gate is not None:
-        rotated = model.config.rotary_dim or model.config.head_dim
+        rotated = config.rotary_dim or config.head_dim
         yield from read_gated_attention(attention, weights, f"{prefix}.self_attn", rotary_dim=rotated)
     if isinstance(block.mlp, MoE):
         yield from read_experts(block.mlp, weights, f"{prefix}.mlp")
 
 
-def _places(model: Llama) -> Iterator[Place]:
+def _places(block: Block, name: str) -> Iterator[Place]:
     """Yields the parameters but those of experts and of latent, gated or linear attention, with their weights."""
-    yield model.embed.embedding, ("model.embed_tokens.weight",)
-    for index, block in enumerate(model.blocks):
-        name = f"model.layers.{index}"
-        attention = block.attention
-        yield block.attention_norm.scale, (f"{name}.input_layernorm.weight",)
-        if isinstance(attention, Attention) and attention.gate is None:
-            yield from _attention(attention, f"{name}.self_attn")
-        if block.attention_output_norm is None:
-            yield block.mlp_norm.scale, (f"{name}.post_attention_layernorm.weight",)
-        else:
-            yield block.attention_output_norm.scale, (f"{name}.post_attention_layernorm.weight",)
-            yield block.mlp_norm.scale, (f"{name}.pre_feedforward_layernorm.weight",)
-            yield block.mlp_output_norm.scale, (f"{name}.post_feedforward_layernorm.weight",)
-        if isinstance(block.mlp, MoE):
-            continue
+    attention = block.attention
+    yield block.attention_norm.scale, (f"{name}.input_layernorm.weight",)
+    if isinstance(attention, Attention) and attention.gate is None:
+        yield from _attention(attention, f"{name}.self_attn")
+    if block.attention_output_norm is None:
+        yield block.mlp_norm.scale, (f"{name}.post_attention_layernorm.weight",)
+    else:
+        yield block.attention_output_norm.scale, (f"{name}.post_attention_layernorm.weight",)
+        yield block.mlp_norm.scale, (f"{name}.pre_feedforward_layernorm.weight",)
+        yield block.mlp_output_norm.scale, (f"{name}.post_feedforward_layernorm.weight",)
+    if not isinstance(block.mlp, MoE):
         yield from _linear(block.mlp.gate_up, f"{name}.mlp.gate_proj", f"{name}.mlp.up_proj")
         yield from _linear(block.mlp.down, f"{name}.mlp.down_proj")
-    yield model.norm.scale, ("model.norm.weight",)
-    if model.lm_head is not None:
-        yield model.lm_head.kernel, ("lm_head.weight",)
 
 
 def _attention(attention: Attention, name: str) -> Iterator[Place]:

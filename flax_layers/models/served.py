@@ -1,6 +1,5 @@
 """A Llama model as inference engines call it: the engine allocates the pages of the cache."""
 
-import functools
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +13,16 @@ from bijax.core.hashed_once import HashedOnce
 from pallas_kernels.contract import SplitAttentionContract
 
 from ..ops import PLAIN
-from ._layered import Additions, Layers, Stored, _start, run_blocks
-from .adapters import Adapters, sort_tokens
-from .block import project
+from ._layered import Additions, Layers, Stored, _start
+from .adapters import Adapters
 from .layers.delta_net_state import STATE_INTERVAL, DeltaNetSnapshot
 from .llama import Llama
+from .mtp import MTPHead
 from .partition import partition
 from .quantized_cache import QuantizedCache
+from .served_mtp import ServedHead
 from .served_partitioned import ServedPartitionedLlama
+from .served_programs import extend_all, flattened, norm_rows, project_rows, sort
 from .served_states import Pages, States, by_kind, by_layer, init_snapshots, keep_state, restore_state
 
 if TYPE_CHECKING:
@@ -35,16 +36,20 @@ class ServedLlama:
     again in a program for the whole model. Elsewhere the whole of a step is one program, since a GPU is faster than a
     host that calls the blocks one by one; the model is a pytree for that. The bits are the same.
 
-    A model with linear attention is a `bijax.serving.StatefulModel`: its pages and states are passed together.
+    A model with linear attention is a `bijax.serving.StatefulModel`: its pages and states are passed together. With a
+    head it is a `bijax.serving.DraftingModel`: the keys and values of the head come last among those of the layers.
 
     Args:
         model: The model.
         one_program: Whether the engine makes one program of a step; by default where the weights are not on a CPU.
         adapters: LoRA adapters by name, from `flax_layers.checkpoint.load_lora`, which requests can choose.
-        cache_dtype: Dtype of the keys and values in the cache, see `QuantizedCache`; the model's by default.
+        cache_dtype: Dtype of the keys and values in the cache, see `QuantizedCache`; the model's by default. The head's
+            have the model's.
+        draft_head: A head that drafts tokens for speculative decoding; None for none.
 
     Raises:
-        ValueError: If an adapter changes a layer that the model does not have, or there is no such cache.
+        ValueError: If an adapter changes a layer that the model does not have, there is no such cache, or the head
+            belongs to another model.
 
     Guarantee: row-invariant with a model whose operations are, as `Llama.extend`; see `Adapters` for those.
 
@@ -66,8 +71,11 @@ class ServedLlama:
         one_program: bool | None = None,
         adapters: "Mapping[str, lora.LoRA] | Adapters | None" = None,
         cache_dtype: str | QuantizedCache | None = None,
+        draft_head: MTPHead | None = None,
     ) -> None:
         self.model = model
+        self.draft_head = draft_head
+        self._head = None if draft_head is None else ServedHead(draft_head, model)
         self._adapters = (
             adapters if isinstance(adapters, Adapters) else Adapters.stack(model, adapters) if adapters else None
         )
@@ -78,8 +86,8 @@ class ServedLlama:
             one_program = any(d.platform != "cpu" for leaf in jax.tree.leaves(model) for d in leaf.devices())
         self.one_program = one_program
         # Arguments are flattened once: flattening a module takes longer than the call.
-        first, self._first = _flattened((model.embed, model.rotaries))
-        last, self._last = _flattened((model.norm, model.projection))
+        first, self._first = flattened((model.embed, model.rotaries))
+        last, self._last = flattened((model.norm, model.projection))
         self._structure = HashedOnce(first, tuple((kind, rotary) for kind, _, rotary in self._layers.blocks))
         self._end = HashedOnce(last)
         self._parameters = tuple(parameters for _, parameters, _ in self._layers.blocks)
@@ -115,8 +123,10 @@ class ServedLlama:
         """Returns keys and values of each layer that has them, (pages, page_size, K, H); latents have no values."""
         cache = self.model.paged_cache(np.zeros((1, 1), np.int32), num_pages=num_pages, page_size=page_size)
         pages: Pages = list(zip(cache.keys, cache.values, strict=True))
-        dtype = None if self._cache is None else self._cache.dtype
-        return pages if dtype is None else jax.tree.map(lambda array: jnp.zeros(array.shape, dtype), pages)
+        if self._cache is not None:
+            dtype = self._cache.dtype
+            pages = jax.tree.map(lambda array: jnp.zeros(array.shape, dtype), pages)
+        return pages if self._head is None else [*pages, self._head.init_pages(num_pages, page_size)]
 
     def init_states(self, num_slots: int) -> States:
         """Returns the states of each layer with linear attention."""
@@ -166,29 +176,64 @@ class ServedLlama:
             The residual stream (B, T, hidden_size) after the last block, and the cache.
         """
         model, layers, stateful = self.model, self._layers, slots is not None
-        stored = by_layer(pages[0], pages[1], self._linear) if stateful else pages
-        first: Any = pages[0][0]
-        capacity = page_table.shape[1] * (first[0] if stateful else first).shape[1]
+        paged: Pages = pages[0] if stateful else pages
+        of_head, paged = (paged[-1:], paged[:-1]) if self._head is not None else ([], paged)
+        stored: list[Stored] = by_layer(paged, pages[1], self._linear) if stateful else list(paged)
+        capacity = page_table.shape[1] * paged[0][0].shape[1]
         additions = Additions(cache_scales=None if self._cache is None else self._cache.scales)
         if adapters is not None and self._adapters is not None:
-            groups = _sort_tokens(self._adapters.members, adapters, length=tokens.shape[1])
+            groups = sort(self._adapters.members, adapters, length=tokens.shape[1])
             additions = additions._replace(stacks=self._adapters.blocks, groups=groups)
         numbers = (page_table, start, lengths, common_prefix, slots, additions)
         if self.one_program:
             given = (self._first, self._parameters)
-            hidden, written = _extend_all(self._structure, given, tokens, stored, *numbers, capacity)
+            hidden, written = extend_all(self._structure, given, tokens, stored, *numbers, capacity)
         else:
             x, angles = _start(model.embed, model.rotaries, tokens, start, lengths, capacity)
             hidden, written = layers.extend(x, angles, stored, *numbers)
-        return hidden, by_kind(written) if stateful else written
+        kept, states = by_kind(written)
+        return hidden, ([*kept, *of_head], states) if stateful else [*kept, *of_head]
+
+    def draft(
+        self,
+        pages: Any,
+        hidden: jax.Array,
+        tokens: jax.Array,
+        page_table: jax.Array,
+        start: jax.Array,
+        lengths: jax.Array,
+        *,
+        own: bool,
+    ) -> tuple[jax.Array, Any]:
+        """Applies the head to tokens; see `bijax.serving.DraftingModel`.
+
+        Raises:
+            ValueError: If the model has no head.
+        """
+        if self._head is None:
+            raise ValueError("ServedLlama: drafts need a head, got a model without; pass draft_head.")
+        stateful = isinstance(pages, tuple)
+        *paged, of_head = pages[0] if stateful else pages
+        hidden, of_head = self._head.extend(of_head, hidden, tokens, page_table, start, lengths, own=own)
+        return hidden, ([*paged, of_head], pages[1]) if stateful else [*paged, of_head]
+
+    def draft_logits(self, hidden: jax.Array) -> jax.Array:
+        """Maps rows (R, hidden_size) of the head's residual stream to float32 logits (R, vocab_size).
+
+        Raises:
+            ValueError: If the model has no head.
+        """
+        if self._head is None:
+            raise ValueError("ServedLlama: drafts need a head, got a model without; pass draft_head.")
+        return project_rows(*self._head.end, hidden, self.model.config.logits_soft_cap)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Maps rows (R, hidden_size) of the residual stream to float32 logits (R, vocab_size)."""
-        return _project(self._end, self._last, hidden, self.model.config.logits_soft_cap)
+        return project_rows(self._end, self._last, hidden, self.model.config.logits_soft_cap)
 
     def embed(self, hidden: jax.Array) -> jax.Array:
         """Maps rows (R, hidden_size) of the residual stream to their norms, float32."""
-        return _norm(self._end, self._last, hidden)
+        return norm_rows(self._end, self._last, hidden)
 
     def partitioned(
         self, mesh: Mesh, *, axis: str = "model", expert_axis: str = "expert", leaves: int = 8
@@ -198,29 +243,35 @@ class ServedLlama:
         The arguments, errors and bits are those of `partition`.
 
         Raises:
-            ValueError: As `partition`, or if it has adapters or a cache of 8 bits, which are not cut.
+            ValueError: As `partition`, or if it has adapters, a cache of 8 bits or a head, which are not cut.
         """
-        if self._adapters is not None or self._cache is not None:
-            held = "adapters" if self._adapters is not None else "a cache of 8 bits"
+        parts = {"adapters": self._adapters, "a cache of 8 bits": self._cache, "a draft head": self._head}
+        held = next((name for name, part in parts.items() if part is not None), None)
+        if held is not None:
             raise ValueError(f"ServedLlama: a model that is cut over devices must not have {held}; leave them out.")
         cut = partition(self.model, mesh, axis=axis, expert_axis=expert_axis, leaves=leaves)
         return ServedPartitionedLlama(cut)
 
     def plain(self) -> "ServedLlama":
         """Returns the model with the same weights and stock JAX operations."""
-        return self._with_model(nnx.with_attributes(self.model, ops=PLAIN), self._cache)
+        head = None if self.draft_head is None else nnx.with_attributes(self.draft_head, ops=PLAIN)
+        return self._with_model(nnx.with_attributes(self.model, ops=PLAIN), self._cache, head)
 
     def with_weights(self, weights: Any) -> "ServedLlama":
         """Returns the model with other weights, and the same adapters.
 
         Args:
-            weights: A `Llama` of the same sizes, or its state as `nnx.state(model)` returns it. The arrays are shared,
-                not copied.
+            weights: A `Llama` of the same sizes, or its state as `nnx.state(model)` returns it. With a head also a pair
+                of either and an `MTPHead`; alone they leave the head as it is, which moves no bit. The arrays are
+                shared, not copied.
 
         Raises:
             TypeError: If they have another format.
             ValueError: If they belong to another model.
         """
+        head = self.draft_head
+        if isinstance(weights, tuple) and len(weights) == 2 and isinstance(weights[1], MTPHead) and head is not None:
+            weights, head = weights
         if isinstance(weights, Llama):
             weights = nnx.state(weights)
         if not isinstance(weights, nnx.State):
@@ -231,61 +282,20 @@ class ServedLlama:
         if structures[0] != structures[1] or jax.tree.leaves(ours) != jax.tree.leaves(theirs):
             raise ValueError("ServedLlama: the weights must have the names, shapes and dtypes of the model's own.")
         # Scales of a cache belong to the weights.
-        return self._with_model(nnx.merge(graph, weights), None if self._cache is None else self._cache.dtype)
+        return self._with_model(nnx.merge(graph, weights), None if self._cache is None else self._cache.dtype, head)
 
-    def _with_model(self, model: Llama, cache: str | QuantizedCache | None) -> "ServedLlama":
-        return ServedLlama(model, one_program=self.one_program, adapters=self._adapters, cache_dtype=cache)
+    def _with_model(self, model: Llama, cache: str | QuantizedCache | None, head: MTPHead | None) -> "ServedLlama":
+        further: Any = {"adapters": self._adapters, "cache_dtype": cache, "draft_head": head}
+        return ServedLlama(model, one_program=self.one_program, **further)
 
 
 def _unflatten(one_program: bool, children: Iterable[Any]) -> ServedLlama:
-    model, adapters, cache = children
-    return ServedLlama(model, one_program=one_program, adapters=adapters, cache_dtype=cache)
+    model, adapters, cache, head = children
+    return ServedLlama(model, one_program=one_program, adapters=adapters, cache_dtype=cache, draft_head=head)
 
 
 jax.tree_util.register_pytree_node(
-    ServedLlama, lambda served: ((served.model, served._adapters, served._cache), served.one_program), _unflatten
+    ServedLlama,
+    lambda served: ((served.model, served._adapters, served._cache, served.draft_head), served.one_program),
+    _unflatten,
 )
-
-
-def _flattened(part: Any) -> tuple[Any, tuple[jax.Array, ...]]:
-    leaves, structure = jax.tree.flatten(part)
-    return structure, tuple(leaves)
-
-
-@functools.partial(jax.jit, static_argnames=("structure", "capacity"), donate_argnames="stored")
-def _extend_all(
-    structure: HashedOnce,
-    given: tuple[tuple[jax.Array, ...], tuple[tuple[jax.Array, ...], ...]],
-    tokens: jax.Array,
-    stored: list[Stored],
-    page_table: jax.Array,
-    start: jax.Array,
-    lengths: jax.Array,
-    common_prefix: jax.Array | None,
-    slots: jax.Array | None,
-    additions: Additions,
-    capacity: int,
-) -> tuple[jax.Array, list[Stored]]:
-    (first, kinds), (arrays, parameters) = structure.parts, given
-    embed, rotaries = jax.tree.unflatten(first, arrays)
-    x, angles = _start(embed, rotaries, tokens, start, lengths, capacity)
-    blocks = [(kind, arrays, rotary) for (kind, rotary), arrays in zip(kinds, parameters, strict=True)]
-    places = (page_table, start, lengths, common_prefix, slots, additions)
-    return run_blocks(blocks, x, angles, stored, *places, one_program=True)
-
-
-_sort_tokens = jax.jit(sort_tokens, static_argnames=("members", "length"))
-
-
-@functools.partial(jax.jit, static_argnames=("structure", "soft_cap"))
-def _project(
-    structure: HashedOnce, given: tuple[jax.Array, ...], hidden: jax.Array, soft_cap: float | None
-) -> jax.Array:
-    norm, projection = jax.tree.unflatten(structure.parts[0], given)
-    return project(norm, projection, (hidden, None), soft_cap)
-
-
-@functools.partial(jax.jit, static_argnames="structure")
-def _norm(structure: HashedOnce, given: tuple[jax.Array, ...], hidden: jax.Array) -> jax.Array:
-    norm, _ = jax.tree.unflatten(structure.parts[0], given)
-    return norm(hidden).astype(jnp.float32)

@@ -2,8 +2,7 @@
 
 On Hopper products and row operations serve where a caller asks for them by name (`bijax.prefer_backend`): mma.sync and
 wgmma give the same bits there, so products have the contracts of wgmma. Products in float64, routing, rotary embedding
-with cache writes, drawing, and attention that Hopper's kernels do not serve run there by default.
-The gated delta rule serves by name on every GPU.
+with cache writes, drawing, the gated delta rule, and attention that Hopper's kernels do not serve run there by default.
 """
 
 from collections.abc import Callable
@@ -130,10 +129,9 @@ def _of_activation(product: ProductSpec) -> ElementwiseContract | None:
     return PTX_FUNCTIONS if product.activation in ("gelu", "silu") else None
 
 
-def _on_all(operation: str, load: str, contract: Any = None, functions: Any = None, *, by_name: bool = False) -> Kernel:
+def _on_all(operation: str, load: str, contract: Any = None, functions: Any = None) -> Kernel:
     """Returns a kernel for all GPUs from Ampere on, Hopper included."""
-    options: dict[str, Any] = {"packages": _PACKAGES, "takes_target": True, "by_name": by_name}
-    return Kernel(operation, "mma", f"{_OPS}.{load}", contract, functions, **options)
+    return Kernel(operation, "mma", f"{_OPS}.{load}", contract, functions, packages=_PACKAGES, takes_target=True)
 
 
 def _attention(widths: tuple[int, str, int]) -> MmaAttentionContract:
@@ -218,8 +216,8 @@ KERNELS: Final = (
     _on_all("attention_gradients", "attention.jax_triton:gradients", _attention),
     _on_all("attention_score_gradients", "attention.jax_triton:score_gradients", _attention),
     # Both forms or none: a sequence is continued under the contract under which it was begun.
-    _on_all("gated_delta_rule", f"{_DELTA_RULE}:gated_delta_rule", _delta_rule, by_name=True),
-    _on_all("gated_delta_rule_extend", f"{_DELTA_RULE}:gated_delta_rule_extend", _delta_rule, by_name=True),
+    _on_all("gated_delta_rule", f"{_DELTA_RULE}:gated_delta_rule", _delta_rule),
+    _on_all("gated_delta_rule_extend", f"{_DELTA_RULE}:gated_delta_rule_extend", _delta_rule),
     _on_all("largest", "topk.jax_triton.launch:largest"),
     _on_all("sort_by_expert", f"{_EXPERTS}:sort_by_expert"),
     _on_all("rows_by_count", f"{_EXPERTS}:rows_by_count"),

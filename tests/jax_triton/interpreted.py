@@ -1,9 +1,11 @@
 """Runs launches on a CPU by Triton's interpreter, in a process with TRITON_INTERPRET=1.
 
-The kernels compute with numpy there: what they compute can be compared with float64, their bits are those of a GPU
-only where the arithmetic is exact.
+A launch that reads or writes outside its arrays is an error. The kernels compute with numpy: what they compute can be
+compared with float64, their bits are those of a GPU only where the arithmetic is exact.
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, Final
 
 import jax
@@ -38,10 +40,44 @@ def _run(*arrays: jax.Array, described: Launch) -> list[jax.Array]:
     results = [_Buffer(_unwritten(r)) for r in described.results]
     for array, result in described.aliases:
         results[result] = _Buffer(np.array(arrays[array]))
-    kernel = described.kernel
+    kernel, held = described.kernel, [x for x in (*arguments, *results) if isinstance(x, _Buffer)]
     assert isinstance(kernel, InterpretedFunction), "set TRITON_INTERPRET=1 before Triton is imported"
-    _execute(kernel.rewrite(), kernel.arg_names, described.grid, (*arguments, *results), dict(described.constants))
+    with _within([x.array for x in held], described.name):
+        _execute(kernel.rewrite(), kernel.arg_names, described.grid, (*arguments, *results), dict(described.constants))
     return [jax.numpy.asarray(r.array) for r in results]
+
+
+@contextlib.contextmanager
+def _within(arrays: list[np.ndarray], name: str) -> Iterator[None]:
+    """Checks each address that the interpreter reads or writes inside."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    builder: Any = InterpreterBuilder
+    load, store = builder.create_masked_load, builder.create_masked_store
+    bounds = [(a.ctypes.data, a.ctypes.data + a.nbytes) for a in arrays]
+
+    def check(pointers: Any, mask: Any, what: str) -> None:
+        size = pointers.get_element_ty().primitive_bitwidth // 8
+        at = pointers.data[mask.data].astype(np.int64)
+        inside = np.zeros(at.shape, bool)
+        for first, end in bounds:
+            inside |= (at >= first) & (at + size <= end)
+        if not inside.all():
+            raise IndexError(f"{name} {what} {(~inside).sum()} elements outside its arrays.")
+
+    def checked_load(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
+        check(pointers, mask, "reads")
+        return load(self, pointers, mask, *rest)
+
+    def checked_store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        check(pointers, mask, "writes")
+        return store(self, pointers, value, mask, *rest)
+
+    builder.create_masked_load, builder.create_masked_store = checked_load, checked_store
+    try:
+        yield
+    finally:
+        builder.create_masked_load, builder.create_masked_store = load, store
 
 
 def _unwritten(result: jax.ShapeDtypeStruct) -> np.ndarray:

@@ -15,6 +15,11 @@ Weights = Mapping[str, np.ndarray]
 
 def logits(weights: Weights, fields: Fields, ids: list[int]) -> np.ndarray:
     """Returns the (tokens, vocab_size) logits of one sequence."""
+    return states(weights, fields, ids) @ weights["lm_head.weight"].astype(np.float64).T
+
+
+def states(weights: Weights, fields: Fields, ids: list[int]) -> np.ndarray:
+    """Returns what the last norm returns, (tokens, hidden_size)."""
     eps = fields["rms_norm_eps"]
     x = weights["model.embed_tokens.weight"].astype(np.float64)[ids]
     for layer in range(fields["num_hidden_layers"]):
@@ -26,7 +31,7 @@ def logits(weights: Weights, fields: Fields, ids: list[int]) -> np.ndarray:
             x = x + mlp(y, weights, f"{block}.mlp")
         else:
             x = x + np.stack([experts(row, weights, f"{block}.mlp", fields) for row in y])
-    return norm(x, weights["model.norm.weight"], eps) @ weights["lm_head.weight"].astype(np.float64).T
+    return norm(x, weights["model.norm.weight"], eps)
 
 
 def norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:

@@ -21,15 +21,24 @@ def silu(x: np.ndarray) -> np.ndarray:
 
 def logits(weights: Weights, fields: Mapping[str, Any], ids: list[int]) -> np.ndarray:
     """Returns the (tokens, vocab_size) logits of one sequence."""
+    return states(weights, fields, ids) @ weights["lm_head.weight"].astype(np.float64).T
+
+
+def norm_of(weights: Weights, fields: Mapping[str, Any]) -> Any:
+    def norm(x: np.ndarray, name: str) -> np.ndarray:
+        mean = (x * x).mean(axis=-1, keepdims=True)
+        return x / np.sqrt(mean + fields["rms_norm_eps"]) * (1 + weights[f"{name}.weight"])
+
+    return norm
+
+
+def states(weights: Weights, fields: Mapping[str, Any], ids: list[int]) -> np.ndarray:
+    """Returns what the last norm returns, (tokens, hidden_size)."""
     nested = "text_config" in fields
     text = fields["text_config"] if nested else fields
     prefix = "model.language_model" if nested else "model"
     wide = {name: weight.astype(np.float64) for name, weight in weights.items()}
-
-    def norm(x: np.ndarray, name: str) -> np.ndarray:
-        mean = (x * x).mean(axis=-1, keepdims=True)
-        return x / np.sqrt(mean + text["rms_norm_eps"]) * (1 + wide[f"{name}.weight"])
-
+    norm = norm_of(wide, text)
     x = wide[f"{prefix}.embed_tokens.weight"][ids]
     for layer in range(text["num_hidden_layers"]):
         block = f"{prefix}.layers.{layer}"
@@ -43,7 +52,7 @@ def logits(weights: Weights, fields: Mapping[str, Any], ids: list[int]) -> np.nd
             x = x + delta_net(y, wide, f"{block}.linear_attn", text)
         y = norm(x, f"{block}.post_attention_layernorm")
         x = x + (experts if "num_experts" in text else mlp)(y, wide, f"{block}.mlp", text)
-    return norm(x, f"{prefix}.norm") @ wide["lm_head.weight"].T
+    return np.asarray(norm(x, f"{prefix}.norm"))
 
 
 def delta_net(x: np.ndarray, weights: Weights, name: str, fields: Mapping[str, Any]) -> np.ndarray:

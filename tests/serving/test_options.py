@@ -32,6 +32,7 @@ NEEDED = {
     "enable_single_batch_overlap": {"moe_a2a_backend": "all_to_all"},
     "moe_a2a_backend": WITH_TWO,
     "tbo_token_distribution_threshold": WITH_TWO,
+    "speculative_algorithm": {"speculative_tokens": "7"},
 }
 """Options that others need."""
 

@@ -95,7 +95,7 @@ def _sums_of_gates(g, kept_decay, base, pair, first, before, count, EXTEND: tl.c
 
 @triton.jit
 def _block_of(x, kept, base, kept_base, first, before, count, stride, EXTEND: tl.constexpr, form: tl.constexpr):
-    """Returns 16 rows of keys or queries (16, D), zeros where there is no token."""
+    """Returns 16 rows of keys or queries (16, D), zeros where there is no token. With EXTEND, kept rows come first."""
     row, wide = tl.arange(0, 16), tl.arange(0, form.key_size)
     at = first + row - before
     pointers = x + base + at[:, None] * stride + wide[None, :]
@@ -103,6 +103,8 @@ def _block_of(x, kept, base, kept_base, first, before, count, stride, EXTEND: tl
     if EXTEND:
         stored = kept + kept_base + (first + row)[:, None] * form.key_size + wide[None, :]
         pointers = tl.where((at < 0)[:, None], stored, pointers)
+    else:
+        there &= at >= 0
     return tl.load(pointers, mask=there[:, None], other=0.0)
 
 

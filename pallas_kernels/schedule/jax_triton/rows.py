@@ -18,6 +18,7 @@ _COLUMNS_OF_FEW: Final = 8  # of a thread in a block
 _HELD_COLUMNS: Final = 64  # that a thread may hold
 _REREAD_BYTES: Final = 2  # of an element: the L2 cache gives wide rows of 16 bits back as fast as warps hold them
 _AHEAD_BYTES: Final = 128  # of all arrays that a thread reads ahead
+_COLUMNS_AHEAD: Final = 32  # of several arrays, in float32 registers
 _MOST_AHEAD: Final = 8
 
 
@@ -86,6 +87,8 @@ def row_schedule(rows: int, columns: int, lanes: int, itemsizes: Sequence[int], 
         return RowSchedule(1, _MOST_WARPS, held=True)
     warps, ahead = _MOST_WARPS_OF_WIDE if writes or few else _MOST_WARPS, _MOST_AHEAD
     while ahead > 1 and _bytes(ahead, lanes, size, warps) > _AHEAD_BYTES:
+        ahead //= 2
+    while arrays > 1 and ahead > 1 and _bytes(ahead, lanes, arrays, warps) > _COLUMNS_AHEAD:
         ahead //= 2
     return RowSchedule(1, warps, held=False, ahead=ahead)
 
