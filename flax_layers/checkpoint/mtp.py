@@ -9,7 +9,7 @@ import numpy as np
 
 from .config import LlamaConfig
 from .errors import CheckpointError
-from .weights import Shape, Weights, block_shapes
+from .weights import SHOWN, Shape, Weights, block_shapes, check_shape
 
 if TYPE_CHECKING:
     from .load import Checkpoint
@@ -28,8 +28,6 @@ _FROM_DEEPSEEK: Final = {
 
 _COPIES: Final = {"embed_tokens.weight": "model.embed_tokens.weight", "lm_head.weight": "lm_head.weight"}
 """Weights that the head shares with the model, of which folders may hold a copy."""
-
-_SHOWN: Final = 4
 
 
 def mtp_shapes(config: LlamaConfig) -> Iterator[tuple[str, Shape]]:
@@ -90,22 +88,18 @@ def checked_mtp_weights(checkpoint: Checkpoint) -> Weights:
     missing = [name for name in shapes if name not in held]
     if missing:
         raise CheckpointError(
-            f"weights of the MTP head are missing, the first of them {', '.join(missing[:_SHOWN])}; the checkpoint"
+            f"weights of the MTP head are missing, the first of them {', '.join(missing[:SHOWN])}; the checkpoint"
             f" holds {len(held)} of its tensors: get the complete one"
         )
     copies = {PREFIX + name: model for name, model in _COPIES.items() if PREFIX + name in held}
     surplus = sorted(set(held) - set(shapes) - set(copies))
     if surplus:
         raise CheckpointError(
-            f"the MTP head must have one layer and the tensors of its configuration, got {', '.join(surplus[:_SHOWN])}"
+            f"the MTP head must have one layer and the tensors of its configuration, got {', '.join(surplus[:SHOWN])}"
             " too; heads of several layers are not supported"
         )
     for name, shape in shapes.items():
-        if held.shapes[name] != shape:
-            raise CheckpointError(
-                f"{name} must have shape {shape} according to the configuration, got {held.shapes[name]}; configuration"
-                " and weights do not belong together, or one of them is damaged"
-            )
+        check_shape(name, shape, held.shapes[name])
     for name, model in copies.items():
         _check_copy(checkpoint, held, name, model)
     return Weights(shapes, held.__getitem__)

@@ -13,7 +13,7 @@ from .linear_attention import linear_attention_shapes
 
 type Shape = tuple[int, ...]
 
-_SHOWN = 4
+SHOWN = 4
 
 _MLP_NORMS = {
     False: ("post_attention_layernorm",),
@@ -124,6 +124,19 @@ def _linear(name: str, shape: Shape, bias: bool) -> Iterator[tuple[str, Shape]]:
         yield f"{name}.bias", shape[:1]
 
 
+def check_shape(name: str, expected: Shape, found: Shape) -> None:
+    """Checks the shape of a tensor.
+
+    Raises:
+        CheckpointError: If it is not the expected one.
+    """
+    if found != expected:
+        raise CheckpointError(
+            f"{name} must have shape {expected} according to the configuration, got {found}; configuration and weights"
+            " do not belong together, or one of them is damaged"
+        )
+
+
 def match_shapes(found: Mapping[str, Shape], config: LlamaConfig, source: Path) -> dict[str, Shape]:
     """Checks the tensors of a file against the configuration; returns them in the model's order.
 
@@ -135,14 +148,10 @@ def match_shapes(found: Mapping[str, Shape], config: LlamaConfig, source: Path) 
     for name, shape in expected_shapes(config):
         if name not in found:
             missing.append(name)
-            if len(missing) == _SHOWN:
+            if len(missing) == SHOWN:
                 break
-        elif found[name] != shape:
-            raise CheckpointError(
-                f"{source}: {name} must have shape {shape} according to the configuration, got {found[name]}; "
-                "configuration and weights do not belong together, or one of them is damaged"
-            )
         else:
+            check_shape(f"{source}: {name}", shape, found[name])
             shapes[name] = shape
     if missing:
         raise CheckpointError(
@@ -152,9 +161,9 @@ def match_shapes(found: Mapping[str, Shape], config: LlamaConfig, source: Path) 
         )
     surplus = sorted(set(found) - set(shapes))
     if surplus:
-        more = f" and {len(surplus) - _SHOWN} more" if len(surplus) > _SHOWN else ""
+        more = f" and {len(surplus) - SHOWN} more" if len(surplus) > SHOWN else ""
         raise CheckpointError(
             f"{source}: holds tensors that a model of its configuration does not use: "
-            f"{', '.join(surplus[:_SHOWN])}{more}; configuration and weights do not belong together"
+            f"{', '.join(surplus[:SHOWN])}{more}; configuration and weights do not belong together"
         )
     return shapes

@@ -210,11 +210,9 @@ class ServedLlama:
         Raises:
             ValueError: If the model has no head.
         """
-        if self._head is None:
-            raise ValueError("ServedLlama: drafts need a head, got a model without; pass draft_head.")
-        stateful = isinstance(pages, tuple)
+        head, stateful = self._used_head(), isinstance(pages, tuple)
         *paged, of_head = pages[0] if stateful else pages
-        hidden, of_head = self._head.extend(of_head, hidden, tokens, page_table, start, lengths, own=own)
+        hidden, of_head = head.extend(of_head, hidden, tokens, page_table, start, lengths, own=own)
         return hidden, ([*paged, of_head], pages[1]) if stateful else [*paged, of_head]
 
     def draft_logits(self, hidden: jax.Array) -> jax.Array:
@@ -223,9 +221,12 @@ class ServedLlama:
         Raises:
             ValueError: If the model has no head.
         """
+        return project_rows(*self._used_head().end, hidden, self.model.config.logits_soft_cap)
+
+    def _used_head(self) -> ServedHead:
         if self._head is None:
             raise ValueError("ServedLlama: drafts need a head, got a model without; pass draft_head.")
-        return project_rows(*self._head.end, hidden, self.model.config.logits_soft_cap)
+        return self._head
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Maps rows (R, hidden_size) of the residual stream to float32 logits (R, vocab_size)."""
