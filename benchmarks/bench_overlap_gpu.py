@@ -115,7 +115,7 @@ class Program:
 
 
 def differing(programs: dict[str, Program]) -> dict[str, int]:
-    """Returns for each program how many elements have other bits than those of "none"."""
+    """Returns for each program how many elements differ in bits from those of "none"."""
     found = {name: np.asarray(program()).view(np.uint16) for name, program in programs.items()}
     return {name: int((bits != found["none"]).sum()) for name, bits in found.items()}
 

@@ -12,10 +12,10 @@ type Values = dict[str, Any]
 """What is known of a batch: pytrees by name."""
 
 type Operation = Callable[[Values], Values]
-"""Maps what is known of a batch to what is new; None for a value that is not needed any more."""
+"""Takes the values of a batch and returns the new ones, None for a value that can be dropped."""
 
 type Stage = Callable[[Values, Any], tuple[Values, Any]]
-"""Maps what is known of a batch, and what all batches share, to what is new, and to what they share then."""
+"""Takes the values of a batch and the shared pytree; returns the new values and the new shared pytree."""
 
 _OP: Final = "bijax.parallel.run_overlapped"
 

@@ -189,7 +189,7 @@ class DraftingModel(Model, Protocol):
             page_table: (B, n) int32.
             start: (B,) int32, entries of each sequence before these.
             lengths: (B,) int32, new entries of each sequence, from 0 to T. A row with 0 must not be written.
-            own: Whether `hidden` is what this method returned, in place of the model's.
+            own: Whether `hidden` is what this method returned, instead of the model's.
 
         Returns:
             The head's hidden states (B, T, ...), and the pages.
