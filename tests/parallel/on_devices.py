@@ -1,6 +1,6 @@
 """Checks on eight devices of a CPU, run as a program of its own, which `test_devices` starts with the checks to run.
 
-The number of devices of a process is fixed when it starts. `test_two_gpus_gpu` calls some of the checks on GPUs.
+The number of devices of a process is fixed when it starts. `test_several_gpus_gpu` calls some of the checks on GPUs.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Two GPUs of one process have the bits of one, and plain JAX on them has not.
+"""Several GPUs of one process have the bits of one, and plain JAX on them has not.
 
 The checks that `on_devices` makes on devices of a CPU, and models, engines and programs that XLA partitions, with the
 kernels of the GPU and with NCCL.
@@ -30,11 +30,15 @@ from tests.parallel import on_devices
 from tests.parallel.on_devices import AXIS, array, differing, mesh, sharded
 
 DEVICES: Final = len(jax.devices())
+COUNTS: Final = tuple(n for n in (2, 4, 8) if n <= DEVICES) or (2,)
+"""Numbers of GPUs that are compared with one: all powers of two that this machine has."""
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(DEVICES < 2, reason=f"needs two GPUs of one process, got {DEVICES} device"),
 ]
+
+over_counts: Final = pytest.mark.parametrize("devices", COUNTS)
 
 CONFIG: Final = LlamaConfig(
     vocab_size=512,
@@ -81,7 +85,7 @@ TOKENS: Final = np.random.default_rng(0).integers(0, CONFIG.vocab_size, (2, LENG
     ],
 )
 def test_products(dtype: Any, inner: int, huge: bool) -> None:
-    on_devices.products(dtype, inner, (2,), (False, True), huge=huge)
+    on_devices.products(dtype, inner, COUNTS, (False, True), huge=huge)
 
 
 @pytest.mark.parametrize("transpose_w", [False, True])
@@ -99,14 +103,15 @@ def test_products_of_many_rows(transpose_w: bool) -> None:
     specs = (P(None, AXIS), P(None, AXIS) if transpose_w else P(AXIS))
     whole = jax.jit(functools.partial(product, None))(x, w)
     assert_bits_equal(whole, jax.jit(lambda x, w: bijax.matmul(x, w, split_k=8, transpose_w=transpose_w))(x, w))
-    run = sharded(functools.partial(product, AXIS), 2, specs, P())
-    for rows in (1, 8, 64, 2048):
-        assert_bits_equal(run(x[:rows], w), whole[:rows])
-    assert differing(*(sharded(plain, n, specs, P())(x, w) for n in (1, 2))), "plain JAX has the same bits"
+    for devices in COUNTS:
+        run = sharded(functools.partial(product, AXIS), devices, specs, P())
+        for rows in (1, 8, 64, 2048):
+            assert_bits_equal(run(x[:rows], w), whole[:rows])
+    assert differing(*(sharded(plain, n, specs, P())(x, w) for n in (1, COUNTS[-1]))), "plain JAX has the same bits"
 
 
 def test_sums() -> None:
-    on_devices.sums((1, 2))
+    on_devices.sums((1, *COUNTS))
 
 
 @pytest.mark.parametrize("elements", [64, 1 << 14, 1 << 18, 3 << 20], ids=str)
@@ -156,19 +161,21 @@ def test_sums_of_sums() -> None:
 
 
 def test_weights_of_leaves() -> None:
-    on_devices.weights_of_leaves((1, 2))
+    on_devices.weights_of_leaves((1, *COUNTS))
 
 
 def test_vocabulary() -> None:
-    on_devices.vocabulary((1, 2))
+    on_devices.vocabulary((1, *COUNTS))
 
 
-def test_experts() -> None:
-    on_devices.experts_cut(2)
+@over_counts
+def test_experts(devices: int) -> None:
+    on_devices.experts_cut(devices)
 
 
-def test_gradients_of_a_batch() -> None:
-    on_devices.gradients_of_a_batch(2)
+@over_counts
+def test_gradients_of_a_batch(devices: int) -> None:
+    on_devices.gradients_of_a_batch(devices)
 
 
 def network(x: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
@@ -179,13 +186,14 @@ def collectives_of(compiled: Any) -> set[str]:
     return set(re.findall(r" (all-[a-z]+|reduce-scatter|collective-[a-z]+)(?:-start)?\(", compiled.as_text()))
 
 
+@over_counts
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
-def test_automatic_sharding(dtype: Any) -> None:
+def test_automatic_sharding(dtype: Any, devices: int) -> None:
     """Rows that are cut stay where they are; sums that are cut are gathered."""
     given = array(1, 64, 512, dtype=dtype), array(2, 512, 256, dtype=dtype) / 16, array(3, 256, 512, dtype=dtype) / 16
     function = bijax.invariant(network)
     expected = jax.jit(function)(*given)
-    on = mesh(2)
+    on = mesh(devices)
 
     def put(*specs: P) -> list[jax.Array]:
         return [jax.device_put(x, NamedSharding(on, spec)) for x, spec in zip(given, specs, strict=True)]
@@ -216,8 +224,9 @@ def trained(model: PartitionedLlama) -> Any:
     return total, logits, model.whole(grads)
 
 
-def test_training_of_a_model() -> None:
-    assert_bits_equal(trained(cut(2)), trained(cut(1)))
+@over_counts
+def test_training_of_a_model(devices: int) -> None:
+    assert_bits_equal(trained(cut(devices)), trained(cut(1)))
 
 
 def served(model: PartitionedLlama) -> Any:
@@ -231,10 +240,11 @@ def served(model: PartitionedLlama) -> Any:
     return found, cache.keys, cache.values
 
 
-def test_prefill_and_decoding_of_a_model() -> None:
+@over_counts
+def test_prefill_and_decoding_of_a_model(devices: int) -> None:
     one = served(cut(1))
-    assert_bits_equal(served(cut(2)), one)
-    plain = [served(cut(n).with_ops(PLAIN)) for n in (1, 2)]
+    assert_bits_equal(served(cut(devices)), one)
+    plain = [served(cut(n).with_ops(PLAIN)) for n in (1, devices)]
     assert differing(*(logits for logits, *_ in plain)), "plain JAX has the same bits"
 
 
@@ -261,8 +271,9 @@ def engine(on: Mesh, **changes: Any) -> Engine:
     return Engine(ServedLlama(llama()), options=EngineOptions(**{**vars(OPTIONS), **changes}), mesh=on)
 
 
-def test_tensor_parallel_engine() -> None:
-    assert_bits_equal(generated(engine(on_gpus(0, 2))), generated(engine(on_gpus(0, 1))))
+@over_counts
+def test_tensor_parallel_engine(devices: int) -> None:
+    assert_bits_equal(generated(engine(on_gpus(0, devices))), generated(engine(on_gpus(0, 1))))
 
 
 def test_data_parallel_engines() -> None:
@@ -294,7 +305,7 @@ def test_plain_engine() -> None:
     """The control of both."""
     one, two = (
         found(engine(on_gpus(0, end), enable_deterministic_inference=False).generate(PROMPTS[:1], PARAMS)[0])
-        for end in (1, 2)
+        for end in (1, COUNTS[-1])
     )
     with pytest.raises(AssertionError):
         assert_bits_equal(two, one)
