@@ -3,9 +3,10 @@
 
 VENV := .venv
 BENCHMARKS := $(basename $(notdir $(wildcard benchmarks/bench_*.py)))
-export PYTHON
+OLDEST_JAX := $(shell sed -n 's/^dependencies = \["jax>=\([0-9.]*\).*/\1/p' pyproject.toml)
+export PYTHON JAX_VERSION
 
-.PHONY: help demo serve test test-all lint format docs docs-links bench gallery lock clean
+.PHONY: help demo serve test test-all test-oldest lint format docs docs-links bench gallery lock clean
 .NOTPARALLEL:
 
 help: ## list the targets
@@ -25,6 +26,9 @@ test: ## run the tests (ARGS="-k matmul", ARGS="-m gpu")
 
 test-all: ## run the tests with the exhaustive sweeps
 	@$(MAKE) test ARGS="--exhaustive $(ARGS)"
+
+test-oldest: ## run the tests with the oldest version of JAX that is supported, in .venv-oldest
+	@$(MAKE) test VENV=.venv-oldest JAX_VERSION=$(OLDEST_JAX)
 
 lint: ## ruff and mypy
 	@sh scripts/setup.sh $(VENV) demo test dev
@@ -58,5 +62,5 @@ lock: ## resolve the newest versions of all dependencies into constraints.txt
 	@python=$$(sh scripts/find_python.sh) && "$$python" scripts/lock.py
 
 clean: ## remove the environment and the caches
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-oldest build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,6 +2,7 @@
 # Usage: setup.sh VENV EXTRA...
 # Makes the virtual environment VENV hold the project (editable) with the extras named, at the versions in
 # constraints.txt. Does nothing when it already does. On a machine with an NVIDIA GPU it adds the extra cuda13.
+# JAX_VERSION=0.11.2 takes this version of JAX instead of the one in constraints.txt.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -22,7 +23,7 @@ fi
 
 run_pip() {
     "$venv/bin/python" -m pip install -qq --no-input --disable-pip-version-check --root-user-action=ignore \
-        --constraint constraints.txt "$@"
+        --constraint "$venv/.constraints.txt" "$@"
 }
 
 # An interrupted pip can leave a package that looks installed and is not whole. The file .incomplete stands in the
@@ -45,7 +46,7 @@ if [ -n "${PYTHON:-}" ] || ! usable; then
 fi
 
 # An extra is up to date when it was installed here, from these very contents.
-state=$(pwd && cksum pyproject.toml constraints.txt scripts/setup.sh)
+state=$(pwd && cksum pyproject.toml constraints.txt scripts/setup.sh && echo "${JAX_VERSION:-}")
 stale=""
 for extra; do
     [ "$(cat "$venv/.installed-$extra" 2>/dev/null)" = "$state" ] || stale="$stale,$extra"
@@ -55,6 +56,8 @@ stale=${stale#,}
 
 echo "Installing $stale into $venv (the first time takes a minute or two)" >&2
 touch "$venv/.incomplete"
+versions='s/^(jax|jaxlib|jax-cuda13-[a-z]+)==.*/\1=='${JAX_VERSION:-}/
+sed -E "${JAX_VERSION:+$versions}" constraints.txt >"$venv/.constraints.txt"
 run_pip pip hatchling
 run_pip --no-build-isolation --editable ".[$stale]"
 case ,$stale, in *,demo,*) run_pip --no-deps "$model" ;; esac

@@ -88,16 +88,17 @@ def test_bits_do_not_depend_on_others(engines: Any, dtype: str, one_program: boo
 @pytest.mark.parametrize("dtype", STORED)
 def test_plain_jax_differs(engines: Any, dtype: str) -> None:
     """The control: JAX's own operations over the same cache."""
-    plain = engines(dtype, enable_deterministic_inference=False, max_running=8)
-    [alone] = run(plain, prompt_logprobs=True)
-    plain.flush_cache()
-    differing = 0  # which batches differ depends on the processor
-    for count in range(1, 8):
-        outputs = run(plain, [PROMPT, *(PROMPT[: 20 - n] for n in range(1, count + 1))], prompt_logprobs=True)
-        differing += bits(outputs[0]) != bits(alone)
+    plain = engines(dtype, enable_deterministic_inference=False, max_running=8, max_prefill_tokens=64)
+    differing = 0  # which batches and prompts differ depends on the processor and on JAX's version
+    for prompt in (PROMPT, PROMPT[:7]):
+        [alone] = run(plain, [prompt], prompt_logprobs=True)
         plain.flush_cache()
+        for count in (1, 2, 3, 5, 7):
+            others = [PROMPT[: 20 - n] for n in range(1, count + 1)]
+            differing += bits(run(plain, [prompt, *others], prompt_logprobs=True)[0]) != bits(alone)
+            plain.flush_cache()
     assert differing, "plain JAX gives the request the same bits in every batch: the comparison proves nothing"
-    np.testing.assert_allclose(logprobs(alone), logprobs(run(engines(dtype))[0]), rtol=0, atol=0.2)
+    np.testing.assert_allclose(logprobs(run(plain)[0]), logprobs(run(engines(dtype))[0]), rtol=0, atol=0.2)
 
 
 @pytest.mark.tier("full")
