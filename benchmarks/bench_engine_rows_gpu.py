@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=lambda s: tuple(map(int, s.split(","))), default=TOKENS)
     parser.add_argument("--columns", type=int, default=COLUMNS)
     parser.add_argument("--only", default="", help="a part of the operators' names")
-    parser.add_argument("--limit-s", type=float, default=math.inf, help="start no further operator after this time")
+    parser.add_argument("--limit-s", type=float, default=math.inf, help="start no other operator after this time")
     add_json(parser)
     arguments = parser.parse_args()
     if jax.default_backend() != "gpu":

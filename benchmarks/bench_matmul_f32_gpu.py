@@ -37,7 +37,7 @@ Program = Callable[[jax.Array, jax.Array], jax.Array]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weights", type=pairs, default=WEIGHTS, help="KxN pairs, separated by commas")
-    parser.add_argument("--limit-s", type=float, default=math.inf, help="start no further (K, N) after this time")
+    parser.add_argument("--limit-s", type=float, default=math.inf, help="start no other (K, N) after this time")
     add_json(parser)
     arguments = parser.parse_args()
     if jax.default_backend() != "gpu":

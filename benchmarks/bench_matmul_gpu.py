@@ -85,7 +85,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--backend", choices=("hopper", "jax_triton"), default="hopper", help="whose kernels are ours")
     parser.add_argument("--rows", type=integers, default=ROWS, help="values of M, separated by commas")
     parser.add_argument("--weights", type=pairs, default=WEIGHTS, help="KxN pairs, separated by commas")
-    parser.add_argument("--limit-s", type=float, default=math.inf, help="start no further (K, N) after this time")
+    parser.add_argument("--limit-s", type=float, default=math.inf, help="start no other (K, N) after this time")
     add_json(parser)
     return parser.parse_args()
 

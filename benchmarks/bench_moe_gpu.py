@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("--loads", default=",".join(LOADS), help="how rows are shared out, separated by commas")
     parser.add_argument("--only", choices=PARTS, help="one part of the benchmark")
     parser.add_argument("--layers", default="", help="a part of the names of whole layers")
-    parser.add_argument("--limit-s", type=float, default=math.inf, help="start no further shape after this time")
+    parser.add_argument("--limit-s", type=float, default=math.inf, help="start no other shape after this time")
     add_json(parser)
     arguments = parser.parse_args()
     if jax.default_backend() != "gpu":

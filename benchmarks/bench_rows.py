@@ -114,7 +114,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--backend", choices=("hopper", "jax_triton"), default="hopper", help="whose kernels are ours")
     parser.add_argument("--rows", type=integers, help="numbers of rows, separated by commas")
     parser.add_argument("--columns", type=integers, default=COLUMNS, help="numbers of columns, separated by commas")
-    parser.add_argument("--limit-s", type=float, default=math.inf, help="measure nothing further after this time")
+    parser.add_argument("--limit-s", type=float, default=math.inf, help="measure nothing more after this time")
     add_json(parser)
     return parser.parse_args()
 

@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--rows", type=integers, default=ROWS, help="values of M, separated by commas")
     parser.add_argument("--weights", type=pairs, default=WEIGHTS, help="KxN pairs, separated by commas")
     parser.add_argument("--transposed", type=pairs, default=TRANSPOSED, help="the same for weights stored as (N, K)")
-    parser.add_argument("--limit-s", type=float, default=math.inf, help="start no further shape after this time")
+    parser.add_argument("--limit-s", type=float, default=math.inf, help="start no other shape after this time")
     arguments = parser.parse_args()
     deadline = time.monotonic() + arguments.limit_s
     shapes = [Shape(*pair, False) for pair in arguments.weights] + [Shape(*pair, True) for pair in arguments.transposed]

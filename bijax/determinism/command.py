@@ -29,7 +29,7 @@ def add_determinism_parser(commands: "argparse._SubParsersAction[argparse.Argume
         "--url",
         action="append",
         metavar="URL",
-        help="a server of `bijax serve` to ask, in place of an engine of this process; given again, several servers are"
+        help="a server of `bijax serve` to ask, instead of an engine of this process; given again, several servers are"
         " asked and must answer alike",
     )
     parser.add_argument("--api-key", default=None, metavar="KEY", help="of the servers; also BIJAX_API_KEY")

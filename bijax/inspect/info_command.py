@@ -63,7 +63,7 @@ def information() -> dict[str, Any]:
 
 
 def _served(target: Target) -> dict[str, list[str]]:
-    """Returns the operations by the backend whose kernels come first for them; calls that these refuse go further."""
+    """Returns the operations by the backend whose kernels come first for them; others serve what these refuse."""
     found: dict[str, list[str]] = {}
     for operation in sorted({kernel.operation for kernel in registry.kernels()}):
         for kernel in registry.candidates(operation, target)[:1]:

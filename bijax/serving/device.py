@@ -70,13 +70,13 @@ def memory_for(model: Model, pages: Any, last: jax.Array, packed: Any, *, table_
     return jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
 
 
-def extend(model: Model, pages: Any, given: Given, **further: Any) -> tuple[jax.Array, Any]:
+def extend(model: Model, pages: Any, given: Given, **more: Any) -> tuple[jax.Array, Any]:
     """Appends tokens to sequences, with the slots and adapters of a model that has them; see `Model.extend`."""
     if state_interval(model) is not None:
-        further["slots"] = given.slots
+        more["slots"] = given.slots
     if adapter_names(model):
-        further["adapters"] = given.adapters
-    return model.extend(pages, given.tokens, given.page_table, given.start, given.lengths, **further)
+        more["adapters"] = given.adapters
+    return model.extend(pages, given.tokens, given.page_table, given.start, given.lengths, **more)
 
 
 def advance(model: Model, pages: Any, given: Given, *, common_page_size: int | None = None) -> Advanced:
@@ -88,10 +88,10 @@ def advance(model: Model, pages: Any, given: Given, *, common_page_size: int | N
         given: The model's inputs.
         common_page_size: Tokens of a page, if the model is to be told the sequences' common prefix.
     """
-    further: dict[str, Any] = {}
+    more: dict[str, Any] = {}
     if common_page_size is not None:
-        further["common_prefix"] = _common_tokens(given, common_page_size)
-    hidden, pages = extend(model, pages, given, **further)
+        more["common_prefix"] = _common_tokens(given, common_page_size)
+    hidden, pages = extend(model, pages, given, **more)
     return Advanced(hidden, model.logits(ends(hidden, given.lengths)), given.tokens[:, 0], pages)
 
 

@@ -100,12 +100,10 @@ def load_models(
     adapters = load_adapters(checkpoint, options) if adapters is None else adapters
     cache_dtype = {"auto": None, "fp8_e4m3": "float8_e4m3fn"}.get(options.kv_cache_dtype, options.kv_cache_dtype)
     weights = [load_weights(checkpoint, options, replica=replica) for replica in range(number)]
-    further: dict[str, Any] = {"adapters": adapters, "cache_dtype": cache_dtype}
+    more: dict[str, Any] = {"adapters": adapters, "cache_dtype": cache_dtype}
     if draft_head:
-        further["draft_head"] = load_head(checkpoint, options)
-    return [
-        ServedPartitionedLlama(w) if isinstance(w, PartitionedLlama) else ServedLlama(w, **further) for w in weights
-    ]
+        more["draft_head"] = load_head(checkpoint, options)
+    return [ServedPartitionedLlama(w) if isinstance(w, PartitionedLlama) else ServedLlama(w, **more) for w in weights]
 
 
 def check_model(checkpoint: Checkpoint, options: ModelOptions, *, number: int = 1, draft_head: bool = False) -> None:

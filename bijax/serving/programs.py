@@ -202,7 +202,7 @@ class Programs:
         return hidden, Drawn(read, measured)
 
     def kept(self, hidden: jax.Array) -> jax.Array:
-        """Returns hidden states for `draft`: further calls may write to those that `advance` returned."""
+        """Returns hidden states for `draft`: later calls may write to those that `advance` returned."""
         return copied(hidden) if self.model.one_program else hidden
 
     def draft(self, hidden: jax.Array, packed: np.ndarray, room: np.ndarray, *, drafts: bool) -> jax.Array | None:

@@ -48,8 +48,8 @@ def hf_config(folder: Path) -> LlamaConfig:
     rotated = next((name for name in (model.head_dim, "head_dim") if fields.get(name) is not None), None)
     head_dim = default_head_dim(hidden_size, num_heads) if rotated is None else whole_number(fields, rotated, path)
     max_positions = whole_number(fields, "max_position_embeddings", path, 2048)
-    further = model.read(fields, path)
-    rotary_dim = further.get("rotary_dim") or head_dim
+    more = model.read(fields, path)
+    rotary_dim = more.get("rotary_dim") or head_dim
     theta, scaling, window_theta = _rope(fields, path, rotary_dim, max_positions)
     return LlamaConfig(
         vocab_size=whole_number(fields, "vocab_size", path),
@@ -67,7 +67,7 @@ def hf_config(folder: Path) -> LlamaConfig:
         max_position_embeddings=max_positions,
         bos_token_id=_first(_token_ids(fields, "bos_token_id", path)),
         eos_token_ids=_eos_token_ids(folder, fields),
-        **further,
+        **more,
     )
 
 

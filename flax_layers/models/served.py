@@ -286,8 +286,8 @@ class ServedLlama:
         return self._with_model(nnx.merge(graph, weights), None if self._cache is None else self._cache.dtype, head)
 
     def _with_model(self, model: Llama, cache: str | QuantizedCache | None, head: MTPHead | None) -> "ServedLlama":
-        further: Any = {"adapters": self._adapters, "cache_dtype": cache, "draft_head": head}
-        return ServedLlama(model, one_program=self.one_program, **further)
+        more: Any = {"adapters": self._adapters, "cache_dtype": cache, "draft_head": head}
+        return ServedLlama(model, one_program=self.one_program, **more)
 
 
 def _unflatten(one_program: bool, children: Iterable[Any]) -> ServedLlama:

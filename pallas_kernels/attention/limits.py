@@ -13,7 +13,7 @@ from pallas_kernels.attention.pages import pages_inside
 def marked(limits: jax.Array | np.ndarray, valid: jax.Array | None) -> jax.Array | np.ndarray:
     """Returns limits in which sequences that are not valid have a negative number of queries.
 
-    Kernels give nan for them, so that a program has no further pass over the results.
+    Kernels give nan for them, so that a program needs no other pass over the results.
 
     Args:
         limits: (B, 3) int32.

@@ -109,7 +109,7 @@ def _product_with_specials(
     """Adds what IEEE arithmetic makes of nan and infinities to the product of the finite values."""
     infinite = jnp.where(jnp.isinf(values), jnp.sign(values), jnp.float32(0))
     signs, size = jnp.sign(weights), jnp.abs(infinite)
-    # Sums of small integers are exact in any order, and one dot with a further batch dimension takes three of them.
+    # Sums of small integers are exact in any order, and one dot with another batch dimension takes three of them.
     left = (signs, jnp.abs(signs), seen.astype(jnp.float32))
     right = (infinite, size, size + jnp.isnan(values))
     contracted, batched = ((_shifted(a), _shifted(b)) for a, b in dimensions)

@@ -120,11 +120,11 @@ def _visit_tiles(
     ends = lax.cumsum(sizes)
     starts = jnp.concatenate([jnp.zeros(1, jnp.int32), ends[:-1]])
     tiles = -((starts - ends) // rows)
-    behind = lax.cumsum(tiles)
+    totals = lax.cumsum(tiles)
 
     def body(i: jax.Array, state: jax.Array) -> jax.Array:
-        group = jnp.sum(behind <= i, dtype=jnp.int32)
-        start = starts[group] + (i - (behind - tiles)[group]) * rows
+        group = jnp.sum(totals <= i, dtype=jnp.int32)
+        start = starts[group] + (i - (totals - tiles)[group]) * rows
         return step(group, start, start + lax.iota(jnp.int32, rows) < ends[group], state)
 
-    return lax.fori_loop(jnp.int32(0), behind[-1], body, state)
+    return lax.fori_loop(jnp.int32(0), totals[-1], body, state)

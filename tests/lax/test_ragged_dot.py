@@ -32,11 +32,11 @@ def test_rows_keep_their_bits_among_others() -> None:
     hostile = w.at[expert + 1 :].set(jnp.nan)
     for name, x in hostile_rows(1, (12, K), "float32").items():
         alone = RUN(x, w, g, jnp.array([0, 0, 12, 0, 0]))
-        before, behind = 140, 3
-        total = before + 12 + behind
+        before, after = 140, 3
+        total = before + 12 + after
         others = rng.choice(np.array([np.nan, np.inf, 1e30, 1.0], np.float32), (total, K + N))
         others[before : before + 12] = np.concatenate([x, g], 1)
-        sizes = jnp.array([before - before // 2, before // 2, 12, behind, 0])
+        sizes = jnp.array([before - before // 2, before // 2, 12, after, 0])
         y, dx, dw = RUN(others[:, :K], hostile, others[:, K:], sizes)
         found = *(np.asarray(a)[before : before + 12] for a in (y, dx)), np.asarray(dw)[expert]
         assert_bits_equal(found, (alone[0], alone[1], np.asarray(alone[2])[expert]), err_msg=name)

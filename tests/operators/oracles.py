@@ -15,7 +15,7 @@ def wide(x: Any) -> Array:
 
 
 def flushed(x: Any) -> Array:
-    """XLA computes with zeros in place of subnormal numbers on a CPU."""
+    """XLA computes with zeros instead of subnormal numbers on a CPU."""
     return np.where(np.abs(wide(x)) < F32(2.0**-126), F32(0), wide(x))
 
 

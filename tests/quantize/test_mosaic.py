@@ -51,7 +51,7 @@ def test_rounding_to_float8_is_to_nearest_even() -> None:
 
 
 def test_a_product_corrected_twice_is_the_rounded_quotient() -> None:
-    """What the kernel computes in place of a division, with exact fractions, where quotients are near a middle."""
+    """What the kernel computes instead of a division, with exact fractions, where quotients are near a middle."""
     rng = np.random.default_rng(0)
 
     def rounded(x: Fraction) -> np.float32:

@@ -1,4 +1,4 @@
-"""A step that an error or Ctrl-C breaks off: the engine can be used further, and bits stay."""
+"""A step that an error or Ctrl-C breaks off: the engine can still be used, and bits stay."""
 
 from collections.abc import Callable
 from typing import Any

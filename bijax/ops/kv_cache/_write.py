@@ -154,9 +154,9 @@ def _overlap(stored: jax.Array, ids: jax.Array, past: jax.Array, lengths: jax.Ar
     """Returns which of the sequences (B,) write to a place that another one writes to."""
     number = jnp.arange(ids.size, dtype=jnp.int32)
     others = (number[:, None] != number[None, :]) & stored[None, :] & (ids[:, None] == ids[None, :])
-    behind = past[:, None] < (past + lengths)[None, :]
+    later = past[:, None] < (past + lengths)[None, :]
     some = (lengths > 0)[:, None] & (lengths > 0)[None, :]
-    return stored & jnp.any(others & behind & behind.T & some, axis=1)
+    return stored & jnp.any(others & later & later.T & some, axis=1)
 
 
 def _of(stored: jax.Array, sequence: jax.Array) -> jax.Array:

@@ -156,8 +156,8 @@ def rows_by_count(op: str, name: str, count: Any, experts: int | None, rows: int
 def places(offset: jax.Array, topk: int, shared: Shared) -> jax.Array:
     """Returns the token of each row (R,), including shared rows; unused rows have any token."""
     mine = shared.first + jnp.arange(shared.tokens, dtype=jnp.int32)
-    in_front = jnp.broadcast_to(mine[None], (shared.experts, shared.tokens)).reshape(shared.rows)
-    return jnp.concatenate([in_front, jnp.maximum(offset, 0) // max(topk, 1)])
+    before_it = jnp.broadcast_to(mine[None], (shared.experts, shared.tokens)).reshape(shared.rows)
+    return jnp.concatenate([before_it, jnp.maximum(offset, 0) // max(topk, 1)])
 
 
 def spread(tokens: jax.Array, rows: Rows, topk: int, shared: Shared) -> jax.Array:
@@ -181,8 +181,8 @@ def copied(x: jax.Array, at: jax.Array, rows: Rows) -> jax.Array:
 
 def numbers_of_experts(rows: Rows, shared: Shared) -> jax.Array:
     """Returns the expert of each row (R,), shared rows first; -1 for unused rows, -2 if there are too few rows."""
-    in_front = jax.lax.broadcasted_iota(jnp.int32, (shared.experts, shared.tokens), 0).reshape(shared.rows)
-    return _only_used(jnp.concatenate([in_front, rows.expert + shared.experts]), rows, shared)
+    before_it = jax.lax.broadcasted_iota(jnp.int32, (shared.experts, shared.tokens), 0).reshape(shared.rows)
+    return _only_used(jnp.concatenate([before_it, rows.expert + shared.experts]), rows, shared)
 
 
 def _only_used(numbers: jax.Array, rows: Rows, shared: Shared) -> jax.Array:
@@ -239,10 +239,10 @@ def combine(rows: jax.Array, row: jax.Array, weights: jax.Array, shared: Shared,
     """
     tokens, topk = row.shape
     parts = _weighted(rows_or_any(rows[shared.rows :], row), weights[..., None], (row >= 0)[..., None])
-    behind = tokens - shared.first - shared.tokens
-    in_front = shared.of_expert(rows).astype(jnp.float32)
-    in_front = jnp.pad(in_front, ((0, 0), (shared.first, behind), (0, 0)))
-    terms = [parts[:, i] for i in range(topk)] + [in_front[i] for i in range(shared.experts)]
+    after = tokens - shared.first - shared.tokens
+    before_it = shared.of_expert(rows).astype(jnp.float32)
+    before_it = jnp.pad(before_it, ((0, 0), (shared.first, after), (0, 0)))
+    terms = [parts[:, i] for i in range(topk)] + [before_it[i] for i in range(shared.experts)]
     if not terms:
         return jnp.zeros((tokens, rows.shape[1]), dtype)
     return _total(dtype)(*terms)

@@ -72,7 +72,7 @@ def in_order(equations: Sequence[tuple[int, Equation]]) -> list[Equation]:
     """Returns equations, each after those whose results it takes, otherwise in the order of their numbers."""
     ordered = sorted(equations, key=lambda pair: pair[0])
     maker = {v: i for i, (_, e) in enumerate(ordered) for v in e.outvars}
-    behind: list[set[int]] = [set() for _ in ordered]
+    readers: list[set[int]] = [set() for _ in ordered]
     waits = [0] * len(ordered)
     last_effect = None
     for i, (_, eqn) in enumerate(ordered):
@@ -82,13 +82,13 @@ def in_order(equations: Sequence[tuple[int, Equation]]) -> list[Equation]:
             last_effect = i
         waits[i] = len(before)
         for j in before:
-            behind[j].add(i)
+            readers[j].add(i)
     ready = [i for i, count in enumerate(waits) if not count]
     found = []
     while ready:
         i = heapq.heappop(ready)
         found.append(ordered[i][1])
-        for j in behind[i]:
+        for j in readers[i]:
             waits[j] -= 1
             if not waits[j]:
                 heapq.heappush(ready, j)

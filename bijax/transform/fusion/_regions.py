@@ -271,13 +271,13 @@ class Program:
 
     def _is_apart(self, region: Region) -> bool:
         """Returns whether nothing outside is computed from the region and used in it."""
-        behind: set[Any] = set()
+        downstream: set[Any] = set()
         for at, eqn in enumerate(self.equations):
             if at in region.equations:
-                if any(is_variable(v) and v in behind for v in eqn.invars):
+                if any(is_variable(v) and v in downstream for v in eqn.invars):
                     return False
-            elif any(is_variable(v) and (v in behind or self._made_in(region, v)) for v in eqn.invars):
-                behind |= {*eqn.outvars}
+            elif any(is_variable(v) and (v in downstream or self._made_in(region, v)) for v in eqn.invars):
+                downstream |= {*eqn.outvars}
         return True
 
     def _made_in(self, region: Region, v: Any) -> bool:

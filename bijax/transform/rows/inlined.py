@@ -1,4 +1,4 @@
-"""The equations of a program with those of the functions that it calls in place of the calls."""
+"""The equations of a program with those of the functions that it calls instead of the calls."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +23,7 @@ CALLS: Final = {
 
 
 def inlined(eqns: Any, is_meant: IsMeant, names: Mapping[Any, Any], caller: Any = None) -> Iterator[Any]:
-    """Yields equations under other names, and in place of calls of functions the equations of these.
+    """Yields equations under other names, and instead of calls of functions the equations of these.
 
     Args:
         eqns: The equations of a program.

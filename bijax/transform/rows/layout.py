@@ -159,7 +159,7 @@ def _strided(rows: Layout, f: Factor, others: list[Factor], start: int, limit: i
 
 
 def padded(rows: Layout, axis: int, low: int, high: int, interior: int) -> Layout | None:
-    """Returns the layout after padding of an axis; padding along rows counts as further rows."""
+    """Returns the layout after padding of an axis; padding along rows counts as more rows."""
     found = rows.on(axis)
     if not found or (low, high, interior) == (0, 0, 0):
         return rows

@@ -61,7 +61,7 @@ def over_rows(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
 
 @rule("bijax_matmul bijax_k_split_matmul bijax_fused_matmul bijax_quantized_product")
 def matmul(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
-    """Returns (M, K) times (K, N); further operands belong to the rows or to the columns."""
+    """Returns (M, K) times (K, N); other operands belong to the rows or to the columns."""
     left, right, *more = values
     result = product(flow, eqn, left, right, ({0: 0}, {1: 1}), {1: 0})
     return [_with_more(flow, eqn, result, more)]
@@ -95,7 +95,7 @@ def stacked_weight_gradient(flow: Flow, eqn: Any, values: list[Value]) -> Sequen
 
 
 def _with_more(flow: Flow, eqn: Any, result: Value, more: list[Value]) -> Value:
-    """Returns the result of a product with further operands, such as a bias, a residual, or scales."""
+    """Returns the result of a product with more operands, such as a bias, a residual, or scales."""
     others = [v.rows for v in more if v.rows is not None]
     mixing = {flow.here(eqn, "meet")} if any(rows != result.rows for rows in others) else set()
     rest = [v if v.rows == result.rows else Value(None, v.mixing, v.scaled, v.sums) for v in more]

@@ -167,7 +167,7 @@ def stack(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
 
 @rule("pad")
 def pad(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
-    """Returns the result of padding; padding along the batch counts as further rows."""
+    """Returns the result of padding; padding along the batch counts as more rows."""
     value = values[0]
     rows = value.rows
     if rows is None:

@@ -44,7 +44,7 @@ class ScoreArrays(NamedTuple):
         return any(x is not None for x in self)
 
     def padded(self, front: int, back: int, keys: int) -> "ScoreArrays":
-        """Returns the arrays with further queries before and after, and whole blocks of keys."""
+        """Returns the arrays with padding queries before and after, and whole blocks of keys."""
 
         def pad(x: jax.Array) -> jax.Array:
             queries = (front, back) if x.shape[2] > 1 else (0, 0)

@@ -290,12 +290,12 @@ class Body:
             if row == 0 and not interpret:
                 pl.when(step.index > 0)(partial(self.hand_on, step.position - 1, part, sums, scratch))
             raised.append(start(None, (scratch.values.at[part],), (cotangents.at[piece],), interpret=interpret))
-        behind = 2 * len(pieces) - 1  # products started after the awaited one
+        newer = 2 * len(pieces) - 1  # products started after the awaited one
         for row, piece in enumerate(pieces):
-            (found,) = finish(behind, scores[row], interpret=interpret)
+            (found,) = finish(newer, scores[row], interpret=interpret)
             weights, bent = self.weights(step, row, lengths, found, scratch)
             rounded = lax.cond(step.masked, lambda x: jnp.maximum(x, 0.0), lambda x: x, weights).astype(dtype)
-            (found,) = finish(behind - 1, raised[row], interpret=interpret)
+            (found,) = finish(newer - 1, raised[row], interpret=interpret)
             dv = start(dv, rounded, (cotangents.at[piece],), right_along=False, interpret=interpret)
             found = found - self.numbers(step, row, 1, scratch)
             found = lax.cond(step.masked, lambda x, w=bent: jnp.where(w < 0, 0.0, x), lambda x: x, found)

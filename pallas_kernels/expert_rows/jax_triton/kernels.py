@@ -29,7 +29,7 @@ def sort_kernel(
     ITEMS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Ranks places by expert and then by place; further programs count the rows of ITEMS experts each."""
+    """Ranks places by expert and then by place; other programs count the rows of ITEMS experts each."""
     EXPERTS: tl.constexpr = END - FIRST
     LONGEST: tl.constexpr = GIVEN if GIVEN > ALLOCATED else ALLOCATED
     OF_PLACES: tl.constexpr = (LONGEST + ITEMS - 1) // ITEMS

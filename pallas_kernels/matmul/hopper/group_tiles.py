@@ -119,8 +119,8 @@ class Table:
         """Returns the group of a tile: the number of groups that end at or before it."""
         group, half = jnp.int32(0), 1 << (self.groups.bit_length() - 1)
         while half:
-            further = jnp.minimum(group + half, self.groups)
-            group = jnp.where(table[1, further - 1] <= tile, further, group)
+            candidate = jnp.minimum(group + half, self.groups)
+            group = jnp.where(table[1, candidate - 1] <= tile, candidate, group)
             half //= 2
         return jnp.minimum(group, self.groups - 1)
 

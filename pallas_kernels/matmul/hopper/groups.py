@@ -204,12 +204,12 @@ def _moved_apart(sizes: jax.Array, m: int, step: int) -> jax.Array:
     """Returns the row (-1 for padding) of each position, with groups starting at multiples of `step`."""
     ends = jnp.minimum(lax.cumsum(jnp.clip(sizes, 0, m)), m)
     starts = jnp.concatenate([jnp.zeros(1, jnp.int32), ends[:-1]])
-    behind = lax.cumsum((ends - starts + step - 1) // step)
+    totals = lax.cumsum((ends - starts + step - 1) // step)
     places = jnp.arange(min(m, m // step + sizes.shape[0]) * step, dtype=jnp.int32)
     group = jnp.minimum(
-        jnp.searchsorted(behind, places // step, side="right", method="scan_unrolled"), sizes.shape[0] - 1
+        jnp.searchsorted(totals, places // step, side="right", method="scan_unrolled"), sizes.shape[0] - 1
     )
-    before = jnp.concatenate([jnp.zeros(1, jnp.int32), behind[:-1]])
+    before = jnp.concatenate([jnp.zeros(1, jnp.int32), totals[:-1]])
     row = starts[group] + places - before[group] * step
     return jnp.where(row < ends[group], row, NO_ROW)
 

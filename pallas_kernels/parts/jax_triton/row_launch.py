@@ -40,7 +40,7 @@ class RowForm:
 
 
 def rows_served(x: jax.Array, *arrays: jax.Array | None) -> bool:
-    """Returns whether kernels serve rows (M, C), and further arrays of these dtypes."""
+    """Returns whether kernels serve rows (M, C), and other arrays of these dtypes."""
     return x.ndim == 2 and {a.dtype.name for a in (x, *arrays) if a is not None} <= DTYPES
 
 
