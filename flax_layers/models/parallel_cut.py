@@ -1,6 +1,11 @@
 """How a model is cut over the devices of a mesh."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec
 
 
 @dataclass(frozen=True)
@@ -30,3 +35,33 @@ class Cut:
     def devices_of_experts(self) -> int:
         """The devices that experts are cut over."""
         return self.devices * self.expert_devices
+
+    @property
+    def own_leaves(self) -> int:
+        """Leaves of each sum on one device."""
+        return self.leaves // self.devices
+
+    def of_heads(self, heads: int) -> "Cut":
+        """Returns the cut of what has one number for each head: in as many leaves as leaves and heads have in common.
+
+        Args:
+            heads: Heads on all devices together, a multiple of the devices.
+        """
+        return replace(self, leaves=math.gcd(heads, self.leaves))
+
+
+class CutLayer:
+    """A layer whose parameters are cut over devices, for use inside `jax.shard_map`."""
+
+    def specs(self) -> dict[str, PartitionSpec]:
+        """Returns how the parameters that are cut are sharded."""
+        raise NotImplementedError
+
+    def whole(self) -> dict[str, jax.Array]:
+        """Returns the parameters that the layer of one device has in another order, in that order."""
+        return {}
+
+    def stored(self, name: str, value: np.ndarray) -> np.ndarray:
+        """Returns a parameter of the layer of one device in the order of this one; an array of the host stays there."""
+        del name
+        return value

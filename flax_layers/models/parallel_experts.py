@@ -12,10 +12,10 @@ from ..ops import PLAIN, Ops
 from .layers import MoE
 from .layers._dtypes import promote
 from .layers.moe import route, tokens, with_shared
-from .parallel_cut import Cut
+from .parallel_cut import Cut, CutLayer
 
 
-class ParallelMoE(nnx.Module):
+class ParallelMoE(CutLayer, nnx.Module):
     """Experts that are cut over the devices as whole experts, for tokens that all devices have.
 
     Every device routes all tokens. Then each takes its part of them, sends their rows to the devices of their experts,

@@ -13,16 +13,16 @@ import numpy as np
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from bijax.parallel import broadcast_to_leaves, column_parallel, row_parallel, vocab_parallel_embed
+from bijax.parallel import column_parallel, row_parallel, vocab_parallel_embed
 
 from ..ops import PLAIN, Ops
-from .layers import Embed, Linear, RMSNorm
+from .layers import Embed, Linear
 from .layers._dtypes import promote
 from .layers.embed import check_token_ids
-from .parallel_cut import Cut
+from .parallel_cut import Cut, CutLayer
 
 
-class ColumnParallelLinear(nnx.Module):
+class ColumnParallelLinear(CutLayer, nnx.Module):
     """A linear layer whose columns are cut over the devices, in `leaves` groups.
 
     Args:
@@ -51,6 +51,10 @@ class ColumnParallelLinear(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps x (..., in_features), the same on all devices, to this device's columns of each projection in turn."""
+        return ungrouped(self.columns(x), self.parts, self.cut.leaves, self.cut.own_leaves)
+
+    def columns(self, x: jax.Array) -> jax.Array:
+        """Maps x to this device's columns group by group, each with its share of every projection."""
         x, kernel, bias = promote(self.dtype, x, self.kernel[...], None if self.bias is None else self.bias[...])
         kernel = kernel.reshape(kernel.shape[0], math.prod(kernel.shape[1:]))
         options: dict[str, Any] = {
@@ -59,10 +63,8 @@ class ColumnParallelLinear(nnx.Module):
             "preferred_element_type": self.preferred_element_type,
         }
         if self.ops is PLAIN:
-            y = PLAIN.matmul(x, kernel, **options)
-        else:
-            y = column_parallel(x, kernel, self.cut.axis, leaves=self.cut.leaves, **options)
-        return ungrouped(y, self.parts, self.cut.leaves, self.cut.leaves // self.cut.devices)
+            return PLAIN.matmul(x, kernel, **options)
+        return column_parallel(x, kernel, self.cut.axis, leaves=self.cut.leaves, **options)
 
     def whole(self) -> dict[str, jax.Array]:
         """Returns the parameters as the layer of one device has them."""
@@ -77,8 +79,13 @@ class ColumnParallelLinear(nnx.Module):
         axis = self.cut.axis
         return {"kernel": PartitionSpec(None, axis, None), "bias": PartitionSpec(axis, None)}
 
+    def stored(self, name: str, value: np.ndarray) -> np.ndarray:
+        """Returns a parameter of the layer of one device as this one has it."""
+        del name
+        return grouped(value, self.parts, self.cut.leaves)
 
-class RowParallelLinear(nnx.Module):
+
+class RowParallelLinear(CutLayer, nnx.Module):
     """A linear layer whose rows are cut over the devices.
 
     Args:
@@ -117,41 +124,7 @@ class RowParallelLinear(nnx.Module):
         return {"kernel": PartitionSpec(axis, None), "bias": PartitionSpec()}
 
 
-class ParallelHeadNorm(nnx.Module):
-    """A norm of heads that are cut over the devices, with one scale.
-
-    The heads are in as many groups as the number of leaves and the number of heads have in common. The gradient of the
-    scale is the sum of those of the groups, as a fixed tree.
-
-    Args:
-        layer: The norm of one device.
-        heads: Heads on all devices together.
-        cut: How the model is cut.
-
-    Attributes:
-        scale: (head_dim,).
-    """
-
-    def __init__(self, layer: RMSNorm, heads: int, cut: Cut) -> None:
-        self.scale = layer.scale
-        self.epsilon, self.scale_offset = layer.epsilon, layer.scale_offset
-        self.dtype, self.ops = layer.dtype, layer.ops
-        self.groups = math.gcd(heads, cut.leaves)
-        self.cut = cut
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Normalises the heads of x (B, T, heads of this device, head_dim)."""
-        x, scale = promote(self.dtype, x, self.scale[...])
-        if self.ops is PLAIN:
-            return PLAIN.rms_norm(x, scale, eps=self.epsilon, weight_offset=self.scale_offset)
-        scales = broadcast_to_leaves(scale, self.cut.axis, leaves=self.groups)
-        groups = jnp.split(x, scales.shape[0], axis=2)
-        options: dict[str, float] = {"eps": self.epsilon, "weight_offset": self.scale_offset}
-        normed = [self.ops.rms_norm(group, s, **options) for group, s in zip(groups, scales, strict=True)]
-        return jnp.concatenate(normed, axis=2)
-
-
-class VocabParallelEmbed(Embed):
+class VocabParallelEmbed(CutLayer, Embed):
     """An embedding whose rows are cut over the devices; `attend` returns this device's columns.
 
     Args:

@@ -9,7 +9,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from ..ops import INVARIANT
-from .layers import Embed, Linear, MoE, QuantLinear
+from .layers import Embed, GatedDeltaNet, LatentAttention, Linear, MoE, QuantLinear
 from .parallel_cut import Cut
 
 if TYPE_CHECKING:
@@ -67,15 +67,7 @@ def check_config(config: LlamaConfig, cut: Cut) -> None:
             several devices for experts and the model has none.
     """
     layers = range(config.num_layers)
-    lengths = {"vocabulary": config.vocab_size}
-    if config.latent is None and not all(config.is_linear(layer) for layer in layers):
-        if config.num_kv_heads % cut.devices:
-            raise ValueError(
-                f"{_OP}: the devices of axis {cut.axis!r} must divide the key/value heads, got {cut.devices} devices"
-                f" and {config.num_kv_heads} heads; use a mesh with fewer devices on this axis."
-            )
-        lengths["columns of the query heads"] = config.num_heads * config.head_dim
-        lengths["columns of the key/value heads"] = config.num_kv_heads * config.head_dim
+    lengths = {"vocabulary": config.vocab_size, **_attention_lengths(config, cut)}
     if not all(config.has_experts(layer) for layer in layers):
         lengths["intermediate size"] = config.intermediate_size
     if config.experts is not None:
@@ -93,6 +85,31 @@ def check_config(config: LlamaConfig, cut: Cut) -> None:
                 f"{_OP}: the {cut.leaves} leaves of a sum must divide the {name}, got {length}; use fewer leaves, or"
                 " pad the weights with zeros."
             )
+
+
+def _attention_lengths(config: LlamaConfig, cut: Cut) -> dict[str, int]:
+    """Returns the lengths of attention that leaves must divide, after a check of its heads."""
+    heads, lengths, linear = {}, {}, config.linear
+    if linear is not None:
+        heads["key heads of linear attention"] = linear.num_key_heads  # they divide the value heads
+        lengths["columns of the key heads of linear attention"] = linear.num_key_heads * linear.key_dim
+        lengths["columns of the value heads of linear attention"] = linear.num_value_heads * linear.value_dim
+    if config.latent is not None:
+        heads["query heads"] = config.num_heads
+        width = config.latent.nope_head_dim + config.latent.rope_head_dim
+        lengths["columns of the query heads"] = config.num_heads * width
+        lengths["columns of the values of all heads"] = config.num_heads * config.latent.value_head_dim
+    elif not all(config.is_linear(layer) for layer in range(config.num_layers)):
+        heads["key/value heads"] = config.num_kv_heads
+        lengths["columns of the query heads"] = config.num_heads * config.head_dim
+        lengths["columns of the key/value heads"] = config.num_kv_heads * config.head_dim
+    for name, number in heads.items():
+        if number % cut.devices:
+            raise ValueError(
+                f"{_OP}: the devices of axis {cut.axis!r} must divide the {name}, got {cut.devices} devices and"
+                f" {number} heads; use a mesh with fewer devices on this axis."
+            )
+    return lengths
 
 
 def _check_experts(experts: int, cut: Cut) -> None:
@@ -116,10 +133,10 @@ def check_layers(model: Llama, layers: Iterable[Any]) -> None:
             `INVARIANT`, or the model has layers of int8.
     """
     for layer in layers:
-        if type(layer) not in (Linear, Embed, MoE):
+        if type(layer) not in (Linear, Embed, MoE, LatentAttention, GatedDeltaNet):
             raise ValueError(
-                f"{_OP}: the layers must be flax_layers' linear ones, embeddings and mixtures of experts, got a"
-                f" {type(layer).__name__}."
+                f"{_OP}: the layers must be flax_layers' linear ones, embeddings, attention and mixtures of experts,"
+                f" got a {type(layer).__name__}."
             )
         if layer.ops != INVARIANT:
             raise ValueError(f"{_OP}: the model must have the operations INVARIANT, got {layer.ops}.")

@@ -9,18 +9,15 @@ import jax
 import numpy as np
 from flax import nnx
 
-from .layers import Attention, MoE
+from .layers import Attention, GatedDeltaNet, LatentAttention, MoE
 from .llama import Llama
 from .llama_weights import read_weights
-from .parallel_cut import Cut
+from .parallel_cut import Cut, CutLayer
+from .parallel_delta_net import ParallelGatedDeltaNet
 from .parallel_experts import ParallelMoE
-from .parallel_layers import (
-    ColumnParallelLinear,
-    ParallelHeadNorm,
-    RowParallelLinear,
-    VocabParallelEmbed,
-    grouped,
-)
+from .parallel_heads import ParallelHeadNorm
+from .parallel_latent import ParallelLatentAttention
+from .parallel_layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbed
 
 type Path = tuple[Any, ...]
 
@@ -35,7 +32,11 @@ def cut_model(model: Llama, cut: Cut) -> Llama:
     local: Any = model
     config: Any = model.config
     for block in local.blocks:
-        if isinstance(block.attention, Attention):
+        if isinstance(block.attention, GatedDeltaNet):
+            block.attention = ParallelGatedDeltaNet(block.attention, cut)
+        elif isinstance(block.attention, LatentAttention):
+            block.attention = ParallelLatentAttention(block.attention, cut)
+        else:
             _cut_attention(block.attention, config, cut)
         if isinstance(block.mlp, MoE):
             shared = config.experts.shared_size
@@ -69,17 +70,14 @@ def _cut_mlp(mlp: Any, width: int, cut: Cut) -> None:
 
 
 def cut_layers(model: Any) -> Iterator[tuple[Path, Any]]:
-    """Yields the layers of a model whose weights are cut, with their paths.
-
-    Latent and linear attention are not cut: each device has all of it.
-    """
+    """Yields the layers of a model whose weights are cut, with their paths."""
     for index, block in enumerate(model.blocks):
         attention, mlp = block.attention, block.mlp
         path: Path = ("blocks", index)
-        if isinstance(attention, Attention):
-            names = ("qkv", "out") if attention.gate is None else ("qkv", "gate", "out")
-            for name in names:
-                yield (*path, "attention", name), getattr(attention, name)
+        if not isinstance(attention, Attention):
+            yield (*path, "attention"), attention
+        for name in _cut_products(attention):
+            yield (*path, "attention", name), getattr(attention, name)
         path = (*path, "mlp")
         if hasattr(mlp, "routing"):
             yield path, mlp
@@ -90,6 +88,15 @@ def cut_layers(model: Any) -> Iterator[tuple[Path, Any]]:
     yield ("embed",), model.embed
     if model.lm_head is not None:
         yield ("lm_head",), model.lm_head
+
+
+def _cut_products(attention: Any) -> tuple[str, ...]:
+    """Returns the names of the linear layers of attention that are cut."""
+    if isinstance(attention, GatedDeltaNet):
+        return ("qkvz", "ba", "out")
+    if isinstance(attention, LatentAttention):
+        return ("query", "out")
+    return ("qkv", "out") if attention.gate is None else ("qkv", "gate", "out")
 
 
 def at(tree: Any, path: Path) -> Any:
@@ -119,13 +126,13 @@ def place_weights(
         KeyError: If a weight is missing.
     """
     paths = {id(node): path for path, node in nnx.iter_graph(whole) if isinstance(node, nnx.Param)}
-    columns = {path: layer for path, layer in cut_layers(local) if isinstance(layer, ColumnParallelLinear)}
+    layers: dict[Path, CutLayer] = dict(cut_layers(local))
     placed = jax.tree.map(lambda leaf: leaf, params)  # its dicts are changed
     for parameter, read in read_weights(whole, weights):
         *layer, name = paths[id(parameter)]
         value = read.astype(parameter.dtype)
-        if (column := columns.get(tuple(layer))) is not None:
-            value = grouped(value, column.parts, column.cut.leaves)
+        if (cut := layers.get(tuple(layer))) is not None:
+            value = cut.stored(str(name), value)
         at(placed, tuple(layer))[name] = _placed(value, at(shardings, tuple(layer))[name])
     return dict(placed)
 

@@ -15,8 +15,9 @@ from ..ops import Ops
 from .layers import KVCache
 from .layers.embed import check_token_ids
 from .llama import Llama
-from .parallel_layers import ColumnParallelLinear
+from .parallel_delta_net import state_specs
 from .partition_layers import at, cut_layers
+from .partitioned_states import init_states_on
 
 if TYPE_CHECKING:
     from ..checkpoint import LlamaConfig
@@ -100,14 +101,16 @@ class PartitionedLlama:
         return found
 
     def cache(self, *, batch: int, capacity: int) -> KVCache:
-        """Returns an empty contiguous cache, whose heads are sharded over the axis; latents and states are repeated.
+        """Returns an empty contiguous cache, whose heads and states are sharded over the axis; latents are repeated.
 
         Args:
             batch: Number of sequences.
             capacity: Tokens that each can hold.
         """
-        cache = self.local(self.params).cache(batch=batch, capacity=capacity)
-        return jax.device_put(cache, self.shardings(self._cache_specs(cache)))
+        local = self.local(self.params)
+        cache = KVCache.contiguous(batch=batch, capacity=capacity, **local.cache_sizes())
+        cache = jax.device_put(cache, self.shardings(self._cache_specs(cache)))
+        return dataclasses.replace(cache, states=tuple(init_states_on(self.mesh, self.axis, local, batch)))
 
     def local(self, params: Params) -> Llama:
         """Returns this device's part of the model, inside a `jax.shard_map` of your own over the axis.
@@ -149,8 +152,7 @@ class PartitionedLlama:
         state = jax.tree.unflatten(jax.tree.structure(self._abstract), jax.tree.leaves(params))
         found: Params = nnx.to_pure_dict(state)
         for path, layer in cut_layers(self.local(params)):
-            if isinstance(layer, ColumnParallelLinear):
-                at(found, path).update(layer.whole())
+            at(found, path).update(layer.whole())
         return found
 
     def _mapped(self, function: Any, in_specs: tuple[Any, ...], out_specs: Any) -> Any:
@@ -163,6 +165,7 @@ class PartitionedLlama:
     def _cache_specs(self, cache: KVCache) -> KVCache:
         heads = P(None, None, self.axis, None)
         specs: Any = jax.tree.map(lambda _: P(), cache)
+        specs = dataclasses.replace(specs, states=(state_specs(self.axis),) * len(cache.states))
         if self.config.latent is not None:
             return specs
         return dataclasses.replace(specs, keys=(heads,) * len(cache.keys), values=(heads,) * len(cache.values))

@@ -22,10 +22,10 @@ class OnMesh(HashedOnce):
         specs: How each of their arrays is sharded.
         mesh: The mesh.
         axis: The axis that heads and the vocabulary are cut over.
-        kept: How the arrays that a block keeps of sequences are sharded.
+        kept: How the arrays that a block keeps of sequences are sharded: a spec of all, or one for each.
     """
 
-    def __init__(self, tree: Any, specs: tuple[P, ...], mesh: Mesh, axis: str, kept: P) -> None:
+    def __init__(self, tree: Any, specs: tuple[P, ...], mesh: Mesh, axis: str, kept: Any) -> None:
         super().__init__(tree, specs, mesh, axis, kept)
         self.tree, self.specs, self.mesh, self.axis, self.kept = tree, specs, mesh, axis, kept
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Final
 
 import jax
@@ -22,10 +22,12 @@ from .layers.delta_net_state import STATE_INTERVAL, DeltaNetSnapshot
 from .llama import Llama
 from .overlap_operations import Places
 from .overlapped_programs import OverlappedBlocks, extend_overlapped
+from .parallel_delta_net import state_specs
 from .partition import partition
 from .partitioned import PartitionedLlama
 from .partitioned_programs import OnMesh, extend_on, heads_cut, norm_on, project_on, start_on
-from .served_states import Pages, States, by_kind, by_layer, init_snapshots, keep_state, restore_state
+from .partitioned_states import init_snapshots_on, init_states_on, keep_state_on, restore_state_on
+from .served_states import Pages, States, by_kind, by_layer
 
 type Part = tuple[OnMesh, tuple[jax.Array, ...]]
 
@@ -35,7 +37,7 @@ _ON_ALL: Final = P()
 class ServedPartitionedLlama:
     """A partitioned Llama model for `bijax.serving.Engine`; `ServedLlama.partitioned` makes one.
 
-    Each device has its share of the weights, and of the heads of each page; latents and states are repeated. Hidden
+    Each device has its share of the weights, of the heads of each page and of the states; latents are repeated. Hidden
     states and logits are the same on all devices. A model with linear attention is a `bijax.serving.StatefulModel`.
 
     Args:
@@ -74,12 +76,13 @@ class ServedPartitionedLlama:
         known: dict[OnMesh, OnMesh] = {}  # structures that are equal become one object
         self._blocks: list[tuple[OnMesh, tuple[jax.Array, ...], int]] = []
         for index, (block, spec) in enumerate(zip(arrays.blocks, specs.blocks, strict=True)):
-            structure, parameters = self._part(block, spec, P() if self._linear[index] else self._kept)
+            kept = state_specs(model.axis) if self._linear[index] else self._kept
+            structure, parameters = self._part(block, spec, kept)
             self._blocks.append((known.setdefault(structure, structure), parameters, arrays.rotary_of(index)))
         blocks = tuple((block, rotary) for block, _, rotary in self._blocks)
         self._overlapped = None if overlap is None else OverlappedBlocks(blocks, overlap)
 
-    def _part(self, modules: Any, specs: Any, kept: P = _ON_ALL) -> Part:
+    def _part(self, modules: Any, specs: Any, kept: Any = _ON_ALL) -> Part:
         leaves, tree = jax.tree.flatten(modules)
         return OnMesh(tree, tuple(jax.tree.leaves(specs)), self.mesh, self.model.axis, kept), tuple(leaves)
 
@@ -131,28 +134,25 @@ class ServedPartitionedLlama:
         return pages
 
     def init_states(self, num_slots: int) -> States:
-        """Returns the states of each layer with linear attention, repeated on all devices."""
-        return self._on_all(lambda: list(self._arrays.init_states(num_slots)))
+        """Returns the states of each layer with linear attention, sharded by heads."""
+        return init_states_on(self.mesh, self.model.axis, self._arrays, num_slots)
 
     def init_snapshots(self, number: int) -> list[DeltaNetSnapshot]:
-        """Returns room for snapshots of each layer with linear attention, repeated on all devices."""
-        return self._on_all(lambda: init_snapshots(self._arrays, number))
+        """Returns room for snapshots of each layer with linear attention, sharded by heads."""
+        return init_snapshots_on(self.mesh, self.model.axis, self._arrays, number)
 
     def keep_state(
         self, states: States, snapshots: list[DeltaNetSnapshot], slot: int, index: int, position: int
     ) -> list[DeltaNetSnapshot]:
         """Returns the snapshots with the state of a slot; see `bijax.serving.StatefulModel`."""
-        return keep_state(states, snapshots, slot, index, position, ops=self._arrays.norm.ops)
+        places, ops = (slot, index, position), self._arrays.norm.ops
+        return keep_state_on(self.mesh, self.model.axis, states, snapshots, *places, ops=ops)
 
     def restore_state(
         self, states: States, snapshots: list[DeltaNetSnapshot], slot: int, index: int, position: int
     ) -> States:
         """Returns the states with a snapshot in a slot; see `bijax.serving.StatefulModel`."""
-        return restore_state(states, snapshots, slot, index, position)
-
-    def _on_all[T](self, make: Callable[[], T]) -> T:
-        made: T = jax.jit(make, out_shardings=NamedSharding(self.mesh, P()))()
-        return made
+        return restore_state_on(self.mesh, self.model.axis, states, snapshots, slot, index, position)
 
     def extend(
         self,

@@ -1,6 +1,5 @@
 """The states of a served model's layers of linear attention: slots of running sequences, and snapshots."""
 
-import functools
 from collections.abc import Sequence
 
 import jax
@@ -46,7 +45,7 @@ def keep_state(
 ) -> list[DeltaNetSnapshot]:
     """Returns the snapshots, which are used up, with the state of a slot."""
     numbers = np.array([slot, index, position], np.int32)
-    return [_keep(state, held, numbers, ops=ops) for state, held in zip(states, snapshots, strict=True)]
+    return [_keep(held, state, numbers, ops=ops) for state, held in zip(states, snapshots, strict=True)]
 
 
 def restore_state(states: States, snapshots: list[DeltaNetSnapshot], slot: int, index: int, position: int) -> States:
@@ -55,8 +54,8 @@ def restore_state(states: States, snapshots: list[DeltaNetSnapshot], slot: int, 
     return [_restore(state, held, numbers) for state, held in zip(states, snapshots, strict=True)]
 
 
-@functools.partial(jax.jit, static_argnames="ops", donate_argnames="snapshots")
-def _keep(state: DeltaNetState, snapshots: DeltaNetSnapshot, numbers: jax.Array, *, ops: Ops) -> DeltaNetSnapshot:
+def with_state(snapshots: DeltaNetSnapshot, state: DeltaNetState, numbers: jax.Array, *, ops: Ops) -> DeltaNetSnapshot:
+    """Returns snapshots of a layer with the state of a slot; `numbers` are (slot, index, position)."""
     slot, index, position = numbers[:1], numbers[1:2], numbers[2:]
     width = snapshots.inputs.shape[1] + 1
     taken = DeltaNetSnapshot.of(state.rows(slot, position), position, conv_width=width, ops=ops)
@@ -64,8 +63,12 @@ def _keep(state: DeltaNetState, snapshots: DeltaNetSnapshot, numbers: jax.Array,
     return found
 
 
-@functools.partial(jax.jit, donate_argnames="state")
-def _restore(state: DeltaNetState, snapshots: DeltaNetSnapshot, numbers: jax.Array) -> DeltaNetState:
+def with_snapshot(state: DeltaNetState, snapshots: DeltaNetSnapshot, numbers: jax.Array) -> DeltaNetState:
+    """Returns states of a layer with a snapshot in a slot; `numbers` are (slot, index, position)."""
     slot, index, position = numbers[:1], numbers[1:2], numbers[2:]
     taken: DeltaNetSnapshot = jax.tree.map(lambda a: jnp.take(a, index, axis=0, mode="clip"), snapshots)
     return state.with_rows(slot, taken.resume(position, key_heads=state.rule.key.shape[1]))
+
+
+_keep = jax.jit(with_state, static_argnames="ops", donate_argnames="snapshots")
+_restore = jax.jit(with_snapshot, donate_argnames="state")

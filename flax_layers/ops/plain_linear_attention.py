@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 import bijax
+from pallas_kernels.parts.xla.manual_axes import vary_as
 
 _CHUNK: Final = 64
 
@@ -69,7 +70,7 @@ class PlainLinearAttention:
             return jnp.moveaxis(x.reshape(batch, -1, _CHUNK, *x.shape[2:]), (1, 3), (0, 2))
 
         step = functools.partial(_chunk, scale=key.shape[-1] ** -0.5)
-        state = jnp.zeros((batch, heads, key.shape[-1], size), jnp.float32)
+        state = vary_as(jnp.zeros((batch, heads, key.shape[-1], size), jnp.float32), jax.typeof(value))
         _, y = jax.lax.scan(step, state, tuple(map(chunks, (query, key, value, g, beta))))
         return jnp.moveaxis(y, (0, 2), (1, 3)).reshape(batch, -1, heads, size)[:, :total].astype(value.dtype)
 

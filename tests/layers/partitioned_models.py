@@ -19,7 +19,8 @@ from flax_layers.checkpoint.experts import ExpertsConfig
 from flax_layers.checkpoint.weights import expected_shapes
 from flax_layers.models.layers import Linear, RMSNorm
 from flax_layers.models.parallel_cut import Cut
-from flax_layers.models.parallel_layers import ColumnParallelLinear, ParallelHeadNorm, RowParallelLinear
+from flax_layers.models.parallel_heads import ParallelHeadNorm
+from flax_layers.models.parallel_layers import ColumnParallelLinear, RowParallelLinear
 
 CONFIG: dict[str, Any] = {
     "vocab_size": 64,

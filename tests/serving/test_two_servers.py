@@ -26,25 +26,28 @@ ASKED = {
     "return_logprob": True,
 }
 TIMEOUT_S = 600
+PATHS = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 @contextlib.contextmanager
-def serving(*models: Path, processes: int = 2) -> Iterator[tuple[int, list[subprocess.Popen[str]]]]:
-    """Starts a process for each model; yields the port and the processes."""
-    port, meeting = free_port(), free_port()
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={2 // processes}",
-    }
+def serving(
+    *models: Path, flags: str = "", gpus: list[list[str]] | None = None
+) -> Iterator[tuple[int, list[subprocess.Popen[str]]]]:
+    """Starts a process for each model, on devices of a CPU or these GPUs; yields the port and the processes."""
+    port, meeting, processes = free_port(), free_port(), len(models)
+    fake = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={2 // processes}"}
+    own = [
+        fake if gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(gpus[i]), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        for i in range(processes)
+    ]
     over = f"--nnodes {processes} --dist-init-addr 127.0.0.1:{meeting}" if processes > 1 else ""
-    command = [sys.executable, "-m", "bijax", "serve", *SMALL.split(), "--tensor-parallel-size", "2", *over.split()]
+    command = [sys.executable, "-m", "bijax", "serve", *SMALL.split(), *flags.split(), "--tensor-parallel-size", "2"]
+    command += over.split()
     pipes: dict[str, Any] = {"text": True, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     started = [
         subprocess.Popen(
             [*command, "--model", str(model), "--port", str(port), *(["--node-rank", str(number)] if over else [])],
-            cwd=ROOT, env=environment, **pipes,
+            cwd=ROOT, env={**os.environ, "PYTHONPATH": PATHS, **own[number]}, **pipes,
         )
         for number, model in enumerate(models)
     ]  # fmt: skip
@@ -73,7 +76,7 @@ def answer(port: int, process: subprocess.Popen[str]) -> Any:
 @pytest.mark.tier("full")
 def test_two_processes_answer_as_one_and_end_when_one_is_lost(tmp_path: Path) -> None:
     model = mesh_engines.folder(tmp_path / "m")
-    with serving(model, processes=1) as (port, [alone]):
+    with serving(model) as (port, [alone]):
         expected = answer(port, alone)
     with serving(model, model) as (port, (leader, follower)):
         assert answer(port, leader) == expected

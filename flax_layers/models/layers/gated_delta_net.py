@@ -211,5 +211,8 @@ class GatedDeltaNet(nnx.Module):
         return self.ops.l2_norm(query), self.ops.l2_norm(key), value
 
     def _merged(self, y: jax.Array, z: jax.Array) -> jax.Array:
-        y = self.ops.gated_rms_norm(y, z.reshape(y.shape), self.norm_scale[...], eps=self.epsilon)
+        y = self._normed(y, z.reshape(y.shape))
         return self.out(y.reshape(*y.shape[:2], self.num_value_heads * self.value_dim))
+
+    def _normed(self, y: jax.Array, z: jax.Array) -> jax.Array:
+        return self.ops.gated_rms_norm(y, z, self.norm_scale[...], eps=self.epsilon)

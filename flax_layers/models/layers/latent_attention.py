@@ -132,8 +132,7 @@ class LatentAttention(nnx.Module):
             ValueError: If a shape does not fit.
         """
         query, latents = self._heads(x, rotary)
-        y = self.ops.latent_attention(query, latents, value_size=self.rank, scale=self.scale)
-        return self._merge(y)
+        return self._merge(self._attended(query, latents))
 
     def extend(
         self,
@@ -184,10 +183,13 @@ class LatentAttention(nnx.Module):
         """Computes the rest of `extend` from what `prepare` returned for x."""
         del x
         stored = cache.keys[:, :, 0]
-        options: dict[str, Any] = {"value_size": self.rank, "scale": self.scale, "start": start, "lengths": lengths}
         if cache.page_table is None:
-            return self._merge(self.ops.latent_attention(query, stored, **options))
+            return self._merge(self._attended(query, stored, start=start, lengths=lengths))
+        options: dict[str, Any] = {"value_size": self.rank, "scale": self.scale, "start": start, "lengths": lengths}
         return self._merge(self.ops.paged_latent_attention(query, stored, cache.page_table, **options))
+
+    def _attended(self, query: jax.Array, latents: jax.Array, **places: jax.Array) -> jax.Array:
+        return self.ops.latent_attention(query, latents, value_size=self.rank, scale=self.scale, **places)
 
     def _heads(self, x: jax.Array, rotary: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         """Returns queries (B, T, heads, rank + rope_head_dim) and latents (B, T, rank + rope_head_dim)."""
