@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import jax
 import numpy as np
@@ -200,14 +200,16 @@ def load_weights(checkpoint: Checkpoint, options: ModelOptions, *, replica: int 
     if options.tensor_parallel_size is not None:
         mesh = mesh_for(options.tensor_parallel_size, options.expert_parallel_size, replica=replica)
         axes: dict[str, Any] = {"axis": AXIS, "expert_axis": EXPERT_AXIS, "leaves": options.tensor_parallel_leaves}
-        return load_partitioned(checkpoint, mesh, **axes, dtype=dtype, param_dtype=dtype)
+        prepare = None if options.quantization is None else _to_int8
+        return load_partitioned(checkpoint, mesh, **axes, dtype=dtype, param_dtype=dtype, prepare=prepare)
     model = Llama.from_checkpoint(checkpoint, dtype=dtype, param_dtype=dtype)
-    if options.quantization is None:
-        return model
+    return model if options.quantization is None else _to_int8(model)
+
+
+def _to_int8(model: Llama) -> Llama:
     # The output projection keeps its accuracy, tied or not.
     rules: Any = None if model.lm_head is None else {"lm_head": False}
-    flax_layers.convert(model, rules, quantize="int8")
-    return model
+    return cast(Llama, flax_layers.convert(model, rules, quantize="int8"))
 
 
 def load_head(checkpoint: Checkpoint, options: ModelOptions) -> MTPHead:

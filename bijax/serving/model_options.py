@@ -110,7 +110,6 @@ class ModelOptions(Options):
                 f" {self.tensor_parallel_size} and {self.tensor_parallel_leaves}."
             )
         for name, neutral, what in (
-            ("quantization", None, "int8 layers"),
             ("kv_cache_dtype", "auto", "caches of 8 bits"),
             ("lora_paths", (), "LoRA adapters"),
         ):

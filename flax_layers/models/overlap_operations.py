@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-import bijax
 from bijax.parallel import (
     DispatchedPart,
     Together,
@@ -139,15 +138,15 @@ def _dispatch_b(block: Block, known: Values) -> Values:
 def _experts_up(block: Block, known: Values) -> Values:
     experts, dispatched = _experts_of(block), known["dispatched"]
     _, _, gate_up, _ = experts.operands(known["normed"])
-    inner = bijax.swiglu(bijax.group_matmul(dispatched.rows, gate_up, dispatched.counts))
+    inner = experts.first_product(dispatched.rows, gate_up, dispatched.counts)
     return {"inner": inner, "parts": split_dispatched(dispatched, experts.cut.expert_axes)}
 
 
 def _experts(block: Block, known: Values) -> Values:
-    dispatched = known["dispatched"]
-    _, _, gate_up, down = _experts_of(block).operands(known["normed"])
-    inner = bijax.swiglu(bijax.group_matmul(dispatched.rows, gate_up, dispatched.counts))
-    return {"results": bijax.group_matmul(inner, down, dispatched.counts)}
+    experts, dispatched = _experts_of(block), known["dispatched"]
+    _, _, gate_up, down = experts.operands(known["normed"])
+    inner = experts.first_product(dispatched.rows, gate_up, dispatched.counts)
+    return {"results": experts.second_product(inner, down, dispatched.counts)}
 
 
 def _combine_a(block: Block, known: Values) -> Values:
@@ -172,7 +171,7 @@ def _down_second_part(block: Block, known: Values) -> Values:
 def _down(block: Block, known: Values, part: DispatchedPart) -> Transfer:
     experts = _experts_of(block)
     _, _, _, down = experts.operands(known["normed"])
-    results = bijax.group_matmul(part.take(known["inner"]), down, part.counts)
+    results = experts.second_product(part.take(known["inner"]), down, part.counts)
     return part.combine_start(results, experts.cut.expert_axes)
 
 

@@ -61,7 +61,6 @@ class CutLayer:
         """Returns the parameters that the layer of one device has in another order, in that order."""
         return {}
 
-    def stored(self, name: str, value: np.ndarray) -> np.ndarray:
-        """Returns a parameter of the layer of one device in the order of this one; an array of the host stays there."""
-        del name
-        return value
+    def stored(self, name: str, value: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns the parameters that a parameter of the layer of one device becomes, arrays of the host."""
+        return {name: value}

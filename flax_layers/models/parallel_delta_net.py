@@ -16,7 +16,8 @@ from .layers import DeltaNetState, GatedDeltaNet
 from .layers.delta_net_state import STATE_INTERVAL, DeltaNetSnapshot
 from .parallel_cut import Cut, CutLayer
 from .parallel_heads import by_heads
-from .parallel_layers import ColumnParallelLinear, RowParallelLinear, grouped, ungrouped
+from .parallel_layers import grouped, ungrouped
+from .parallel_linear import column_parallel_layer, row_parallel_layer
 
 
 class ParallelGatedDeltaNet(CutLayer, GatedDeltaNet):
@@ -46,11 +47,11 @@ class ParallelGatedDeltaNet(CutLayer, GatedDeltaNet):
         self.parts = (keys, keys, values)
         self.cut = cut
         self.heads_cut = cut.of_heads(layer.num_value_heads)
-        self.qkvz: Any = ColumnParallelLinear(layer.qkvz, (*self.parts, values), cut)
-        self.ba: Any = ColumnParallelLinear(layer.ba, (layer.num_value_heads,) * 2, self.heads_cut)
+        self.qkvz: Any = column_parallel_layer(layer.qkvz, (*self.parts, values), cut)
+        self.ba: Any = column_parallel_layer(layer.ba, (layer.num_value_heads,) * 2, self.heads_cut)
         self.conv = nnx.Param(self._stored_channels(layer.conv[...]))
         self.a_log, self.dt_bias, self.norm_scale = layer.a_log, layer.dt_bias, layer.norm_scale
-        self.out: Any = RowParallelLinear(layer.out, cut)
+        self.out: Any = row_parallel_layer(layer.out, cut)
         self.channels = layer.channels // cut.devices
         self.num_key_heads = layer.num_key_heads // cut.devices
         self.num_value_heads = layer.num_value_heads // cut.devices
@@ -66,9 +67,9 @@ class ParallelGatedDeltaNet(CutLayer, GatedDeltaNet):
         """Returns the convolution as the layer of one device has it."""
         return {"conv": ungrouped(self.conv[...].T, self.parts, self.cut.leaves, self.cut.leaves).T}
 
-    def stored(self, name: str, value: np.ndarray) -> np.ndarray:
+    def stored(self, name: str, value: np.ndarray) -> dict[str, np.ndarray]:
         """Returns a parameter of the layer of one device as this one has it."""
-        return self._stored_channels(value) if name == "conv" else value
+        return {name: self._stored_channels(value) if name == "conv" else value}
 
     def extend(
         self, x: jax.Array, state: DeltaNetState, *, start: jax.Array, lengths: jax.Array

@@ -1,5 +1,7 @@
 """A mixture of experts whose experts are cut over the devices of a mesh, for use inside `jax.shard_map`."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -9,7 +11,7 @@ import bijax
 from bijax.parallel import all_rows, moe_combine, moe_dispatch, own_rows
 
 from ..ops import PLAIN, Ops
-from .layers import MoE
+from .layers import MoE, QuantMoE
 from .layers._dtypes import promote
 from .layers.moe import route, tokens, with_shared
 from .parallel_cut import Cut, CutLayer
@@ -38,7 +40,7 @@ class ParallelMoE(CutLayer, nnx.Module):
     Guarantee: row-invariant; the result and the gradients of all parameters have the bits of one device.
     """
 
-    def __init__(self, layer: MoE, cut: Cut) -> None:
+    def __init__(self, layer: MoE | QuantMoE, cut: Cut) -> None:
         self.router, self.router_bias = layer.router, layer.router_bias
         self.gate_up, self.down = layer.gate_up, layer.down
         self.shared, self.shared_gate = layer.shared, layer.shared_gate
@@ -51,53 +53,48 @@ class ParallelMoE(CutLayer, nnx.Module):
         """Maps x (..., features), the same on all devices, to the same shape."""
         rows, router, gate_up, down = self.operands(x)
         selected, weights = route(self.ops, rows, router, self.router_bias, self.routing)
-        run = _plain_experts if self.ops is PLAIN else _experts
-        y = run(rows, selected, weights, gate_up, down, self.cut.expert_axes, self.routing.num_experts)
+        run = self._on_own_experts if self.ops is PLAIN else self._dispatched
+        y = run(rows, selected, weights, gate_up, down)
         return with_shared(self.ops, y.reshape(x.shape), self.shared, self.shared_gate, x)
 
-    def operands(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    def operands(self, x: jax.Array) -> tuple[jax.Array, jax.Array, Any, Any]:
         """Returns x (..., features) as (T, features), the router and this device's experts in one dtype."""
         rows = tokens("ParallelMoE", x, self.features)
         given = promote(self.dtype, rows, self.router[...], self.gate_up[...], self.down[...])
         rows, router, gate_up, down = given
         return rows, router, gate_up, down
 
+    def first_product(self, rows: jax.Array, gate_up: Any, counts: jax.Array) -> jax.Array:
+        """Returns what is inside of this device's experts for rows (A, C) that are sorted by expert."""
+        return bijax.swiglu(bijax.group_matmul(rows, gate_up, counts))
+
+    def second_product(self, inner: jax.Array, down: Any, counts: jax.Array) -> jax.Array:
+        """Returns the results of this device's experts (A, C)."""
+        return bijax.group_matmul(inner, down, counts)
+
+    def _dispatched(self, x: jax.Array, selected: jax.Array, weights: jax.Array, gate_up: Any, down: Any) -> jax.Array:
+        """Returns the sums (T, C) of the experts' results for tokens x (T, C); see `Ops.experts`."""
+        axes, number = self.cut.expert_axes, self.routing.num_experts
+        own, own_weights = own_rows(x, axes), own_rows(weights, axes)
+        # Rows that fill up the last device's part select no expert.
+        sent = moe_dispatch(own, own_rows(selected, axes, fill=number), axes, num_experts=number)
+        results = self.second_product(self.first_product(sent.rows, gate_up, sent.counts), down, sent.counts)
+        return all_rows(moe_combine(results, sent, own_weights, axes), axes, number=x.shape[0])
+
+    def _on_own_experts(
+        self, x: jax.Array, selected: jax.Array, weights: jax.Array, gate_up: Any, down: Any
+    ) -> jax.Array:
+        axes, own = self.cut.expert_axes, self.gate_up.shape[0]
+        local = selected - jax.lax.axis_index(axes) * own
+        mine = (local >= 0) & (local < own)
+        # Experts of other devices come last, where no product has rows.
+        y = self._plain_experts(x, jnp.where(mine, local, own), jnp.where(mine, weights, 0), gate_up, down)
+        return jax.lax.psum(y.astype(jnp.float32), axes).astype(x.dtype)
+
+    def _plain_experts(self, *arguments: Any) -> jax.Array:
+        return PLAIN.experts(*arguments)
+
     def specs(self) -> dict[str, PartitionSpec]:
         """Returns how the parameters that are cut are sharded."""
         experts = PartitionSpec(self.cut.expert_axes, None, None)
         return {"gate_up": experts, "down": experts}
-
-
-def _experts(
-    x: jax.Array,
-    selected: jax.Array,
-    weights: jax.Array,
-    gate_up: jax.Array,
-    down: jax.Array,
-    axes: tuple[str, ...],
-    number: int,
-) -> jax.Array:
-    """Returns the sums (T, C) of the experts' results for tokens x (T, C); see `Ops.experts`."""
-    own, own_weights = own_rows(x, axes), own_rows(weights, axes)
-    # Rows that fill up the last device's part select no expert.
-    sent = moe_dispatch(own, own_rows(selected, axes, fill=number), axes, num_experts=number)
-    inner = bijax.swiglu(bijax.group_matmul(sent.rows, gate_up, sent.counts))
-    y = moe_combine(bijax.group_matmul(inner, down, sent.counts), sent, own_weights, axes)
-    return all_rows(y, axes, number=x.shape[0])
-
-
-def _plain_experts(
-    x: jax.Array,
-    selected: jax.Array,
-    weights: jax.Array,
-    gate_up: jax.Array,
-    down: jax.Array,
-    axes: tuple[str, ...],
-    number: int,
-) -> jax.Array:
-    own = gate_up.shape[0]
-    local = selected - jax.lax.axis_index(axes) * own
-    mine = (local >= 0) & (local < own)
-    # Experts of other devices come last, where no product has rows.
-    y = PLAIN.experts(x, jnp.where(mine, local, own), jnp.where(mine, weights, 0), gate_up, down)
-    return jax.lax.psum(y.astype(jnp.float32), axes).astype(x.dtype)

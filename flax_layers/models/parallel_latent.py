@@ -12,7 +12,7 @@ from .layers._dtypes import promote
 from .layers.rotary import check_angles
 from .parallel_cut import Cut, CutLayer
 from .parallel_heads import by_heads
-from .parallel_layers import ColumnParallelLinear, RowParallelLinear
+from .parallel_linear import column_parallel_layer, row_parallel_layer
 
 
 class ParallelLatentAttention(CutLayer, LatentAttention):
@@ -37,10 +37,10 @@ class ParallelLatentAttention(CutLayer, LatentAttention):
     def __init__(self, layer: LatentAttention, cut: Cut) -> None:
         width = layer.nope_head_dim + layer.rope_head_dim
         self.query_down, self.query_norm = layer.query_down, layer.query_norm
-        self.query: Any = ColumnParallelLinear(layer.query, (layer.num_heads * width,), cut)
+        self.query: Any = column_parallel_layer(layer.query, (layer.num_heads * width,), cut)
         self.latent, self.latent_norm = layer.latent, layer.latent_norm
         self.key_up, self.value_up = layer.key_up, layer.value_up
-        self.out: Any = RowParallelLinear(layer.out, cut)
+        self.out: Any = row_parallel_layer(layer.out, cut)
         self.num_heads = layer.num_heads // cut.devices
         self.rank, self.nope_head_dim, self.rope_head_dim = layer.rank, layer.nope_head_dim, layer.rope_head_dim
         self.value_head_dim, self.scale = layer.value_head_dim, layer.scale

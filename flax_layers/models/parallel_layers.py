@@ -79,10 +79,9 @@ class ColumnParallelLinear(CutLayer, nnx.Module):
         axis = self.cut.axis
         return {"kernel": PartitionSpec(None, axis, None), "bias": PartitionSpec(axis, None)}
 
-    def stored(self, name: str, value: np.ndarray) -> np.ndarray:
+    def stored(self, name: str, value: np.ndarray) -> dict[str, np.ndarray]:
         """Returns a parameter of the layer of one device as this one has it."""
-        del name
-        return grouped(value, self.parts, self.cut.leaves)
+        return {name: grouped(value, self.parts, self.cut.leaves)}
 
 
 class RowParallelLinear(CutLayer, nnx.Module):

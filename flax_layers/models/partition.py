@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -15,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from .llama import Llama
 from .parallel_cut import Cut
 from .partition_checks import check_config, check_layers, check_mesh
-from .partition_layers import at, cut_layers, cut_model, place_weights
+from .partition_layers import WEIGHTS, at, cut_layers, cut_model, place_weights
 from .partitioned import PartitionedLlama
 
 if TYPE_CHECKING:
@@ -32,15 +33,18 @@ def partition(
     (in, leaves, columns), each with its share of every projection, so that a gradient's sum over columns has its leaves
     at the same positions on every number of devices.
 
+    Linear attention is cut by key heads, with the value heads that share them, their channels and states; latent
+    attention by query heads, while all devices compute and keep the latents. Layers of int8 are cut by columns alone,
+    and have the bits of `Llama`.
+
     Expert parallelism: experts stay whole, and are spread over the devices of both axes; a mesh without `expert_axis`
-    spreads them over `axis` alone. Everything else is repeated along `expert_axis`. Latent and linear attention are not
-    cut: all devices have their weights and their cache.
+    spreads them over `axis` alone. Everything else is repeated along `expert_axis`.
 
         partitioned = partition(model, mesh)
         logits = jax.jit(partitioned.logits)(partitioned.params, tokens)
 
     Args:
-        model: A model with `INVARIANT` operations, without int8 layers. Its parameters are taken over.
+        model: A model with `INVARIANT` operations. Its parameters are taken over.
         mesh: A mesh.
         axis: Name of one of its axes, with 1, 2, 4, ... `leaves` devices. The parameters are repeated along all axes
             but this one and the next.
@@ -54,9 +58,9 @@ def partition(
     Raises:
         TypeError: If `model` is not a `Llama`.
         ValueError: If the mesh has no such axis, its number of devices is not a power of two or more than `leaves`, the
-            devices do not divide the key/value heads or the experts, `leaves` does not divide the columns of a
-            projection or the vocabulary, there is more than one device for experts and the model has none, or the model
-            has other operations or int8 layers.
+            devices do not divide the heads (of keys and values, of keys of linear attention, of queries of latent
+            attention) or the experts, `leaves` does not divide the columns of a projection or the vocabulary, there is
+            more than one device for experts and the model has none, or the model has other operations.
 
     Guarantee: row-invariant as `Llama`. Logits and the gradients of all parameters have the same bits on 1, 2, 4, ...
     `leaves` devices of `axis`, and on 1, 2, 4, ... of `expert_axis`. They differ from those of `Llama`, whose sums are
@@ -83,7 +87,7 @@ def partition(
         raise TypeError(f"partition: model must be a flax_layers.Llama, got {type(model).__name__}.")
     cut = check_mesh(mesh, axis, leaves, expert_axis)
     check_config(model.config, cut)
-    check_layers(model, (layer for _, layer in cut_layers(model)))
+    check_layers(layer for _, layer in cut_layers(model))
     whole_graph, whole_state = nnx.split(model)
     # The copy shares the arrays.
     found = _laid_out(cut_model(nnx.merge(whole_graph, whole_state), cut), mesh, cut, expert_axis)
@@ -101,6 +105,7 @@ def load_partitioned(
     leaves: int = 8,
     dtype: Any = jnp.float32,
     param_dtype: Any = jnp.float32,
+    prepare: Callable[[Llama], Any] | None = None,
 ) -> PartitionedLlama:
     """Reads a checkpoint straight into the devices of a mesh.
 
@@ -114,6 +119,8 @@ def load_partitioned(
         leaves: The same.
         dtype: Dtype of the computation.
         param_dtype: Dtype of the parameters.
+        prepare: Called with the model, without arrays, before it is cut: `convert` with `quantize="int8"`. A kernel of
+            int8 is quantised by one device, which has all of it meanwhile.
 
     Returns:
         The result of `partition` with the model that `Llama.from_checkpoint` returns.
@@ -141,7 +148,15 @@ def load_partitioned(
     check_config(config, cut)
     make = functools.partial(Llama, config, dtype=dtype, param_dtype=param_dtype)
     whole = nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0)))
-    local: Any = nnx.eval_shape(lambda: cut_model(make(rngs=nnx.Rngs(0)), cut))
+
+    def local_model() -> Llama:
+        model = make(rngs=nnx.Rngs(0))
+        if prepare is not None:
+            prepare(model)
+        check_layers(layer for _, layer in cut_layers(model))
+        return cut_model(model, cut)
+
+    local: Any = nnx.eval_shape(local_model)
     local._set_rotary()
     found = _laid_out(local, mesh, cut, expert_axis)
     params = place_weights(whole, local, found.params, found.shardings(found.specs), checkpoint.weights)
@@ -150,7 +165,7 @@ def load_partitioned(
 
 def _laid_out(local: Llama, mesh: Mesh, cut: Cut, expert_axis: str) -> PartitionedLlama:
     """Returns a model of one device, whose arrays are not placed yet, with their specs."""
-    split: Any = nnx.split(local, nnx.Param, ...)
+    split: Any = nnx.split(local, WEIGHTS, ...)
     graph, state, rest = split
     params = nnx.to_pure_dict(state)
     specs = jax.tree.map(lambda _: P(), params)

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from flax import nnx
 from jax.sharding import Mesh
 
 from ..ops import INVARIANT
-from .layers import Embed, GatedDeltaNet, LatentAttention, Linear, MoE, QuantLinear
+from .layers import Embed, GatedDeltaNet, LatentAttention, Linear, MoE, QuantLinear, QuantMoE
 from .parallel_cut import Cut
 
 if TYPE_CHECKING:
     from ..checkpoint import LlamaConfig
-    from .llama import Llama
 
 _OP = "partition"
+_LAYERS = (Linear, QuantLinear, Embed, MoE, QuantMoE, LatentAttention, GatedDeltaNet)
 
 
 def check_mesh(mesh: Mesh, axis: str, leaves: int, expert_axis: str) -> Cut:
@@ -121,25 +120,21 @@ def _check_experts(experts: int, cut: Cut) -> None:
         )
 
 
-def check_layers(model: Llama, layers: Iterable[Any]) -> None:
+def check_layers(layers: Iterable[Any]) -> None:
     """Checks that the layers of a model can be cut.
 
     Args:
-        model: The model.
         layers: Those that are to be cut.
 
     Raises:
-        ValueError: If one is not a linear layer, an embedding or a mixture of experts, has other operations than
-            `INVARIANT`, or the model has layers of int8.
+        ValueError: If one is not a linear layer, an embedding, attention or a mixture of experts, or has other
+            operations than `INVARIANT`.
     """
     for layer in layers:
-        if type(layer) not in (Linear, Embed, MoE, LatentAttention, GatedDeltaNet):
+        if type(layer) not in _LAYERS:
             raise ValueError(
                 f"{_OP}: the layers must be flax_layers' linear ones, embeddings, attention and mixtures of experts,"
                 f" got a {type(layer).__name__}."
             )
         if layer.ops != INVARIANT:
             raise ValueError(f"{_OP}: the model must have the operations INVARIANT, got {layer.ops}.")
-    for path, node in nnx.iter_graph(model):
-        if isinstance(node, QuantLinear):
-            raise ValueError(f"{_OP}: the model must have no layers of int8, got one at {'.'.join(map(str, path))}.")

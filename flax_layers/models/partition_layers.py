@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import jax
 import numpy as np
 from flax import nnx
 
-from .layers import Attention, GatedDeltaNet, LatentAttention, MoE
+from .layers import Attention, GatedDeltaNet, LatentAttention, MoE, QuantizedWeight, QuantMoE
 from .llama import Llama
 from .llama_weights import read_weights
 from .parallel_cut import Cut, CutLayer
@@ -17,9 +17,14 @@ from .parallel_delta_net import ParallelGatedDeltaNet
 from .parallel_experts import ParallelMoE
 from .parallel_heads import ParallelHeadNorm
 from .parallel_latent import ParallelLatentAttention
-from .parallel_layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbed
+from .parallel_layers import VocabParallelEmbed
+from .parallel_linear import column_parallel_layer, row_parallel_layer
+from .parallel_quant import ParallelQuantMoE, stored_in_int8
 
 type Path = tuple[Any, ...]
+
+WEIGHTS: Final = (nnx.Param, QuantizedWeight)
+"""The variables of a model that are cut or repeated as its parameters: a filter of Flax."""
 
 
 def cut_model(model: Llama, cut: Cut) -> Llama:
@@ -38,25 +43,25 @@ def cut_model(model: Llama, cut: Cut) -> Llama:
             block.attention = ParallelLatentAttention(block.attention, cut)
         else:
             _cut_attention(block.attention, config, cut)
-        if isinstance(block.mlp, MoE):
+        if isinstance(block.mlp, (MoE, QuantMoE)):
             shared = config.experts.shared_size
-            block.mlp = ParallelMoE(block.mlp, cut)
+            block.mlp = (ParallelMoE if isinstance(block.mlp, MoE) else ParallelQuantMoE)(block.mlp, cut)
             if block.mlp.shared is not None:
                 _cut_mlp(block.mlp.shared, shared, cut)
         else:
             _cut_mlp(block.mlp, config.intermediate_size, cut)
     local.embed = VocabParallelEmbed(local.embed, cut)
     if local.lm_head is not None:
-        local.lm_head = ColumnParallelLinear(local.lm_head, (config.vocab_size,), cut)
+        local.lm_head = column_parallel_layer(local.lm_head, (config.vocab_size,), cut)
     return model
 
 
 def _cut_attention(attention: Any, config: Any, cut: Cut) -> None:
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    attention.qkv = ColumnParallelLinear(attention.qkv, (query, key, key), cut)
+    attention.qkv = column_parallel_layer(attention.qkv, (query, key, key), cut)
     if attention.gate is not None:
-        attention.gate = ColumnParallelLinear(attention.gate, (query,), cut)
-    attention.out = RowParallelLinear(attention.out, cut)
+        attention.gate = column_parallel_layer(attention.gate, (query,), cut)
+    attention.out = row_parallel_layer(attention.out, cut)
     if attention.query_norm is not None:
         attention.query_norm = ParallelHeadNorm(attention.query_norm, config.num_heads, cut)
         attention.key_norm = ParallelHeadNorm(attention.key_norm, config.num_kv_heads, cut)
@@ -65,8 +70,8 @@ def _cut_attention(attention: Any, config: Any, cut: Cut) -> None:
 
 
 def _cut_mlp(mlp: Any, width: int, cut: Cut) -> None:
-    mlp.gate_up = ColumnParallelLinear(mlp.gate_up, (width, width), cut)
-    mlp.down = RowParallelLinear(mlp.down, cut)
+    mlp.gate_up = column_parallel_layer(mlp.gate_up, (width, width), cut)
+    mlp.down = row_parallel_layer(mlp.down, cut)
 
 
 def cut_layers(model: Any) -> Iterator[tuple[Path, Any]]:
@@ -130,10 +135,15 @@ def place_weights(
     placed = jax.tree.map(lambda leaf: leaf, params)  # its dicts are changed
     for parameter, read in read_weights(whole, weights):
         *layer, name = paths[id(parameter)]
-        value = read.astype(parameter.dtype)
-        if (cut := layers.get(tuple(layer))) is not None:
-            value = cut.stored(str(name), value)
-        at(placed, tuple(layer))[name] = _placed(value, at(shardings, tuple(layer))[name])
+        path, value = tuple(layer), read.astype(parameter.dtype)
+        own, where = at(placed, path), at(shardings, path)
+        if (cut := layers.get(path)) is not None:
+            parts = cut.stored(str(name), value)
+        elif name not in own:  # a layer of int8 that all devices have
+            parts = stored_in_int8(str(name), value)
+        else:
+            parts = {str(name): value}
+        own.update({part: _placed(array, where[part]) for part, array in parts.items()})
     return dict(placed)
 
 

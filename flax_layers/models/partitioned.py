@@ -16,7 +16,7 @@ from .layers import KVCache
 from .layers.embed import check_token_ids
 from .llama import Llama
 from .parallel_delta_net import state_specs
-from .partition_layers import at, cut_layers
+from .partition_layers import WEIGHTS, at, cut_layers
 from .partitioned_states import init_states_on
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class PartitionedLlama:
         Args:
             ops: The operations; with `PLAIN` products and sums are JAX's, whose bits depend on the number of devices.
         """
-        split: Any = nnx.split(nnx.with_attributes(self.local(self.params), ops=ops), nnx.Param, ...)
+        split: Any = nnx.split(nnx.with_attributes(self.local(self.params), ops=ops), WEIGHTS, ...)
         return dataclasses.replace(self, graph=split[0])
 
     def whole(self, params: Params) -> Params:
@@ -147,7 +147,8 @@ class PartitionedLlama:
             params: A tree with the structure of `params`.
 
         Returns:
-            A tree as `nnx.to_pure_dict(nnx.state(model, nnx.Param))` of the model that was partitioned.
+            A tree as `nnx.to_pure_dict(nnx.state(model, nnx.Param))` of the model that was partitioned, with the
+            weights of layers of int8.
         """
         state = jax.tree.unflatten(jax.tree.structure(self._abstract), jax.tree.leaves(params))
         found: Params = nnx.to_pure_dict(state)

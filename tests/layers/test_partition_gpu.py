@@ -12,8 +12,9 @@ from flax import nnx
 import bijax
 from bijax.serving import Engine, EngineOptions, SamplingParams
 from bijax.testing import assert_bits_equal
-from flax_layers import PLAIN, Llama, PartitionedLlama, ServedLlama, partition
+from flax_layers import PLAIN, Llama, PartitionedLlama, Routing, ServedLlama, convert, partition
 from flax_layers.checkpoint import LlamaConfig
+from flax_layers.checkpoint.experts import ExpertsConfig
 from flax_layers.checkpoint.latent import LatentConfig
 from flax_layers.checkpoint.linear_attention import LinearAttentionConfig
 from tests.parallel.on_devices import AXIS, mesh
@@ -81,6 +82,17 @@ def test_loss_logits_and_gradients(kind: str) -> None:
     assert_bits_equal(trained(two), trained(one))
     with pytest.raises(AssertionError):
         assert_bits_equal(plain_logits(two), plain_logits(one))
+
+
+def test_experts_and_layers_of_int8() -> None:
+    """The bits of the model that is not cut."""
+    experts = ExpertsConfig(intermediate_size=128, shared_size=128, routing=Routing(num_experts=8, topk=3))
+    config = dataclasses.replace(CONFIG, experts=experts)
+    model = convert(Llama(config, dtype=jnp.bfloat16, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0)), quantize="int8")
+    expected = jax.device_get(jax.jit(lambda model: model(TOKENS))(model))
+    for devices in (1, 2):
+        cut = partition(model, mesh(devices), axis=AXIS)
+        assert_bits_equal(jax.device_get(jax.jit(cut.logits)(cut.params, TOKENS)), expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -308,7 +308,7 @@ def bad_input() -> None:
         ),
         ({"tensor_parallel_size": 16}, "at most tensor_parallel_leaves, got 16 and 8"),
         ({"tensor_parallel_leaves": 4}, "must be 8 without tensor_parallel_size, got 4"),
-        ({"tensor_parallel_size": 2, "quantization": "int8"}, "quantization must be None with tensor_parallel_size"),
+        ({"tensor_parallel_size": 2, "kv_cache_dtype": "int8"}, "kv_cache_dtype must be 'auto' with tensor_parallel"),
     ):
         assert wanted in message(lambda given=given: ModelOptions(**given))
     assert "expected at least 16 devices for a model on 16 devices, got 8" in message(lambda: mesh_for(16))

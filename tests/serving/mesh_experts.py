@@ -19,11 +19,11 @@ from bijax.server.start import _warm_engines
 from bijax.serving import Engine, EngineOptions, ModelOptions, SamplingParams
 from bijax.serving.fingerprint import fingerprint
 from bijax.testing import assert_bits_equal
-from flax_layers import Llama, ServedLlama
+from flax_layers import Llama, ServedLlama, convert
 from flax_layers.checkpoint import load_checkpoint
 from flax_layers.checkpoint.hf_config import hf_config
 from flax_layers.checkpoint.weights import expected_shapes
-from tests.layers import checkpoint_files, deepseek_files, hybrid_files
+from tests.layers import checkpoint_files, deepseek_files, hybrid_files, partitioned_attention
 from tests.layers.partitioned_experts import llama, mesh
 from tests.serving.mesh_engines import ONE_BY_ONE, found
 from tests.serving.mesh_engines import folder as dense_folder
@@ -194,6 +194,49 @@ def snapshots() -> None:
     assert_bits_equal(results[1], results[0])
 
 
+def eight(kind: str, *meshes: tuple[int, int], int8: bool = False, **options: Any) -> None:
+    """Models with eight heads on one device and on others; of int8 with the bits of the model that is not cut."""
+    model = partitioned_attention.llama(kind)
+    served = ServedLlama(convert(model, quantize="int8") if int8 else model)
+    alone(served, *meshes, **options)
+    if int8:
+        chosen = EngineOptions(**{**vars(ONE_BY_ONE), **options})
+        engines = Engine(served, options=chosen), Engine(served, options=chosen, mesh=mesh(*meshes[-1]))
+        one, many = (found(engine.generate([[1, 5, 9]], PARAMS)[0]) for engine in engines)
+        assert_bits_equal(many, one)
+
+
+def drafts() -> None:
+    """A hybrid on four devices with drafts that are right and wrong, against one device without."""
+    served = ServedLlama(partitioned_attention.llama("linear"))
+    options: dict[str, Any] = {**vars(ONE_BY_ONE), "page_size": 16, "max_length": 32, "num_pages": 8}
+    params = SamplingParams(max_new_tokens=12, temperature=0, logprobs=True)
+    results = []
+    for tensor, drafted in ((1, 0), (4, 3)):
+        engine = Engine(
+            served, options=EngineOptions(**{**options, "speculative_tokens": drafted}), mesh=mesh(tensor, 1)
+        )
+        results.append(found(engine.generate([[1, 5, 9, 1, 5, 9, 1, 5]], params)[0]))
+        assert (engine.stats().drafted_tokens > 0) == (drafted > 0)
+    assert_bits_equal(results[1], results[0])
+
+
+def modes(kind: str, devices: int, *more: str) -> None:
+    """Every mode of `bijax test-deterministic` with a checkpoint that is cut over devices."""
+    small = "--trials 2 --max-new-tokens 3 --max-running 2 --max-prefill-tokens 4 --num-pages 48 --page-size 4 --json"
+    with tempfile.TemporaryDirectory() as made:
+        if kind == "deepseek":
+            path = deepseek_files.write_model(Path(made) / "m", deepseek_files.V3)
+        else:
+            fields, stored = hybrid_files.fields("qwen3_next"), hybrid_files.weights("qwen3_next")
+            path = checkpoint_files.write_folder(Path(made) / "m", fields, stored)
+        over = ["--tensor-parallel-size", str(devices), "--tensor-parallel-leaves", "4", *more]
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            assert cli.main(["test-deterministic", "--model", str(path), "--mode", "all", *over, *small.split()]) == 0
+        rows = json.loads(printed.getvalue())["requests"]
+        assert {row["unique_bits"] for row in rows} == {1}
+
+
 def qwen(meshes: Sequence[tuple[int, int]]) -> Callable[[], None]:
     return lambda: alone(ServedLlama(llama(qk_norm=True)), *meshes)
 
@@ -208,6 +251,14 @@ CHECKS: dict[str, Callable[[], None]] = {
     "DeepSeek": lambda: alone(checkpointed("deepseek"), (1, 1), (1, 8), (4, 2), leaves=4),
     "Qwen3-Next": lambda: alone(checkpointed("hybrid"), (1, 1), (1, 4), (2, 2), leaves=4),
     "snapshots": snapshots,
+    "hybrid on 8 devices": lambda: eight("linear", (1, 1), (2, 1), (4, 1), (8, 1), page_size=16, max_prefill_tokens=4),
+    "DeepSeek on 8 devices": lambda: eight("latent", (1, 1), (2, 1), (4, 1), (8, 1), max_prefill_tokens=4),
+    "drafts of a hybrid": drafts,
+    "DeepSeek in int8": lambda: eight("latent", (1, 1), (8, 1), int8=True),
+    "hybrid in int8": lambda: eight("linear", (1, 1), (8, 1), int8=True, page_size=16),
+    "modes of DeepSeek": lambda: modes("deepseek", 4),
+    "modes of DeepSeek in int8": lambda: modes("deepseek", 2, "--quantization", "int8"),
+    "modes of a hybrid": lambda: modes("hybrid", 2),
     "command with experts": command,
 }
 
