@@ -1,7 +1,7 @@
 """How many pages the cache gets."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -40,11 +40,8 @@ def choose_num_pages(model: Model, options: EngineOptions, *, max_length: int) -
     if options.num_pages is not None:
         return options.num_pages
     page_size = options.page_size
-    page: Any = jax.eval_shape(lambda: model.init_pages(1, page_size))
     mesh: Mesh | None = getattr(model, "mesh", None)
-    arrays = jax.tree.leaves(page)
-    if mesh is not None and mesh.size > 1:
-        arrays = _parts(model, page_size)
+    arrays = _arrays(model, lambda: model.init_pages(1, page_size))
     page_bytes = sum(a.size * a.dtype.itemsize for a in arrays)
     devices = (
         [_device(model)] if mesh is None else [d for d in mesh.devices.flat if d.process_index == jax.process_index()]
@@ -65,7 +62,7 @@ def choose_num_pages(model: Model, options: EngineOptions, *, max_length: int) -
 
 
 class StateBytes(NamedTuple):
-    """Memory of a model's states, in bytes.
+    """Memory of a model's states on a device, in bytes.
 
     Attributes:
         running: Of a running sequence.
@@ -80,10 +77,8 @@ class StateBytes(NamedTuple):
         """Returns the bytes for a model; 0 for a model that keeps only pages."""
         if state_interval(model) is None:
             return cls()
-        shapes: list[Any] = [
-            jax.eval_shape(lambda make=make: make(1)) for make in (model.init_states, model.init_snapshots)
-        ]
-        return cls(*(sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(shape)) for shape in shapes))
+        made = [_arrays(model, lambda make=make: make(1)) for make in (model.init_states, model.init_snapshots)]
+        return cls(*(sum(a.size * a.dtype.itemsize for a in arrays) for arrays in made))
 
     def total(self, options: EngineOptions) -> tuple[int, int]:
         """Returns the bytes of all running sequences, and of all snapshots."""
@@ -119,10 +114,14 @@ def available_bytes() -> int:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
-def _parts(model: Model, page_size: int) -> list[jax.ShapeDtypeStruct]:
-    """Returns what each device has of a page."""
-    page: list[jax.Array] = jax.tree.leaves(model.init_pages(1, page_size))
-    return [jax.ShapeDtypeStruct(a.sharding.shard_shape(a.shape), a.dtype) for a in page]
+def _arrays(model: Model, make: Callable[[], Any]) -> list[jax.ShapeDtypeStruct]:
+    """Returns what a device has of arrays that a model makes."""
+    mesh: Mesh | None = getattr(model, "mesh", None)
+    if mesh is None or mesh.size == 1:
+        found: list[jax.ShapeDtypeStruct] = jax.tree.leaves(jax.eval_shape(make))
+        return found
+    whole: list[jax.Array] = jax.tree.leaves(make())
+    return [jax.ShapeDtypeStruct(a.sharding.shard_shape(a.shape), a.dtype) for a in whole]
 
 
 def _device(model: Model) -> jax.Device:
