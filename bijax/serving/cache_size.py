@@ -1,5 +1,6 @@
 """How many pages the cache gets."""
 
+import functools
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -77,7 +78,7 @@ class StateBytes(NamedTuple):
         """Returns the bytes for a model; 0 for a model that keeps only pages."""
         if state_interval(model) is None:
             return cls()
-        made = [_arrays(model, lambda make=make: make(1)) for make in (model.init_states, model.init_snapshots)]
+        made = [_arrays(model, functools.partial(make, 1)) for make in (model.init_states, model.init_snapshots)]
         return cls(*(sum(a.size * a.dtype.itemsize for a in arrays) for arrays in made))
 
     def total(self, options: EngineOptions) -> tuple[int, int]:

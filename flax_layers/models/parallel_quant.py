@@ -187,12 +187,14 @@ class ParallelQuantMoE(ParallelMoE):
     def first_product(self, rows: jax.Array, gate_up: Any, counts: jax.Array) -> jax.Array:
         """Returns the products with gates and up projections, before the activation."""
         quantised, scale = bijax.scale_dynamic_quant(rows)
-        return bijax.moe_quant_group_gemm(quantised, scale, *gate_up, counts, preferred_element_type=rows.dtype)
+        weight, columns = gate_up
+        return bijax.moe_quant_group_gemm(quantised, scale, weight, columns, counts, preferred_element_type=rows.dtype)
 
     def second_product(self, inner: jax.Array, down: Any, counts: jax.Array) -> jax.Array:
         """Returns the results of the experts."""
         quantised, scale = bijax.moe_swiglu_dynamic_quant(inner, None, counts)
-        return bijax.moe_quant_group_gemm(quantised, scale, *down, counts, preferred_element_type=inner.dtype)
+        weight, columns = down
+        return bijax.moe_quant_group_gemm(quantised, scale, weight, columns, counts, preferred_element_type=inner.dtype)
 
     def specs(self) -> dict[str, PartitionSpec]:
         """Returns how the parameters that are cut are sharded."""

@@ -45,7 +45,7 @@ def cut_model(model: Llama, cut: Cut) -> Llama:
             _cut_attention(block.attention, config, cut)
         if isinstance(block.mlp, (MoE, QuantMoE)):
             shared = config.experts.shared_size
-            block.mlp = (ParallelMoE if isinstance(block.mlp, MoE) else ParallelQuantMoE)(block.mlp, cut)
+            block.mlp = ParallelMoE(block.mlp, cut) if isinstance(block.mlp, MoE) else ParallelQuantMoE(block.mlp, cut)
             if block.mlp.shared is not None:
                 _cut_mlp(block.mlp.shared, shared, cut)
         else:

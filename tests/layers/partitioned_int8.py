@@ -82,11 +82,10 @@ class _Naive(GatheredQuantLinear):
 def models(kind: str, *meshes: tuple[int, int], **changes: Any) -> None:
     """Logits have the bits of the model that is not cut; with plain JAX experts on several devices have others."""
     make = partitioned_experts.llama if kind == "experts" else lambda **k: partitioned_attention.llama(kind, **k)
-    # Large kernels of experts, so that their sums count beside the residual stream.
-    whole = (
-        jax.tree.map(lambda x: x * 8 if x.ndim == 3 else x, make(**changes)) if kind == "experts" else make(**changes)
-    )
-    model = convert(whole, quantize="int8")
+    model = make(**changes)
+    if kind == "experts":  # large kernels, so that their sums count beside the residual stream
+        model = jax.tree.map(lambda x: x * 8 if x.ndim == 3 else x, model)
+    model = convert(model, quantize="int8")
     expected = jax.jit(lambda model: model(TOKENS))(model)
     plain: Any = None
     for tensor, expert in meshes:

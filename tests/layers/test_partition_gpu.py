@@ -50,9 +50,9 @@ KINDS: Final[dict[str, dict[str, Any]]] = {
     "latent": {"latent": LATENT},
 }
 TOKENS: Final = np.random.default_rng(0).integers(0, CONFIG.vocab_size, (2, 70))
-PROMPTS: Final = [[1, 5, 9, 7], [int(t) for t in TOKENS[0]]]
+PROMPTS: Final = [[1, 5, 9, 7], [int(t) for t in TOKENS[0, :10]]]
 PARAMS: Final = SamplingParams(max_new_tokens=4, seed=3, logprobs=True, top_logprobs=2)
-OPTIONS: Final = EngineOptions(page_size=16, num_pages=24, max_running=2, max_prefill_tokens=64, max_length=128)
+OPTIONS: Final = EngineOptions(page_size=16, num_pages=24, max_running=1, max_prefill_tokens=16, max_length=64)
 
 
 def llama(kind: str) -> Llama:
@@ -97,7 +97,7 @@ def test_experts_and_layers_of_int8() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_engine(kind: str) -> None:
-    """Requests together, then each with a warm cache, on one GPU and on two."""
+    """Requests with a cold cache and a warm one, on one GPU and on two."""
     served, results = ServedLlama(llama(kind)), []
     for devices in (1, 2):
         engine = Engine(served.partitioned(mesh(devices), axis=AXIS), options=OPTIONS)
