@@ -31,3 +31,31 @@ WITH_EXPERTS = (
 @pytest.mark.parametrize("names", [*map(full_only, WITH_EXPERTS)], ids=lambda names: names[0])
 def test_experts_have_the_same_bits_on_any_number_of_devices(names: tuple[str, ...]) -> None:
     assert fake_devices.run("tests.layers.partitioned_experts", *names) == list(names)
+
+
+FAST_ATTENTION = ("bad heads",)
+ATTENTION = (
+    ("chunks of linear attention", "chunks of latent attention"),
+    ("gradients of linear attention",),
+    ("gradients of latent attention",),
+    ("linear attention with experts",),
+    ("latent attention in bfloat16",),
+)
+
+
+@pytest.mark.parametrize("names", [FAST_ATTENTION, *map(full_only, ATTENTION)], ids=lambda names: names[0])
+def test_latent_and_linear_attention_have_the_same_bits_on_any_number_of_devices(names: tuple[str, ...]) -> None:
+    assert fake_devices.run("tests.layers.partitioned_attention", *names) == list(names)
+
+
+INT8 = (
+    ("layers of int8", "loading int8"),
+    ("experts of int8",),
+    ("linear attention in int8",),
+    ("latent attention in int8",),
+)
+
+
+@pytest.mark.parametrize("names", [*map(full_only, INT8)], ids=lambda names: names[0])
+def test_int8_has_the_bits_of_a_model_that_is_not_cut(names: tuple[str, ...]) -> None:
+    assert fake_devices.run("tests.layers.partitioned_int8", *names) == list(names)

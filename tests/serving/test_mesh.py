@@ -29,6 +29,14 @@ WITH_EXPERTS = (
     ("DeepSeek",),
     ("Qwen3-Next",),
     ("snapshots",),
+    ("hybrid on 8 devices",),
+    ("DeepSeek on 8 devices",),
+    ("drafts of a hybrid",),
+    ("DeepSeek in int8",),
+    ("hybrid in int8",),
+    ("modes of DeepSeek",),
+    ("modes of DeepSeek in int8",),
+    ("modes of a hybrid",),
     ("command with experts",),
 )
 
