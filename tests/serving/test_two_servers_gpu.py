@@ -10,7 +10,7 @@ import pytest
 from flax_layers.checkpoint.hf_config import hf_config
 from flax_layers.checkpoint.weights import expected_shapes
 from tests.layers import checkpoint_files
-from tests.serving.test_two_servers import answer, serving
+from tests.serving.processes_of_a_server import answer, serving
 
 DEVICES: Final = len(jax.devices())
 
