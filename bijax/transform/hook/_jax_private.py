@@ -14,18 +14,24 @@
 - `mlir.lower_per_platform` chooses among rules in a program for several platforms.
 - `source_info_util` gives the line of the user's program that an equation comes from.
 - `special.regularized_incomplete_beta_impl` is the program of the incomplete beta function; see `own_programs.py`.
+- `numpy.einsum.opt_einsum` chooses the order in which `jax.numpy.einsum` contracts its operands, from the sizes of all
+  axes. JAX has no setting for it, and its equations no longer tell which operands there were; see `einsum_paths.py`.
+- `xla_metadata_lib.current_xla_metadata` has what `jax.experimental.xla_metadata` sets: the request of the rule of a
+  gradient that is traced after the function has returned.
 - `stages.Compiled.__call__` runs a program that was compiled earlier; see `watch.py`. (It is public. That a check can
   run before it is not.)
 """
 
 import functools
+import importlib
 import inspect
 import threading
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import jax
-from jax._src import source_info_util
+from jax._src import source_info_util, xla_metadata_lib
 from jax._src.interpreters import mlir as _mlir
 from jax._src.lax import special as _special
 from jax.extend.core import Primitive
@@ -41,6 +47,8 @@ SUPPORTED: Final = ">=0.11.2,<0.12.1"
 Context = Any  # mlir.LoweringRuleContext, whose values are typed too abstractly for arrays
 Rule = Callable[..., Sequence[Any]]
 Hook = Callable[[Any, Any, Callable[[Any], Any]], Any]
+
+_einsum: Final[Any] = importlib.import_module("jax._src.numpy.einsum")  # its package has the function under this name
 
 _PARAMETERS: Final[dict[str, str]] = {
     "jaxpr_subcomp": "ctx jaxpr name_stack tokens consts_for_constvars args dim_var_values const_lowering"
@@ -79,6 +87,10 @@ def check() -> None:
             wrong.append(f"there is no dict mlir.{name}")
     if _parameter_names(getattr(_special, "regularized_incomplete_beta_impl", None)) != ["a", "b", "x", "dtype"]:
         wrong.append("there is no special.regularized_incomplete_beta_impl(a, b, x, *, dtype)")
+    if not callable(getattr(getattr(_einsum, "opt_einsum", None), "contract_path", None)):
+        wrong.append("there is no numpy.einsum.opt_einsum.contract_path")
+    if not callable(getattr(xla_metadata_lib, "current_xla_metadata", None)):
+        wrong.append("there is no xla_metadata_lib.current_xla_metadata")
     for name in ("current", "user_frames"):
         if not callable(getattr(source_info_util, name, None)):
             wrong.append(f"there is no source_info_util.{name}")
@@ -94,12 +106,13 @@ def _parameter_names(function: Any) -> list[str]:
     return [name for name in inspect.signature(function).parameters if name != "self"] if callable(function) else []
 
 
-def install(hook: Hook) -> None:
-    """Wraps JAX's lowering of a program's equations; does nothing the second time.
+def install(hook: Hook, path: Callable[[Any], Callable[..., Any]]) -> None:
+    """Wraps JAX's lowering of a program's equations, and its choice of einsum's order; does nothing the second time.
 
     Args:
         hook: Takes the context of the module, the program, and a function that lowers a program with the same
             variables; returns that function's result. Several threads call it at once.
+        path: Takes the module opt_einsum and returns what `jax.numpy.einsum` calls instead of its `contract_path`.
 
     Raises:
         UnsupportedError: If this version of JAX is not supported.
@@ -119,7 +132,17 @@ def install(hook: Hook) -> None:
 
         _mlir.jaxpr_subcomp = jaxpr_subcomp
         mlir.jaxpr_subcomp = jaxpr_subcomp  # the same function under its public name
+        # A copy of the module: opt_einsum itself, which others use too, stays as it is.
+        copy = types.ModuleType(_einsum.opt_einsum.__name__)
+        copy.__dict__.update(vars(_einsum.opt_einsum), contract_path=path(_einsum.opt_einsum))
+        _einsum.opt_einsum = copy
         _installed = True
+
+
+def metadata_of_trace() -> dict[str, str] | None:
+    """Returns the metadata that equations traced now, in this thread, get."""
+    found: dict[str, str] | None = xla_metadata_lib.current_xla_metadata()
+    return found
 
 
 def rules_of(ctx: Any, primitive: Primitive, equation: Any) -> tuple[dict[str, Rule], Rule | None, bool]:

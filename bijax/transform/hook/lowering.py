@@ -29,6 +29,7 @@ from bijax.transform.fusion import PRODUCT, ROW_PROGRAM, run_row_program, with_r
 from bijax.transform.hook import _jax_private, callbacks, compiled, entered
 from bijax.transform.hook._jax_private import Context, Rule
 from bijax.transform.hook.cut_rows import with_rows_left
+from bijax.transform.hook.einsum_paths import without_batch
 from bijax.transform.hook.own_programs import OWN_PROGRAMS
 from bijax.transform.hook.state import INVARIANT, OFF, current, of_equation, requested
 from bijax.transform.hook.whole_values import with_whole_values
@@ -52,7 +53,7 @@ def install() -> None:
     Raises:
         UnsupportedError: If this version of JAX is not supported.
     """
-    _jax_private.install(entered.noting(_lower))
+    _jax_private.install(entered.noting(_lower), without_batch)
 
 
 def _lower(ctx: Any, jaxpr: Any, lower: Callable[[Any], Any]) -> Any:
