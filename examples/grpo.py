@@ -42,7 +42,8 @@ class Settings:
         group: Samples of a prompt, among which rewards are compared.
         new_tokens: Tokens of a sample.
         together: Samples that the engine decodes at once.
-        width: Of the residual stream, in heads of 64.
+        width: Of the residual stream.
+        head_dim: Width of a head, a divisor of `width`.
         layers: Of the model.
         learning_rate: Of Adam.
         clip: Ratios farther from 1 than this give no gradient.
@@ -58,6 +59,7 @@ class Settings:
     new_tokens: int = 4
     together: int = 8
     width: int = 192
+    head_dim: int = 64
     layers: int = 4
     learning_rate: float = 3e-4
     clip: float = 0.2
@@ -148,9 +150,10 @@ def train(settings: Settings, on_step: Callable[[int, Comparison], None]) -> lis
 
 def make_model(settings: Settings) -> Llama:
     """Returns a model with random weights, of the proportions of SmolLM2-135M."""
-    heads, linear = settings.width // 64, None
+    size, linear = settings.head_dim, None
+    heads = settings.width // size
     if settings.hybrid:
-        sizes = {"num_key_heads": heads, "num_value_heads": heads, "key_dim": 64, "value_dim": 64}
+        sizes = {"num_key_heads": heads, "num_value_heads": heads, "key_dim": size, "value_dim": size}
         linear = LinearAttentionConfig(**sizes, layers=(True, False))
     config = LlamaConfig(
         vocab_size=EQUALS + 1,
@@ -159,7 +162,7 @@ def make_model(settings: Settings) -> Llama:
         num_layers=settings.layers,
         num_heads=heads,
         num_kv_heads=1,
-        head_dim=64,
+        head_dim=size,
         rope_theta=100000.0,
         rms_norm_eps=1e-5,
         tie_word_embeddings=False,

@@ -9,9 +9,10 @@ import pytest
 
 import bijax
 from pallas_kernels.contract import AttentionContract
+from tests.arrays import ones
 
-Q, K = jnp.ones((2, 3, 4, 32)), jnp.ones((2, 70, 2, 32))
-PAGES = jnp.ones((6, 4, 2, 32))
+Q, K = ones((2, 3, 4, 32)), ones((2, 70, 2, 32))
+PAGES = ones((6, 4, 2, 32))
 TABLE = np.array([[0, 1], [2, 3]])
 
 attend = bijax.dot_product_attention

@@ -14,9 +14,9 @@ from bijax.testing import assert_bits_equal
 from tests.operators import oracles
 from tests.tiers import full_only
 
-HEADS, KEYS, WIDTH, SIZE, BLOCKS = 4, 2, 8, 4, 12
+HEADS, KEYS, WIDTH, SIZE, BLOCKS = 4, 2, 8, 4, 72
 PAST, NEW = np.array([5, 0, 9], np.int32), np.array([3, 4, 1], np.int32)
-TABLE = np.random.default_rng(0).permutation(BLOCKS).reshape(4, 3).astype(np.int32)
+TABLE = np.random.default_rng(0).permutation(BLOCKS).reshape(4, 18).astype(np.int32)
 IDS = np.array([2, 0, 3], np.int32)
 
 
@@ -74,7 +74,7 @@ def test_prefill_and_decode(quantised: bool, every: bool) -> None:
             found = np.asarray(one(q[at][:, None], np.where(step < NEW, PAST + step, PAST), IDS))[:, 0]
         assert_bits_equal(found[here], y[at[here]], err_msg=f"step {step}")
     # Traced numbers out of range.
-    bad = whole(q, q_lens=NEW, kv_lens=np.array([5, 9, 9]), kv_ids=np.array([2, 0, 7]))
+    bad = whole(q, q_lens=NEW, kv_lens=np.array([5, 18 * SIZE - 3, 9]), kv_ids=np.array([2, 0, 7]))
     assert np.isnan(np.asarray(bad, np.float32)).any(axis=(1, 2)).tolist() == [False] * 3 + [True] * 5 + [False] * 2
     if not every:
         return
@@ -121,7 +121,8 @@ def test_plain_jax_differs() -> None:
 
 
 X = np.zeros((1, 2, HEADS, WIDTH), np.float32)
-CACHE = np.zeros((BLOCKS, KEYS, SIZE, WIDTH), np.float32)
+SMALL = np.arange(12, dtype=np.int32).reshape(4, 3)
+CACHE = np.zeros((12, KEYS, SIZE, WIDTH), np.float32)
 SCALE = np.ones((KEYS, WIDTH), np.float32)
 
 
@@ -144,37 +145,37 @@ SCALE = np.ones((KEYS, WIDTH), np.float32)
             ValueError,
             r"kv_lens must be in \[0, 4\]",
         ),
-        (lambda: bijax.flash_attention_prefill(X[0, 0], TABLE, CACHE, CACHE), ValueError, "q must have the dimensions"),
-        (lambda: bijax.flash_attention_prefill(X[0], TABLE, CACHE, CACHE), ValueError, "packed tokens need q_lens"),
+        (lambda: bijax.flash_attention_prefill(X[0, 0], SMALL, CACHE, CACHE), ValueError, "q must have the dimensions"),
+        (lambda: bijax.flash_attention_prefill(X[0], SMALL, CACHE, CACHE), ValueError, "packed tokens need q_lens"),
         (
-            lambda: bijax.flash_attention_prefill(X, TABLE, CACHE.astype(np.int8), CACHE.astype(np.int8)),
+            lambda: bijax.flash_attention_prefill(X, SMALL, CACHE.astype(np.int8), CACHE.astype(np.int8)),
             ValueError,
             "k_scale is needed",
         ),
         (
-            lambda: bijax.flash_attention_prefill(X, TABLE, CACHE, CACHE, k_scale=SCALE, v_scale=SCALE),
+            lambda: bijax.flash_attention_prefill(X, SMALL, CACHE, CACHE, k_scale=SCALE, v_scale=SCALE),
             ValueError,
             "belongs to no other, got one",
         ),
         (
-            lambda: bijax.flash_attention_prefill(X, TABLE, CACHE.astype(np.float16), CACHE),
+            lambda: bijax.flash_attention_prefill(X, SMALL, CACHE.astype(np.float16), CACHE),
             TypeError,
             "k_cache must be",
         ),
         (
-            lambda: bijax.flash_attention_prefill(X, TABLE, CACHE, CACHE.astype(np.int8), v_scale=SCALE),
+            lambda: bijax.flash_attention_prefill(X, SMALL, CACHE, CACHE.astype(np.int8), v_scale=SCALE),
             TypeError,
             "share one dtype",
         ),
-        (lambda: bijax.flash_attention_decode(X, TABLE, CACHE, CACHE, kv_lens=[11]), ValueError, "lengths must be in"),
-        (lambda: bijax.flash_attention_decode(X, TABLE, CACHE, CACHE, kv_lens=[13]), ValueError, "kv_lens must be in"),
+        (lambda: bijax.flash_attention_decode(X, SMALL, CACHE, CACHE, kv_lens=[11]), ValueError, "lengths must be in"),
+        (lambda: bijax.flash_attention_decode(X, SMALL, CACHE, CACHE, kv_lens=[13]), ValueError, "kv_lens must be in"),
         (
-            lambda: bijax.flash_attention_decode(X, TABLE, CACHE, CACHE, kv_lens=[1], kv_ids=[4]),
+            lambda: bijax.flash_attention_decode(X, SMALL, CACHE, CACHE, kv_lens=[1], kv_ids=[4]),
             ValueError,
             "kv_ids must be in",
         ),
         (
-            lambda: bijax.flash_attention_decode(X, TABLE, CACHE, CACHE, kv_lens=[1], q_seq_len=1, q_lens=[2]),
+            lambda: bijax.flash_attention_decode(X, SMALL, CACHE, CACHE, kv_lens=[1], q_seq_len=1, q_lens=[2]),
             ValueError,
             "q_lens must be in",
         ),

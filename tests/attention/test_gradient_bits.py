@@ -14,7 +14,7 @@ from pallas_kernels.attention.cpu import launch as cpu
 from pallas_kernels.attention.schedule.cpu import GRADIENT_REFERENCE, Tile, gradient_tiles
 from pallas_kernels.contract import attention_contract
 
-HEADS, KEY_HEADS, SIZE, LENGTH = 4, 2, 32, 150
+HEADS, KEY_HEADS, SIZE, LENGTH = 4, 2, 8, 150
 
 Arrays = tuple[np.ndarray, ...]
 

@@ -12,11 +12,12 @@ import pytest
 import bijax
 from bijax.testing import assert_bits_equal, bits, hostile_rows
 from pallas_kernels.errors import UnsupportedError
+from tests.arrays import ones, zeros
 from tests.attention.reference import reference, visible_keys
 from tests.eight_bits import composed
 from tests.jax_triton.packages import needs_jax_triton
 
-HEADS, WIDTH, VALUES, SCALE = 4, 24, 16, 0.2
+HEADS, WIDTH, VALUES, SCALE = 4, 12, 8, 0.2
 LENGTH, CAPACITY, PAGE = 150, 192, 16
 
 
@@ -237,26 +238,26 @@ def test_gpus_serve_576_columns_under_one_contract(architecture: str) -> None:
             jax.jit(calls[0][0]).trace(*wide).lower(lowering_platforms=("cuda",))
 
 
-QUERY, LATENTS = jnp.zeros((2, 3, HEADS, WIDTH)), jnp.zeros((2, 9, WIDTH))
+QUERY, LATENTS = np.zeros((2, 3, HEADS, WIDTH), np.float32), np.zeros((2, 9, WIDTH), np.float32)
 
 
 @pytest.mark.parametrize(
     ("given", "error", "match"),
     [
-        ({"query": QUERY[0]}, ValueError, r"query must have the dimensions \(B, T, N, W\), got float32\[3,4,24\]"),
+        ({"query": QUERY[0]}, ValueError, r"query must have the dimensions \(B, T, N, W\), got float32\[3,4,12\]"),
         ({"query": QUERY[:, :, :0]}, ValueError, "at least one head"),
-        ({"latents": LATENTS[..., :20]}, ValueError, r"latents must have the dimensions \(B, S, W\), .*\[2,9,20\]"),
+        ({"latents": LATENTS[..., :10]}, ValueError, r"latents must have the dimensions \(B, S, W\), .*\[2,9,10\]"),
         ({"latents": LATENTS[:1]}, ValueError, "as many sequences .*got query .* and latents of 1 sequences"),
-        ({"latents": LATENTS.astype("bfloat16")}, TypeError, "must share one dtype.*latents bfloat16"),
+        ({"latents": LATENTS.astype(jnp.bfloat16)}, TypeError, "must share one dtype.*latents bfloat16"),
         ({"latents": LATENTS.astype("int8")}, ValueError, "latent_scale is needed for latents of int8.*got none"),
-        ({"latent_scale": jnp.ones(())}, ValueError, "latent_scale is needed .*belongs to no other, got one"),
+        ({"latent_scale": ones(())}, ValueError, "latent_scale is needed .*belongs to no other, got one"),
         (
-            {"latents": LATENTS.astype("int8"), "latent_scale": jnp.ones(3)},
+            {"latents": LATENTS.astype("int8"), "latent_scale": ones(3)},
             ValueError,
-            r"latent_scale must have the shape \(\), or \(24,\)",
+            r"latent_scale must have the shape \(\), or \(12,\)",
         ),
-        ({"value_size": 25}, ValueError, r"value_size must be in \[1, 24\], .*got 25"),
-        ({"value_size": 0}, ValueError, r"value_size must be in \[1, 24\], .*got 0"),
+        ({"value_size": 13}, ValueError, r"value_size must be in \[1, 12\], .*got 13"),
+        ({"value_size": 0}, ValueError, r"value_size must be in \[1, 12\], .*got 0"),
         ({"value_size": 8.0}, TypeError, "value_size must be an integer"),
         ({"scale": None}, TypeError, "scale must be a number, got None"),
         ({"is_causal": 2}, TypeError, "is_causal must be True or False"),
@@ -274,7 +275,7 @@ def test_wrong_arguments(given: dict[str, Any], error: type[Exception], match: s
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        ({"latent_pages": jnp.zeros((3, 0, WIDTH))}, "a page must hold at least 1 latent"),
+        ({"latent_pages": zeros((3, 0, WIDTH))}, "a page must hold at least 1 latent"),
         ({"page_table": [[0, 1]]}, r"page_table must have the shape \(2, pages of a sequence\), got .*\[1,2\]"),
         ({"page_table": [[0, 9], [1, 2]]}, r"page_table must hold pages in \[0, 3\).*got 9 for sequence 0, entry 1"),
         ({"lengths": 9}, r"lengths must be in \[0, 8\].*got 9"),
@@ -282,7 +283,7 @@ def test_wrong_arguments(given: dict[str, Any], error: type[Exception], match: s
     ],
 )
 def test_wrong_pages(given: dict[str, Any], match: str) -> None:
-    arguments: dict[str, Any] = {"latent_pages": jnp.zeros((3, 4, WIDTH)), "page_table": [[0, 1], [1, 2]], "lengths": 7}
+    arguments: dict[str, Any] = {"latent_pages": zeros((3, 4, WIDTH)), "page_table": [[0, 1], [1, 2]], "lengths": 7}
     arguments |= given
     with pytest.raises(ValueError, match=rf"bijax\.paged_latent_attention: .*{match}"):
         bijax.paged_latent_attention(QUERY, *arguments.values(), value_size=VALUES, scale=SCALE)

@@ -18,6 +18,7 @@ from pallas_kernels.attention.hopper.merge import merge
 from pallas_kernels.contract import LEAST, SplitAttentionContract
 from pallas_kernels.parts.hopper.tile import Arithmetic, across
 from tests.mosaic import interpreter
+from tests.tiers import full_only
 
 SIZE = 64
 PARAMETERS = interpreter()
@@ -34,7 +35,7 @@ def one_by_one(values: np.ndarray, stats: np.ndarray, begin: int, stop: int) -> 
     return np.asarray(jnp.where(across(merged.total, SIZE) != 0, total / across(merged.total, SIZE), 0))
 
 
-@pytest.mark.parametrize(("splits", "spans"), [(3, [(0, 3), (1, 2)]), (150, [(0, 150), (37, 141)])])
+@pytest.mark.parametrize(("splits", "spans"), [full_only(3, [(0, 3), (1, 2)]), (150, [(0, 150), (37, 141)])])
 def test_splits_are_merged_upwards(splits: int, spans: list[tuple[int, int]]) -> None:
     rng, room = np.random.default_rng(0), padded_splits(splits)
     values = rng.standard_normal((2, splits, 4, SIZE)).astype(np.float32)

@@ -9,6 +9,7 @@ import pytest
 
 import bijax
 from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report
+from tests.arrays import ones
 from tests.operators import oracles
 from tests.operators.lowering import assert_fenced_on_cuda
 from tests.tiers import full_only
@@ -200,7 +201,7 @@ C8 = jnp.asarray(np.ones((2, K, 4, D), np.int8))
             r"key_scale is needed for a cache of int8 or float8_e4m3fn, got none with",
         ),
         (
-            {"key_scale": jnp.ones((K, D))},
+            {"key_scale": ones((K, D))},
             ValueError,
             r"key_scale belongs to a cache of int8 or float8_e4m3fn, got one with k_cache",
         ),

@@ -10,6 +10,7 @@ import pytest
 import bijax
 from bijax.testing import assert_bits_equal
 from pallas_kernels.errors import UnsupportedError
+from tests.arrays import ones, zeros
 
 WIDTH, SIZE, BLOCKS = 3, 4, 7
 TABLE = np.array([[5, 1, 6], [0, 3, 2]], np.int32)
@@ -63,21 +64,21 @@ def test_what_a_loop_writes(dtype: str, paged: bool) -> None:
     ("given", "error", "match"),
     [
         (
-            {"cache": jnp.zeros((2, 4))},
+            {"cache": zeros((2, 4))},
             ValueError,
             r"cache must have the dimensions \(slots, S, W\), got float32\[2,4\]",
         ),
         ({"cache": np.zeros((2, 4, WIDTH), "int32")}, TypeError, "cache must be an array of .* got int32"),
         (
-            {"cache": jnp.zeros((2, 4, WIDTH), "bfloat16")},
+            {"cache": zeros((2, 4, WIDTH), "bfloat16")},
             TypeError,
             "latents and a cache .* must share one dtype, got latents float32",
         ),
-        ({"latents": jnp.zeros((1, 2, 5))}, ValueError, r"latents must have the dimensions \(B, L, 3\) or \(T, 3\)"),
-        ({"cache": jnp.zeros((2, 4, WIDTH), "int8")}, ValueError, "latent_scale is needed for a cache of .* got none"),
-        ({"latent_scale": jnp.ones(())}, ValueError, "latent_scale belongs to a cache of .* got one"),
+        ({"latents": zeros((1, 2, 5))}, ValueError, r"latents must have the dimensions \(B, L, 3\) or \(T, 3\)"),
+        ({"cache": zeros((2, 4, WIDTH), "int8")}, ValueError, "latent_scale is needed for a cache of .* got none"),
+        ({"latent_scale": ones(())}, ValueError, "latent_scale belongs to a cache of .* got one"),
         (
-            {"cache": jnp.zeros((2, 4, WIDTH), "int8"), "latent_scale": jnp.ones(2)},
+            {"cache": zeros((2, 4, WIDTH), "int8"), "latent_scale": ones(2)},
             ValueError,
             r"latent_scale must have the shape \(\), or \(3,\)",
         ),

@@ -47,12 +47,14 @@ def prompts(dtype: str) -> tuple[dict[str, Any], np.ndarray, DeltaRuleState]:
 
 def test_a_state_can_be_donated() -> None:
     """Each of its arrays is one of its own: JAX refuses to donate an array twice."""
-    x = part(prompts("float32")[0], [0] * len(KINDS), 1)
+    x = batch(KINDS, 1, "bfloat16")  # the program of the next test
     donated = jax.jit(lambda state, x: bijax.gated_delta_rule_extend(**x, state=state), donate_argnums=0)
-    y, state = donated(no_tokens(len(KINDS), "float32"), x)
-    expected, _ = extend(**x, state=no_tokens(len(KINDS), "float32"))
+    y, state = donated(no_tokens(len(KINDS), "bfloat16"), x)
+    expected, _ = extend(**x, state=no_tokens(len(KINDS), "bfloat16"))
     assert_bits_equal(y, expected)
-    y, _ = donated(DeltaRuleState.at_edge(state.state, np.full(len(KINDS), 64), key_heads=SIZES[0]), x)
+    y, _ = donated(
+        DeltaRuleState.at_edge(state.state, np.full(len(KINDS), 64), key_heads=SIZES[0], dtype="bfloat16"), x
+    )
     assert y.shape == expected.shape
 
 

@@ -9,6 +9,7 @@ import pytest
 
 import bijax
 from bijax import DeltaRuleState
+from tests.arrays import zeros
 
 X = {
     "query": np.ones((2, 3, 2, 8), np.float32),
@@ -33,7 +34,7 @@ STATE = DeltaRuleState.zeros(2, key_heads=2, value_heads=4, key_size=8, value_si
         ({"lengths": [1, -1]}, ValueError, r"lengths must be in \[0, 3\]"),
         ({"lengths": [1.0, 2.0]}, TypeError, "lengths must hold integers"),
         ({"initial_state": np.zeros((2, 4, 6, 8), np.float32)}, ValueError, "initial_state must have the shape"),
-        ({"initial_state": jnp.zeros((2, 4, 8, 6), jnp.bfloat16)}, TypeError, "initial_state must be float32"),
+        ({"initial_state": zeros((2, 4, 8, 6), jnp.bfloat16)}, TypeError, "initial_state must be float32"),
         ({"cu_seq_lengths": [0, 3, 6]}, ValueError, r"query must have the shape \(T, J, D\)"),
     ],
 )

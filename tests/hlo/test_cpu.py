@@ -11,10 +11,11 @@ from jax import lax
 
 import bijax
 from bijax import hlo
+from tests.arrays import ones
 from tests.tiers import full_only
 
-X = jnp.ones((8, 64))
-W = jnp.ones((64, 32))
+X = ones((8, 64))
+W = ones((64, 32))
 
 pytestmark = [
     pytest.mark.skipif(jax.default_backend() != "cpu", reason="the programs of this file are XLA:CPU's"),

@@ -25,7 +25,8 @@ def run(prompts: list[list[int]], **options: Any) -> Generation:
 
 @pytest.fixture(scope="module")
 def alone() -> list[Generation]:
-    return [run([prompt]) for prompt in PROMPTS]
+    """Token by token, so that one program serves prompts and decoding."""
+    return [run([prompt], prefill_chunk=1) for prompt in PROMPTS]
 
 
 @pytest.mark.tier("full", fast=("chunks of 7",))

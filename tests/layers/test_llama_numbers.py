@@ -43,8 +43,8 @@ def test_both_formats_give_the_same_parameters(tmp_path: Path, tied: bool) -> No
 
 @pytest.mark.parametrize("ops", [INVARIANT, full_only(PLAIN)], ids=["invariant", "plain"])
 def test_log_probabilities_against_float64(ops: Ops) -> None:
-    rows = small.sequences()
-    for row, actual in zip(rows, small.in_full(small.model(ops), rows), strict=True):
+    for row in small.sequences():
+        (actual,) = small.in_full(small.model(ops), (row,))
         logits = reference_llama.logits(small.weights(), small.CONFIG, row.tolist())
         np.testing.assert_allclose(actual, log_probabilities(logits, row), rtol=0, atol=1e-5)
 
@@ -93,7 +93,7 @@ def chunk() -> np.ndarray:
 
 
 def test_taking_tokens_back() -> None:
-    model, tokens, all_seven = small.model(), chunk(), np.full(4, 7, np.int32)
+    model, tokens, all_seven = small.model(config=small.SHALLOW), chunk(), np.full(4, 7, np.int32)
     scores, cache = small.step(model, tokens, tokens, all_seven, small.contiguous(model, 4))
     back = dataclasses.replace(cache, lengths=jnp.full(4, 4, jnp.int32))
     rest = np.roll(tokens, -4, axis=1)
@@ -104,7 +104,7 @@ def test_taking_tokens_back() -> None:
 
 def test_what_has_no_room_is_nan_under_jit() -> None:
     """Inside jit nothing can be raised; the log-probabilities of the tokens concerned say it, and no others."""
-    model, tokens, all_seven = small.model(), chunk(), np.full(4, 7, np.int32)
+    model, tokens, all_seven = small.model(config=small.SHALLOW), chunk(), np.full(4, 7, np.int32)
     expected, _ = small.step(model, tokens, tokens, all_seven, small.contiguous(model, 4))
     assert not np.isnan(expected).any()
     held = dataclasses.replace(small.contiguous(model, 4), lengths=jnp.array([0, 188, 0, 0], jnp.int32))

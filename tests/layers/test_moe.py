@@ -145,9 +145,13 @@ def test_expert_blocks_of_folders(tmp_path: Path, kind: str) -> None:
         load_expert_block(folder, 0)
 
 
-@pytest.mark.parametrize("in_chunks", [False, full_only(True)], ids=["numbers", "and bits"])
-def test_qwen3_moe(tmp_path: Path, in_chunks: bool) -> None:
-    """A folder, its logits in float64, and the bits of sequences in a batch that is prefilled in chunks."""
+@pytest.mark.tier("full", fast=("parameters",))
+@pytest.mark.parametrize("compared", ["parameters", "numbers", "and bits"])
+def test_qwen3_moe(tmp_path: Path, compared: str) -> None:
+    """A folder, its logits in float64, and the bits of sequences in a batch that is prefilled in chunks.
+
+    `test_deepseek.py` compares the logits of another model with experts in `make test`.
+    """
     folder = files.write_folder(tmp_path / "model", fields("qwen3_moe"), {})
     with pytest.raises(CheckpointError, match="weights are missing"):
         load_checkpoint(folder)
@@ -157,6 +161,14 @@ def test_qwen3_moe(tmp_path: Path, in_chunks: bool) -> None:
     assert "model.layers.0.mlp.gate_proj.weight" not in shapes
     checkpoint = load_checkpoint(files.write_folder(folder, fields("qwen3_moe"), random(shapes)))
     model = Llama.from_checkpoint(checkpoint)
+    gate, up, down = (
+        checkpoint.weights[f"model.layers.0.mlp.experts.3.{n}_proj.weight"].T for n in ("gate", "up", "down")
+    )
+    experts = model.blocks[0].mlp
+    assert_bits_equal((experts.gate_up[...][3], experts.down[...][3]), (np.concatenate([gate, up], axis=1), down))
+    if compared == "parameters":
+        return
+    in_chunks = compared == "and bits"
     rows = tuple(np.random.default_rng(0).integers(0, files.VOCAB, n).astype(np.int32) for n in (21, 9))
     alone = [small.in_full(model, (row,), 24)[0] for row in rows[: 1 + in_chunks]]
     logits = reference_llama.logits(checkpoint.weights, checkpoint.config, rows[0].tolist())

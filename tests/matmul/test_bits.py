@@ -32,8 +32,12 @@ def weights(k: int, n: int, dtype: str, *, transpose: bool = False) -> jax.Array
 def test_rows_keep_their_bits(k: int, n: int, dtype: str, sizes: tuple[int, ...]) -> None:
     w, bias = weights(k, n, dtype), weights(1, n, dtype)[0]
     x = hostile_rows(0, (33, k), dtype)
+
+    def product(x: jax.Array) -> jax.Array:  # one function, so that each size is compiled once
+        return bijax.matmul(x, w, bias=bias)
+
     for kind in ("normal", "wide", "inf") if dtype == "float32" else ("cancelling",):
-        assert_batch_invariant(lambda x: bijax.matmul(x, w, bias=bias), jnp.asarray(x[kind]), batch_sizes=sizes)
+        assert_batch_invariant(product, jnp.asarray(x[kind]), batch_sizes=sizes)
 
 
 @pytest.mark.tier("full", fast=("False",))
@@ -46,7 +50,7 @@ def test_gradient_rows_keep_their_bits(transpose: bool) -> None:
         return jax.grad(lambda x: jnp.sum(bijax.matmul(x, w, transpose_w=transpose) ** 2))(x)
 
     # The square's derivative 2 * y is exact, so the cotangent is as invariant as the product itself.
-    assert_batch_invariant(gradient, x, batch_sizes=(2, 8, 33), modes=("jit",))
+    assert_batch_invariant(gradient, x, batch_sizes=(2, 33), modes=("jit",))
 
 
 @pytest.mark.tier("full", fast=("(33, 513)-576-True",))

@@ -10,9 +10,10 @@ import pytest
 import bijax
 from bijax.ops import weight_gradient
 from pallas_kernels.contract import MatmulContract, RowContract, matmul_contract
+from tests.arrays import ones
 from tests.tiers import full_only
 
-X, W = jnp.ones((4, 6)), jnp.ones((6, 3))
+X, W = ones((4, 6)), ones((6, 3))
 
 
 @pytest.mark.tier(

@@ -19,6 +19,7 @@ from pallas_kernels.matmul.hopper import bf16x6, tf32
 from pallas_kernels.matmul.schedule.hopper.bf16x6 import SplitSchedule
 from pallas_kernels.matmul.schedule.hopper.tf32 import Tf32Schedule, tf32_schedule
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
+from tests.arrays import ones
 from tests.mosaic import Races, interpreter
 from tests.tiers import full_only, tiered
 
@@ -171,10 +172,10 @@ def test_shards_cover_k(k: int) -> None:
     ("change", "message"),
     [
         ({"contract": WgmmaContract()}, "expected a (Tf32|Split)Contract"),
-        ({"x": jnp.ones((2, 3, 8))}, "equal leading dimensions"),
-        ({"x": jnp.ones((2, 16))}, "equal contracted lengths"),
-        ({"x": jnp.ones((2, 8), jnp.bfloat16)}, "expected x and w of one dtype, float32"),
-        ({"bias": jnp.ones(7)}, "expected a bias"),
+        ({"x": ones((2, 3, 8))}, "equal leading dimensions"),
+        ({"x": ones((2, 16))}, "equal contracted lengths"),
+        ({"x": ones((2, 8), jnp.bfloat16)}, "expected x and w of one dtype, float32"),
+        ({"bias": ones(7)}, "expected a bias"),
         ({"out_dtype": "float64"}, "expected out_dtype"),
     ],
 )

@@ -17,6 +17,7 @@ from pallas_kernels.matmul.hopper.int8 import quant_matmul
 from pallas_kernels.matmul.schedule.hopper.group_matmul import bytes_in_groups, group_candidates, sums_schedule
 from pallas_kernels.matmul.schedule.hopper.int8 import int8_candidates
 from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, MatmulSchedule
+from tests.arrays import ones
 from tests.mosaic import Races, interpreter
 from tests.tiers import tiered
 
@@ -204,24 +205,24 @@ def test_schedules_fit_the_chip(groups: int, k: int, n: int, itemsize: int) -> N
         assert not sums_schedule(m, groups, k, n, out_itemsize=itemsize).swap
 
 
-X, W = jnp.ones((3, 16), jnp.bfloat16), jnp.ones((2, 16, 8), jnp.bfloat16)
+X, W = ones((3, 16), jnp.bfloat16), ones((2, 16, 8), jnp.bfloat16)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"contract": MatmulContract(512)}, "expected a WgmmaContract"),
-        ({"x": jnp.ones((3, 8), jnp.bfloat16)}, r"expected x \(M, K\)"),
+        ({"x": ones((3, 8), jnp.bfloat16)}, r"expected x \(M, K\)"),
         ({"x": X.astype(jnp.float32)}, "one dtype, bfloat16 or float16"),
-        ({"sizes": jnp.ones(3, jnp.int32)}, r"sizes int32\[2\]"),
+        ({"sizes": ones(3, jnp.int32)}, r"sizes int32\[2\]"),
         ({"out_dtype": "int8"}, "expected out_dtype"),
         ({"schedule": MatmulSchedule(False, 64, 88, 64, 3)}, "whole rows of 128 bytes"),
         ({"schedule": dataclasses.replace(WIDE, stages=60)}, "shared memory"),
-        ({"w": jnp.ones((1025, 16, 8), jnp.bfloat16)}, "at most 1024 groups"),
+        ({"w": ones((1025, 16, 8), jnp.bfloat16)}, "at most 1024 groups"),
     ],
 )
 def test_unsupported_operands_are_named(change: dict[str, object], message: str) -> None:
-    arguments = {"x": X, "w": W, "sizes": jnp.ones(2, jnp.int32), "contract": CONTRACT}
+    arguments = {"x": X, "w": W, "sizes": ones(2, jnp.int32), "contract": CONTRACT}
     with pytest.raises(UnsupportedError, match=message):
         group_matmul(**{**arguments, **change})
 
@@ -229,12 +230,12 @@ def test_unsupported_operands_are_named(change: dict[str, object], message: str)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"w": jnp.ones((4, 16), jnp.bfloat16)}, "int8 or float8_e4m3fn operands"),
+        ({"w": ones((4, 16), jnp.bfloat16)}, "int8 or float8_e4m3fn operands"),
         ({"contract": CONTRACT}, "expected the contract quant/v1"),
-        ({"x": jnp.ones((3, 8), jnp.int8)}, r"expected x \(M, K\) and w \(K, N\)"),
+        ({"x": ones((3, 8), jnp.int8)}, r"expected x \(M, K\) and w \(K, N\)"),
         ({"schedule": MatmulSchedule(False, 64, 256, 128, 3, 2)}, "at most 32 KiB of weights"),
-        ({"row_scale": jnp.ones(4)}, r"row_scale float32\[3\]"),
-        ({"bias": jnp.ones(3)}, "a bias for each column"),
+        ({"row_scale": ones(4)}, r"row_scale float32\[3\]"),
+        ({"bias": ones(3)}, "a bias for each column"),
         ({"schedule": MatmulSchedule(True, 64, 16, 64, 3)}, "multiple of 128"),
         ({"schedule": MatmulSchedule(True, 64, 88, 128, 3)}, "for integers"),
     ],

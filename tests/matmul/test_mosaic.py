@@ -15,6 +15,7 @@ from pallas_kernels.contract import MatmulContract, WgmmaContract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.matmul.hopper.launch import matmul
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
+from tests.arrays import ones
 from tests.matmul.operands import operands
 from tests.mosaic import Races, interpreter
 
@@ -142,12 +143,12 @@ def test_unaligned_operands_are_padded() -> None:
     ("change", "message"),
     [
         ({"contract": MatmulContract(512)}, "expected a WgmmaContract"),
-        ({"x": jnp.ones((2, 3, 8), jnp.bfloat16)}, "equal leading dimensions"),
-        ({"bias": jnp.ones(7, jnp.bfloat16)}, "expected a bias"),
-        ({"bias": jnp.ones(8, jnp.float16)}, "expected a bias"),
-        ({"x": jnp.ones((2, 16), jnp.bfloat16)}, "expected equal contracted lengths"),
-        ({"x": jnp.ones((2, 8), jnp.float16)}, "one dtype"),
-        ({"x": jnp.ones((2, 8)), "w": jnp.ones((8, 8))}, "bfloat16 or float16"),
+        ({"x": ones((2, 3, 8), jnp.bfloat16)}, "equal leading dimensions"),
+        ({"bias": ones(7, jnp.bfloat16)}, "expected a bias"),
+        ({"bias": ones(8, jnp.float16)}, "expected a bias"),
+        ({"x": ones((2, 16), jnp.bfloat16)}, "expected equal contracted lengths"),
+        ({"x": ones((2, 8), jnp.float16)}, "one dtype"),
+        ({"x": ones((2, 8)), "w": ones((8, 8))}, "bfloat16 or float16"),
         ({"out_dtype": "float64"}, "expected out_dtype"),
         ({"schedule": dataclasses.replace(WIDE, stages=60)}, "shared memory"),
     ],

@@ -10,6 +10,7 @@ from pallas_kernels.contract import ChunkContract, WgmmaChunkContract, WgmmaCont
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.matmul.hopper.launch import matmul, weight_gradient
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
+from tests.arrays import ones
 from tests.mosaic import Races, interpreter
 
 CONTRACT = WgmmaChunkContract()
@@ -85,13 +86,13 @@ X, G = jnp.ones((2, 8), jnp.bfloat16), jnp.ones((2, 16), jnp.bfloat16)
     ("change", "message"),
     [
         ({"contract": ChunkContract()}, "expected a WgmmaChunkContract"),
-        ({"g": jnp.ones((3, 16), jnp.bfloat16)}, "as many rows"),
-        ({"x": jnp.ones((2, 2, 8), jnp.bfloat16), "g": jnp.ones((3, 2, 16), jnp.bfloat16)}, "equal leading dimensions"),
-        ({"g": jnp.ones((2, 16), jnp.float16)}, "one dtype"),
-        ({"x": jnp.ones((2, 8)), "g": jnp.ones((2, 16))}, "bfloat16 or float16"),
+        ({"g": ones((3, 16), jnp.bfloat16)}, "as many rows"),
+        ({"x": ones((2, 2, 8), jnp.bfloat16), "g": ones((3, 2, 16), jnp.bfloat16)}, "equal leading dimensions"),
+        ({"g": ones((2, 16), jnp.float16)}, "one dtype"),
+        ({"x": ones((2, 8)), "g": ones((2, 16))}, "bfloat16 or float16"),
         ({"out_dtype": "float64"}, "expected out_dtype"),
-        ({"accumulate": jnp.ones((8, 16), jnp.bfloat16)}, r"expected accumulate float32\[8, 16\], got bfloat16"),
-        ({"accumulate": jnp.ones((16, 8))}, r"expected accumulate float32\[8, 16\]"),
+        ({"accumulate": ones((8, 16), jnp.bfloat16)}, r"expected accumulate float32\[8, 16\], got bfloat16"),
+        ({"accumulate": ones((16, 8))}, r"expected accumulate float32\[8, 16\]"),
         ({"schedule": dataclasses.replace(SMALL, stages=60)}, "shared memory"),
         ({"schedule": MatmulSchedule(True, 64, 64, 64, 3)}, "without swap"),
     ],

@@ -20,7 +20,7 @@ HEADS = {"q_head_num": Q, "kv_head_num": KV}
 
 
 def normal(seed: int, *shape: int, dtype: Any = "float32") -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape)).astype(dtype)
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape).astype(dtype))
 
 
 def tables(dtype: str = "bfloat16") -> tuple[jax.Array, jax.Array]:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import bijax
+from tests.arrays import ones, zeros
 
-X, W = jnp.ones((2, 3, 4)), jnp.ones(4)
-LABELS = jnp.zeros((2, 3), jnp.int32)
+X, W = ones((2, 3, 4)), ones(4)
+LABELS = zeros((2, 3), jnp.int32)
 ROW_OPS = (bijax.softmax, bijax.log_softmax, bijax.rms_norm, bijax.layer_norm)
 REDUCTIONS = (bijax.sum, bijax.mean, bijax.var, bijax.std, bijax.logsumexp)
 
@@ -46,9 +47,9 @@ def test_what_nothing_adds_up_to() -> None:
     assert bijax.sum(nothing, 0).shape == (0,)
     x = jnp.asarray(-0.0)
     assert np.signbit(bijax.sum(x)), "no axes give the argument back"
-    for zeros in (-jnp.zeros(3), -jnp.zeros(128), -jnp.zeros((2, 300))):
-        assert not np.signbit(bijax.sum(zeros)), "a sum of zeros is +0, as in jnp"
-        assert not np.signbit(bijax.mean(zeros, 0)).any()
+    for zero in (-jnp.zeros(3), -jnp.zeros(128), -jnp.zeros((2, 300))):
+        assert not np.signbit(bijax.sum(zero)), "a sum of zeros is +0, as in jnp"
+        assert not np.signbit(bijax.mean(zero, 0)).any()
 
 
 def test_a_vmap_over_nothing() -> None:

@@ -16,6 +16,11 @@ from bijax.serving.toy import ToyModel
 OPTIONS = EngineOptions(page_size=4, num_pages=16, max_running=1, max_prefill_tokens=1, max_length=24)
 
 
+def model(seed: int = 0) -> ToyModel:
+    """Returns a model of the size of the other tests of the engine."""
+    return ToyModel.random(seed=seed, width=32, max_length=68)
+
+
 class Recorded(Engine):
     """An engine that keeps the outputs of its steps."""
 
@@ -39,8 +44,8 @@ class Recorded(Engine):
 def two(options: EngineOptions = OPTIONS) -> Iterator[tuple[LeadingEngine, Recorded, Callable[[], Any]]]:
     """A leader and a follower, and a function that waits for the follower's end and returns what it raised."""
     here, there = Pipe()
-    leader = LeadingEngine([here], ToyModel.random(seed=0), options=options)
-    follower = Recorded(ToyModel.random(seed=0), options=options)
+    leader = LeadingEngine([here], model(), options=options)
+    follower = Recorded(model(), options=options)
     raised: list[BaseException | None] = [None]
 
     def run() -> None:
@@ -82,7 +87,7 @@ def test_the_follower_does_what_the_leader_does() -> None:
         leader.resume()
         leader.flush_cache()
         with pytest.raises(ValueError, match="cannot be updated over several processes"):
-            leader.update_weights(ToyModel.random(seed=1))
+            leader.update_weights(model(1))
         leader.dismiss()
         assert end() is None
         for output in outputs:
@@ -93,7 +98,7 @@ def test_the_follower_does_what_the_leader_does() -> None:
 
 def test_seeds_that_options_choose_are_left_to_them() -> None:
     options = EngineOptions(**{**vars(OPTIONS), "seed_from_prompt": True})
-    alone = Engine(ToyModel.random(seed=0), options=options)
+    alone = Engine(model(), options=options)
     with two(options) as (leader, follower, end):
         params = SamplingParams(max_new_tokens=4, temperature=1.0)
         [one], [other] = (engine.generate([[1, 2, 3]], params) for engine in (leader, alone))
@@ -106,7 +111,7 @@ def test_a_leader_that_is_lost() -> None:
     here, there = Pipe()
     here.close()
     with pytest.raises(EngineError, match="process 0, which this one follows, ended"):
-        follow(Engine(ToyModel.random(seed=0), options=OPTIONS), there)
+        follow(Engine(model(), options=OPTIONS), there)
 
 
 def test_a_follower_that_is_lost() -> None:
@@ -118,7 +123,7 @@ def test_a_follower_that_is_lost() -> None:
         told.set()
 
     pipes = [Pipe(), Pipe()]
-    leader = LeadingEngine([here for here, _ in pipes], ToyModel.random(seed=0), options=OPTIONS)
+    leader = LeadingEngine([here for here, _ in pipes], model(), options=OPTIONS)
     leader.watch(on_lost)
     pipes[1][1].close()
     assert told.wait(60)

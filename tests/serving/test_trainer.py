@@ -9,7 +9,7 @@ import pytest
 from bijax.serving import Engine
 from examples.grpo import Comparison, Rollout, Settings, compare, main, train
 
-SMALL = Settings(prompts=2, group=2, new_tokens=3, together=1, width=64, layers=1)
+SMALL = Settings(prompts=2, group=2, new_tokens=3, together=1, width=32, head_dim=8, layers=1)
 SAME = (0, 0.0, (1.0, 1.0), 0.0, 0.0, 12)
 
 
@@ -34,7 +34,7 @@ def test_trainer_and_sampler_have_the_same_bits(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.tier("full")
 def test_with_linear_attention() -> None:
     """The same for a hybrid, whose states are computed again with the new weights; plain JAX is the control."""
-    small = dataclasses.replace(SMALL, layers=2, hybrid=True)
+    small = dataclasses.replace(SMALL, width=64, head_dim=64, layers=2, hybrid=True)
     found = train(dataclasses.replace(small, steps=3), lambda *_: None)
     assert [numbers(c) for c in found] == [SAME] * 3
     [plain] = train(dataclasses.replace(small, steps=1, invariant=False), lambda *_: None)
@@ -44,7 +44,7 @@ def test_with_linear_attention() -> None:
 @pytest.mark.tier("full")
 def test_plain_operations_differ() -> None:
     """The control of bits; the test above has one of its own, old weights."""
-    [found] = train(dataclasses.replace(SMALL, steps=1, width=128, invariant=False), lambda *_: None)
+    [found] = train(dataclasses.replace(SMALL, steps=1, width=128, head_dim=64, invariant=False), lambda *_: None)
     assert found.differing > 0
 
 

@@ -87,7 +87,7 @@ class Composition:
 
 def normal(seed: int, *shape: int, scale: float = 1.0) -> jax.Array:
     """Returns normally distributed numbers."""
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape) * scale, jnp.float32)
+    return jnp.asarray((np.random.default_rng(seed).standard_normal(shape) * scale).astype(np.float32))
 
 
 DIM, HIDDEN = 300, 77

@@ -1,7 +1,7 @@
 """Random programs of element-wise operations, broadcasts and row reductions, and what their batches change."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -79,7 +79,12 @@ def program(seed: int, rows: bool) -> Program:
     return run
 
 
-def batches_that_differ(run: Program, seed: int) -> list[tuple[int, int]]:
+FEW: Final = (1, 3, 17)
+SIZES: Final = (1, 2, 3, 8, 17, 31)
+"""Rows that are compared with 64."""
+
+
+def batches_that_differ(run: Program, seed: int, sizes: Sequence[int] = SIZES) -> list[tuple[int, int]]:
     rng = np.random.default_rng(1000 + seed)
     columns, dtype = rng.choice([1, 7, 33, 77, 100, 128, 576]), [jnp.float32, jnp.bfloat16, jnp.float16][seed % 3]
     x = jnp.asarray(rng.standard_normal((64, columns)) * 2, dtype)
@@ -97,5 +102,5 @@ def batches_that_differ(run: Program, seed: int) -> list[tuple[int, int]]:
         looped = np.asarray(loop(x.reshape(parts, 64 // parts, -1), w)).view(expected.dtype)
         if (looped.reshape(expected.shape) != expected).any():
             return [(64 // parts, -1)]
-    cases = [(rows, int(rng.integers(0, 64 - rows))) for rows in (1, 2, 3, 8, 17, 31)]
+    cases = [(rows, int(rng.integers(0, 64 - rows))) for rows in sizes]
     return [(m, start) for m, start in cases if (bits(x[start : start + m]) != expected[start : start + m]).any()]

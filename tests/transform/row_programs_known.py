@@ -11,11 +11,12 @@ from jax.experimental.ode import odeint
 from jax.sharding import PartitionSpec
 
 import bijax
+from tests.arrays import ones, zeros
 
 APART, SUMS, MIXES = "rows apart", "sums rows", "mixes rows"
 KEY = jax.random.key(0)
-X, W = jnp.ones((4, 6)), jnp.ones((6, 5))
-LABELS = jnp.zeros(4, int)
+X, W = ones((4, 6)), ones((6, 5))
+LABELS = zeros(4, int)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,9 +91,9 @@ def _on_devices(function: Callable[..., Any]) -> Callable[..., Any]:
     return jax.shard_map(function, mesh=mesh, in_specs=PartitionSpec("d"), out_specs=PartitionSpec("d"))
 
 
-_IMAGE, _FILTERS = jnp.ones((4, 3, 5, 5)), jnp.ones((2, 3, 3, 3))
-_HEADS = jnp.ones((4, 7, 2, 8))
-_EXPERTS = (X, jnp.ones((6, 3)), jnp.ones((3, 6, 6)))
+_IMAGE, _FILTERS = ones((4, 3, 5, 5)), ones((2, 3, 3, 3))
+_HEADS = ones((4, 7, 2, 8))
+_EXPERTS = (X, ones((6, 3)), ones((3, 6, 6)))
 _WEIGHTS, _NO_ROWS = (0, None), (None, 0)
 
 
@@ -105,8 +106,8 @@ _PRODUCTS = (
     Program("columns are rows", lambda x: jax.nn.softmax(x, 0), (X.T,), APART, axes=1),
     Program("merged with time", lambda x, w: (x.reshape(8, 3) @ w[:3]).reshape(4, -1), (X, W), APART, axes=_WEIGHTS),
     Program("rows cut apart", lambda x: x.reshape(6, 4).sum(1), (X,), MIXES, ("reshape",)),
-    Program("products of rows", lambda x: jnp.einsum("bij,bkj->bik", x, x), (jnp.ones((4, 3, 2)),), APART),
-    Program("all pairs", lambda x: jnp.einsum("bij,ckj->bcik", x, x), (jnp.ones((4, 3, 2)),), MIXES, ("dot_general",)),
+    Program("products of rows", lambda x: jnp.einsum("bij,bkj->bik", x, x), (ones((4, 3, 2)),), APART),
+    Program("all pairs", lambda x: jnp.einsum("bij,ckj->bcik", x, x), (ones((4, 3, 2)),), MIXES, ("dot_general",)),
     Program("convolution", _convolved, (_IMAGE, _FILTERS), APART, axes=_WEIGHTS),
     Program(
         "gradient of filters",
@@ -119,7 +120,7 @@ _PRODUCTS = (
     Program(
         "filters of rows",
         jax.vmap(lambda x, w: _convolved(x[None], w)[0]),
-        (_IMAGE, jnp.ones((4, 2, 3, 3, 3))),
+        (_IMAGE, ones((4, 2, 3, 3, 3))),
         APART,
     ),
     Program("attention", lambda q: jax.nn.dot_product_attention(q, q, q, is_causal=True), (_HEADS,), APART),
@@ -138,7 +139,7 @@ _STATISTICS = (
     Program(
         "mean over tokens that count",
         lambda x, m, w: jax.grad(lambda w: (((x @ w) ** 2).sum(-1) * m).sum() / m.sum())(w),
-        (X, jnp.ones(4), W),
+        (X, ones(4), W),
         SUMS,
         ("reduce_sum",),
         (0, 0, None),
@@ -150,7 +151,7 @@ _STATISTICS = (
     Program(
         "gradient of layers", jax.grad(lambda w, x: _layers(x, w).sum()), (jnp.ones((3, 6, 6)), X), SUMS, (), (None, 0)
     ),
-    Program("layers", _layers, (X, jnp.ones((3, 6, 6))), APART, axes=_WEIGHTS),
+    Program("layers", _layers, (X, ones((3, 6, 6))), APART, axes=_WEIGHTS),
 )
 
 _POSITIONS = (
@@ -206,10 +207,10 @@ _MOVES = (
     Program(
         "stores of rows",
         jax.vmap(lambda c, x, i: lax.dynamic_update_slice(c, x[None], (i, 0))),
-        (jnp.ones((4, 9, 6)), X, LABELS),
+        (ones((4, 9, 6)), X, LABELS),
         APART,
     ),
-    Program("matrices of rows", lambda a: jnp.linalg.svd(a)[1], (jnp.ones((4, 3, 3)),), APART),
+    Program("matrices of rows", lambda a: jnp.linalg.svd(a)[1], (ones((4, 3, 3)),), APART),
     Program("a matrix of rows", lambda a: jnp.linalg.svd(a)[1], (X,), MIXES, ("svd",)),
     Program("Fourier transforms of rows", lambda x: jnp.fft.fft(x).real, (X,), APART),
     Program("windows in rows", lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 2), (1, 2), "VALID"), (X,), APART),
@@ -244,14 +245,14 @@ _OWN = (
     Program(
         "operations",
         lambda x, w, g: bijax.softmax(bijax.rms_norm(bijax.matmul(x, w), g)),
-        (X, W, jnp.ones(5)),
+        (X, W, ones(5)),
         APART,
         axes=(0, None, None),
     ),
     Program(
         "gradients of operations",
         jax.grad(lambda x, w, g: bijax.softmax(bijax.rms_norm(bijax.matmul(x, w), g)).sum(), (0, 1, 2)),
-        (X, W, jnp.ones(5)),
+        (X, W, ones(5)),
         SUMS,
         ("bijax_weight_gradient", "bijax_norm_weight_gradient"),
         (0, None, None),

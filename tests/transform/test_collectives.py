@@ -25,17 +25,20 @@ def summed(axes, how):
         shard, mesh=mesh, in_specs=P(("a", "b")), out_specs=out, axis_names={"a", "b"},
         check_vma=set(axes) == {"a", "b"})))
 
-for dtype in (jnp.float32, jnp.bfloat16):
-    for shape in ((4,), (300, 77)):
-        x = jnp.asarray(rng.standard_normal((4, *shape)) * 2.0 ** rng.integers(-20, 20, (4, *shape)), dtype)
-        a, b, c, d = (s.astype(jnp.float32) for s in x)
-        as_tree, upwards = ((a + b) + (c + d)).astype(dtype), (((a + b) + c) + d).astype(dtype)
-        assert len(shape) == 1 or (bits(as_tree) != bits(upwards)).any()
-        for how in ("psum", "psum_scatter"):
-            program = summed(("a", "b"), how)
-            assert (bits(program(x)) == bits(as_tree)).all(), (how, dtype, shape)
-            assert "all_reduce" not in program.lower(x).as_text(), how
-            assert "reduce_scatter" not in program.lower(x).as_text(), how
+@jax.jit
+def added(x):
+    a, b, c, d = (jax.lax.optimization_barrier(s.astype(jnp.float32)) for s in x)
+    return ((a + b) + (c + d)).astype(x.dtype), (((a + b) + c) + d).astype(x.dtype)
+
+for dtype, shape in ((jnp.float32, (4,)), (jnp.float32, (300, 77)), (jnp.bfloat16, (300, 77))):
+    x = jnp.asarray(rng.standard_normal((4, *shape)) * 2.0 ** rng.integers(-20, 20, (4, *shape)), dtype)
+    as_tree, upwards = added(x)
+    assert len(shape) == 1 or (bits(as_tree) != bits(upwards)).any()
+    for how in ("psum", "psum_scatter"):
+        program = summed(("a", "b"), how).lower(x)
+        assert "all_reduce" not in program.as_text(), how
+        assert "reduce_scatter" not in program.as_text(), how
+        assert (bits(program.compile()(x)) == bits(as_tree)).all(), (how, dtype, shape)
 
 x = jnp.asarray(rng.standard_normal((4, 6)), jnp.float32)
 over_b = jax.jit(bijax.invariant(jax.shard_map(
@@ -77,7 +80,7 @@ for transform in (lambda f: f, lambda f: jax.grad(lambda x, w: f(w, x).sum())):
     program = jax.jit(bijax.invariant(loss if transform(loss) is loss else transform(loss)))
     call = (lambda x: program(w, x)) if transform(loss) is loss else (lambda x: program(x, w))
     whole = bits(call(rows))
-    for m in (2, 4, 16):
+    for m in (2, 16):
         assert (bits(call(rows[:m])) == whole[:m]).all(), m
 print("held")
 """

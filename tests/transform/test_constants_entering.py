@@ -25,7 +25,7 @@ DTYPES: Final = (
     "bool", "int2", "int4", "int8", "int16", "int32", "int64", "uint2", "uint4", "uint8", "uint16", "uint32", "uint64",
     "float8_e4m3fn", "float8_e5m2", "bfloat16", "float16", "float32", "float64", "complex64", "complex128", "key",
 )
-FEW: Final = ("int4", "key")
+FEW: Final = ("int4",)
 # fmt: on
 
 

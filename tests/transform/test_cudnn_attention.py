@@ -13,8 +13,8 @@ import bijax
 from bijax.testing import assert_bits_equal
 from tests.tiers import full_only, tiered
 
-B, T, S, N, K, H = 2, 8, 40, 4, 2, 8
-LENGTHS = (jnp.array([8, 5], jnp.int32), jnp.array([40, 31], jnp.int32))
+B, T, S, N, K, H = 2, 8, 100, 4, 2, 8
+LENGTHS = (jnp.array([8, 5], jnp.int32), jnp.array([100, 31], jnp.int32))
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def _as_if_there_was_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def random(seed: int, *shape: int) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape)).astype(jnp.bfloat16)
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape).astype(jnp.bfloat16))
 
 
 Q, CT = (random(seed, B, T, N, H) for seed in (0, 3))

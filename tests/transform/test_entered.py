@@ -13,7 +13,7 @@ from bijax.testing import assert_bits_equal
 from tests.transform.foreign_primitives import FUNCTIONS, RULES, emitting, moving, primitive, product
 
 X = jnp.asarray(np.random.default_rng(0).standard_normal((17, 250)), jnp.float32)
-SIZES = (1, 5, 17)
+SIZES = (1, 17)
 
 PRIMITIVES = {
     f"{function}_{rule}": primitive(f"foreign_{function}_{rule}", FUNCTIONS[function], RULES[rule](FUNCTIONS[function]))

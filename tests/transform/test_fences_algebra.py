@@ -52,17 +52,18 @@ PAIRS: Final[dict[str, Callable[[Array, Array, Array], Array]]] = {
     "mean(a / b)": lambda x, a, b: x * (a / b).mean(-1, keepdims=True),
 }
 FEW: Final = ("shared", "constant", "one number", "chosen of equals")
-DIFFER: Final[dict[str, str]] = {
-    "x / (a / b)": "constant/shared, one number/shared, shared/constant, shared/one number, shared/shared",
-    "a / b / x": "constant/shared, one number/shared, shared/one number, shared/shared",
-    "a / b / b": "chosen of equals/shared",
-    "(x / a) / (b / x)": "shared/constant, shared/shared",
-    "a / sqrt(b)": "constant/chosen of equals, one number/chosen of equals",
-    "a / exp(b)": "chosen of equals/shared, constant/shared, one number/shared, shared/shared",
-    "a * b + x": "chosen of equals/one number, one number/chosen of equals, one number/shared, shared/one number",
-    "x * a + x * b": "constant/shared, shared/constant",
+SHARED, CONSTANT, NUMBER, CHOSEN = FEW
+DIFFER: Final[dict[str, list[tuple[str, str]]]] = {
+    "x / (a / b)": [(CONSTANT, SHARED), (NUMBER, SHARED), (SHARED, CONSTANT), (SHARED, NUMBER), (SHARED, SHARED)],
+    "a / b / x": [(CONSTANT, SHARED), (NUMBER, SHARED), (SHARED, NUMBER), (SHARED, SHARED)],
+    "a / b / b": [(CHOSEN, SHARED)],
+    "(x / a) / (b / x)": [(SHARED, CONSTANT), (SHARED, SHARED)],
+    "a / sqrt(b)": [(CONSTANT, CHOSEN), (NUMBER, CHOSEN)],
+    "a / exp(b)": [(CHOSEN, SHARED), (CONSTANT, SHARED), (NUMBER, SHARED), (SHARED, SHARED)],
+    "a * b + x": [(CHOSEN, NUMBER), (NUMBER, CHOSEN), (NUMBER, SHARED), (SHARED, NUMBER)],
+    "x * a + x * b": [(CONSTANT, SHARED), (SHARED, CONSTANT)],
 }
-"""Operands a/b with which plain JAX's rows depend on the batch, of `FEW` and `FEW_SIZES`: found by the control."""
+"""Operands a and b with which plain JAX's rows depend on the batch, of `FEW` and `FEW_SIZES`: found by the control."""
 FEW_SIZES: Final = (1, SIZES[-1])
 
 
@@ -73,7 +74,7 @@ def programs(kinds: tuple[str, ...]) -> dict[str, Callable[[Array, Array, Array]
         return lambda x, w, s: PAIRS[pair](x, OPERANDS[first](x, w, s), OPERANDS[second](x, w, s))
 
     if kinds == FEW:
-        cases = [(pair, *case.split("/")) for pair, found in DIFFER.items() for case in found.split(", ")]
+        cases = [(pair, *case) for pair, found in DIFFER.items() for case in found]
     else:
         cases = list(itertools.product(PAIRS, kinds, kinds))
     return {f"{pair} with a {first}, b {second}": of(pair, first, second) for pair, first, second in cases}

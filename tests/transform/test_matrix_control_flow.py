@@ -81,7 +81,7 @@ COMPOSITIONS = {
 }
 
 
-@pytest.mark.tier("full", fast=("remat dx inside",))
+@pytest.mark.tier("full", fast=("scan",))
 @pytest.mark.parametrize("name", COMPOSITIONS)
 def test_no_batch_size_changes_a_bit(name: str) -> None:
     COMPOSITIONS[name].check_with_control()
