@@ -13,7 +13,7 @@ from typing import Any
 from bijax.serving import AsyncEngine, Engine, EngineOptions, ModelOptions
 from bijax.serving.fingerprint import fingerprint
 from bijax.serving.load import check_model, check_overlap, find_model, load_adapters, load_models, load_update
-from bijax.serving.options import MTP
+from bijax.serving.options import MTP, PROMPT_LOOKUP
 from bijax.serving.processes import LeadingEngine
 from flax_layers.checkpoint import Checkpoint, CheckpointError, LoRA, load_checkpoint
 
@@ -50,6 +50,11 @@ def start(name: str | None, options: ServerOptions, model_options: ModelOptions,
             cannot be bound.
     """
     if options.nnodes > 1:
+        if engine_options.speculative_algorithm == MTP:
+            raise ServeError(
+                f"speculative_algorithm must be {PROMPT_LOOKUP!r} with several processes, got {MTP!r}: a head is loaded"
+                " by one process"
+            )
         join(options)
     try:
         if options.nnodes > 1:

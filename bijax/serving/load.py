@@ -12,7 +12,16 @@ from jax.sharding import Mesh
 import flax_layers
 from flax_layers.checkpoint import Checkpoint, CheckpointError, LoRA, load_lora, smollm2_path
 from flax_layers.checkpoint.mtp import checked_mtp_weights
-from flax_layers.models import Llama, MTPHead, PartitionedLlama, ServedLlama, ServedPartitionedLlama, load_partitioned
+from flax_layers.models import (
+    DraftingPartitionedLlama,
+    Llama,
+    MTPHead,
+    PartitionedLlama,
+    ServedLlama,
+    ServedPartitionedLlama,
+    load_partitioned,
+    partition_head,
+)
 from flax_layers.models.partition_checks import check_config, check_sizes
 
 from .hub import HUB_NAME, download
@@ -100,10 +109,16 @@ def load_models(
     adapters = load_adapters(checkpoint, options) if adapters is None else adapters
     cache_dtype = {"auto": None, "fp8_e4m3": "float8_e4m3fn"}.get(options.kv_cache_dtype, options.kv_cache_dtype)
     weights = [load_weights(checkpoint, options, replica=replica) for replica in range(number)]
-    more: dict[str, Any] = {"adapters": adapters, "cache_dtype": cache_dtype}
-    if draft_head:
-        more["draft_head"] = load_head(checkpoint, options)
-    return [ServedPartitionedLlama(w) if isinstance(w, PartitionedLlama) else ServedLlama(w, **more) for w in weights]
+    head = load_head(checkpoint, options) if draft_head else None
+
+    def served(weights: Llama | PartitionedLlama) -> ServedLlama | ServedPartitionedLlama:
+        if isinstance(weights, Llama):
+            return ServedLlama(weights, adapters=adapters, cache_dtype=cache_dtype, draft_head=head)
+        if head is None:
+            return ServedPartitionedLlama(weights)
+        return DraftingPartitionedLlama(weights, partition_head(head, weights))
+
+    return [served(w) for w in weights]
 
 
 def check_model(checkpoint: Checkpoint, options: ModelOptions, *, number: int = 1, draft_head: bool = False) -> None:
@@ -120,11 +135,6 @@ def check_model(checkpoint: Checkpoint, options: ModelOptions, *, number: int = 
         ValueError: If not.
     """
     if draft_head:
-        if options.tensor_parallel_size is not None:
-            raise ValueError(
-                "tensor_parallel_size must be left out with drafts by a head for multi-token prediction, which is not"
-                f" cut over devices, got {options.tensor_parallel_size}; use drafts by prompt lookup."
-            )
         checked_mtp_weights(checkpoint)
     if options.tensor_parallel_size is None:
         if number > 1:
@@ -139,7 +149,10 @@ def check_model(checkpoint: Checkpoint, options: ModelOptions, *, number: int = 
             f"expert_parallel_size must be 1 with a model without experts, got {experts}; raise tensor_parallel_size"
             " instead."
         )
-    check_config(checkpoint.config, check_sizes(AXIS, size, options.tensor_parallel_leaves, EXPERT_AXIS, experts))
+    cut = check_sizes(AXIS, size, options.tensor_parallel_leaves, EXPERT_AXIS, experts)
+    check_config(checkpoint.config, cut)
+    if draft_head:
+        check_config(checkpoint.config.mtp_block(), cut)
     mesh_for(size, experts, replica=number - 1)
 
 

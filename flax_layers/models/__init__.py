@@ -8,6 +8,8 @@ from .mtp import MTPHead as MTPHead
 from .partition import load_partitioned as load_partitioned
 from .partition import partition as partition
 from .partitioned import PartitionedLlama as PartitionedLlama
+from .partitioned_head import partition_head as partition_head
 from .score import score as score
 from .served import ServedLlama as ServedLlama
 from .served_partitioned import ServedPartitionedLlama as ServedPartitionedLlama
+from .served_partitioned_head import DraftingPartitionedLlama as DraftingPartitionedLlama

@@ -37,23 +37,33 @@ def cut_model(model: Llama, cut: Cut) -> Llama:
     local: Any = model
     config: Any = model.config
     for block in local.blocks:
-        if isinstance(block.attention, GatedDeltaNet):
-            block.attention = ParallelGatedDeltaNet(block.attention, cut)
-        elif isinstance(block.attention, LatentAttention):
-            block.attention = ParallelLatentAttention(block.attention, cut)
-        else:
-            _cut_attention(block.attention, config, cut)
-        if isinstance(block.mlp, (MoE, QuantMoE)):
-            shared = config.experts.shared_size
-            block.mlp = ParallelMoE(block.mlp, cut) if isinstance(block.mlp, MoE) else ParallelQuantMoE(block.mlp, cut)
-            if block.mlp.shared is not None:
-                _cut_mlp(block.mlp.shared, shared, cut)
-        else:
-            _cut_mlp(block.mlp, config.intermediate_size, cut)
+        cut_block(block, config, cut)
     local.embed = VocabParallelEmbed(local.embed, cut)
     if local.lm_head is not None:
         local.lm_head = column_parallel_layer(local.lm_head, (config.vocab_size,), cut)
     return model
+
+
+def cut_block(block: Any, config: Any, cut: Cut) -> None:
+    """Puts layers that are cut into a block.
+
+    Args:
+        block: The block, which is changed.
+        config: The numbers of its model.
+        cut: How it is cut.
+    """
+    if isinstance(block.attention, GatedDeltaNet):
+        block.attention = ParallelGatedDeltaNet(block.attention, cut)
+    elif isinstance(block.attention, LatentAttention):
+        block.attention = ParallelLatentAttention(block.attention, cut)
+    else:
+        _cut_attention(block.attention, config, cut)
+    if isinstance(block.mlp, (MoE, QuantMoE)):
+        block.mlp = ParallelMoE(block.mlp, cut) if isinstance(block.mlp, MoE) else ParallelQuantMoE(block.mlp, cut)
+        if block.mlp.shared is not None:
+            _cut_mlp(block.mlp.shared, config.experts.shared_size, cut)
+    else:
+        _cut_mlp(block.mlp, config.intermediate_size, cut)
 
 
 def _cut_attention(attention: Any, config: Any, cut: Cut) -> None:
@@ -77,22 +87,26 @@ def _cut_mlp(mlp: Any, width: int, cut: Cut) -> None:
 def cut_layers(model: Any) -> Iterator[tuple[Path, Any]]:
     """Yields the layers of a model whose weights are cut, with their paths."""
     for index, block in enumerate(model.blocks):
-        attention, mlp = block.attention, block.mlp
-        path: Path = ("blocks", index)
-        if not isinstance(attention, Attention):
-            yield (*path, "attention"), attention
-        for name in _cut_products(attention):
-            yield (*path, "attention", name), getattr(attention, name)
-        path = (*path, "mlp")
-        if hasattr(mlp, "routing"):
-            yield path, mlp
-            mlp, path = mlp.shared, (*path, "shared")
-        if mlp is not None:
-            yield (*path, "gate_up"), mlp.gate_up
-            yield (*path, "down"), mlp.down
+        yield from block_layers(block, ("blocks", index))
     yield ("embed",), model.embed
     if model.lm_head is not None:
         yield ("lm_head",), model.lm_head
+
+
+def block_layers(block: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+    """Yields the layers of a block whose weights are cut, with their paths; `path` is that of the block."""
+    attention, mlp = block.attention, block.mlp
+    if not isinstance(attention, Attention):
+        yield (*path, "attention"), attention
+    for name in _cut_products(attention):
+        yield (*path, "attention", name), getattr(attention, name)
+    path = (*path, "mlp")
+    if hasattr(mlp, "routing"):
+        yield path, mlp
+        mlp, path = mlp.shared, (*path, "shared")
+    if mlp is not None:
+        yield (*path, "gate_up"), mlp.gate_up
+        yield (*path, "down"), mlp.down
 
 
 def _cut_products(attention: Any) -> tuple[str, ...]:

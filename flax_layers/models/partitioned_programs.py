@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from bijax.core.hashed_once import HashedOnce
 
 from ._layered import Stored, extend_block
-from .block import Block, Rotary, Stream, added, project, start_tokens
+from .block import Block, Rotary, Stream, added, project, start_positions, start_tokens
 
 
 class OnMesh(HashedOnce):
@@ -82,6 +82,29 @@ def extend_on(
     mapped = jax.shard_map(run, mesh=structure.mesh, in_specs=in_specs, out_specs=(P(), structure.kept))
     places = (page_table, start, lengths, common_prefix, slots)
     found: tuple[Stream, Stored] = mapped(arrays, stream, rotary, stored, *places)
+    return found
+
+
+@functools.partial(jax.jit, static_argnames=("structure", "capacity"))
+def join_on(
+    structure: OnMesh,
+    arrays: tuple[jax.Array, ...],
+    hidden: jax.Array,
+    tokens: jax.Array,
+    start: jax.Array,
+    lengths: jax.Array,
+    *,
+    capacity: int,
+) -> tuple[jax.Array, Rotary]:
+    """Runs what is before the block of a head for multi-token prediction; see `MTPHead.join`."""
+
+    def run(arrays: Any, hidden: jax.Array, tokens: jax.Array, start: jax.Array, lengths: jax.Array) -> Any:
+        head, embed, norm, rotary = jax.tree.unflatten(structure.tree, arrays)
+        positions = start_positions(rotary, tokens.shape[1], start=start, lengths=lengths, capacity=capacity)
+        return head.join(embed, norm, hidden, tokens), rotary(positions)
+
+    mapped = jax.shard_map(run, mesh=structure.mesh, in_specs=(structure.specs, P(), P(), P(), P()), out_specs=P())
+    found: tuple[jax.Array, Rotary] = mapped(arrays, hidden, tokens, start, lengths)
     return found
 
 

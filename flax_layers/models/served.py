@@ -19,9 +19,11 @@ from .layers.delta_net_state import STATE_INTERVAL, DeltaNetSnapshot
 from .llama import Llama
 from .mtp import MTPHead
 from .partition import partition
+from .partitioned_head import partition_head
 from .quantized_cache import QuantizedCache
 from .served_mtp import ServedHead
 from .served_partitioned import ServedPartitionedLlama
+from .served_partitioned_head import DraftingPartitionedLlama
 from .served_programs import extend_all, flattened, norm_rows, project_rows, sort
 from .served_states import Pages, States, by_kind, by_layer, init_snapshots, keep_state, restore_state
 
@@ -244,14 +246,16 @@ class ServedLlama:
         The arguments, errors and bits are those of `partition`.
 
         Raises:
-            ValueError: As `partition`, or if it has adapters, a cache of 8 bits or a head, which are not cut.
+            ValueError: As `partition`, or if it has adapters or a cache of 8 bits, which are not cut.
         """
-        parts = {"adapters": self._adapters, "a cache of 8 bits": self._cache, "a draft head": self._head}
+        parts = {"adapters": self._adapters, "a cache of 8 bits": self._cache}
         held = next((name for name, part in parts.items() if part is not None), None)
         if held is not None:
             raise ValueError(f"ServedLlama: a model that is cut over devices must not have {held}; leave them out.")
         cut = partition(self.model, mesh, axis=axis, expert_axis=expert_axis, leaves=leaves)
-        return ServedPartitionedLlama(cut)
+        if self.draft_head is None:
+            return ServedPartitionedLlama(cut)
+        return DraftingPartitionedLlama(cut, partition_head(self.draft_head, cut))
 
     def plain(self) -> "ServedLlama":
         """Returns the model with the same weights and stock JAX operations."""

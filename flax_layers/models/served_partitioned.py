@@ -214,7 +214,7 @@ class ServedPartitionedLlama:
                 "ServedPartitionedLlama: overlap needs experts on several devices and invariant operations, got a model"
                 f" with {has}; pass None."
             )
-        return ServedPartitionedLlama(self.model, one_program=self.one_program, overlap=overlap)
+        return self._like(self.model, overlap)
 
     def plain(self) -> ServedPartitionedLlama:
         """Returns the model with the same shards and stock JAX operations, such as `jax.lax.psum`, without overlap."""
@@ -252,7 +252,10 @@ class ServedPartitionedLlama:
             )
         shardings = jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self.model.specs)
         model = dataclasses.replace(self.model, params=jax.device_put(params, shardings))
-        return ServedPartitionedLlama(model, one_program=self.one_program, overlap=self.overlap)
+        return self._like(model, self.overlap)
+
+    def _like(self, model: PartitionedLlama, overlap: Overlap | None) -> ServedPartitionedLlama:
+        return ServedPartitionedLlama(model, one_program=self.one_program, overlap=overlap)
 
     def _cut(self, weights: Llama | nnx.State[Any, Any]) -> Any:
         config, dtype = self.model.config, self.model.dtype
@@ -275,7 +278,7 @@ class ServedPartitionedLlama:
         return partition(weights, self.mesh, **axes, leaves=model.leaves).params
 
 
-class _Frame(HashedOnce):
+class Frame(HashedOnce):
     """A served model without its arrays, as the static part of a pytree; equal frames run the same programs."""
 
     def __init__(self, model: PartitionedLlama, one_program: bool, overlap: Overlap | None) -> None:
@@ -287,11 +290,11 @@ class _Frame(HashedOnce):
         self.one_program, self.overlap = one_program, overlap
 
 
-def _flatten(served: ServedPartitionedLlama) -> tuple[tuple[Any, Any], _Frame]:
-    return (served.model.params, served.model.rest), _Frame(served.model, served.one_program, served.overlap)
+def _flatten(served: ServedPartitionedLlama) -> tuple[tuple[Any, Any], Frame]:
+    return (served.model.params, served.model.rest), Frame(served.model, served.one_program, served.overlap)
 
 
-def _unflatten(frame: _Frame, children: Iterable[Any]) -> ServedPartitionedLlama:
+def _unflatten(frame: Frame, children: Iterable[Any]) -> ServedPartitionedLlama:
     params, rest = children
     model = dataclasses.replace(frame.model, params=params, rest=rest)
     return ServedPartitionedLlama(model, one_program=frame.one_program, overlap=frame.overlap)

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from bijax import cli
@@ -19,7 +21,7 @@ from bijax.server.start import _warm_engines
 from bijax.serving import Engine, EngineOptions, ModelOptions, SamplingParams
 from bijax.serving.fingerprint import fingerprint
 from bijax.testing import assert_bits_equal
-from flax_layers import Llama, ServedLlama, convert
+from flax_layers import Llama, MTPHead, ServedLlama, convert
 from flax_layers.checkpoint import load_checkpoint
 from flax_layers.checkpoint.hf_config import hf_config
 from flax_layers.checkpoint.weights import expected_shapes
@@ -221,6 +223,32 @@ def drafts() -> None:
     assert_bits_equal(results[1], results[0])
 
 
+def head_drafts(kind: str) -> None:
+    """Drafts by a head that is cut over four devices: those of one device, and the bits of no drafts."""
+    model = partitioned_attention.llama(kind)
+    head, width = MTPHead(model.config, rngs=nnx.Rngs(1)), model.config.hidden_size
+    # The model and the head mostly follow the embedding of the last token, so that drafts are right now and then.
+    head.fc.kernel.set_value(jnp.concatenate([jnp.eye(width), jnp.eye(width) / 2]))
+    served = ServedLlama(model, draft_head=head)
+    options: dict[str, Any] = {**vars(ONE_BY_ONE), "page_size": 16, "max_length": 48, "num_pages": 8}
+    params = SamplingParams(max_new_tokens=16, seed=3, logprobs=True)
+    drafted: dict[str, Any] = {"speculative_algorithm": "mtp", "speculative_tokens": 2}
+    results, counts = [], []
+    for devices, more in ((1, {}), (1, drafted), (4, drafted)):
+        engine = Engine(served, options=EngineOptions(**{**options, **more}), mesh=mesh(devices, 1))
+        results.append(found(engine.generate([[1, 5, 9]], params)[0]))
+        counts.append((engine.stats().drafted_tokens, engine.stats().accepted_tokens))
+    assert_bits_equal(results[1], results[0])
+    assert_bits_equal(results[2], results[0])
+    assert counts[1] == counts[2]
+    assert counts[1][0] > counts[1][1] > 0
+    other = partitioned_attention.llama(kind, seed=1)
+    engine.update_weights((other, MTPHead(model.config, rngs=nnx.Rngs(2))))
+    [changed] = engine.generate([[1, 5, 9]], params)
+    expected = Engine(ServedLlama(other), options=EngineOptions(**options), mesh=mesh(4, 1))
+    assert_bits_equal(found(changed), found(expected.generate([[1, 5, 9]], params)[0]))
+
+
 def modes(kind: str, devices: int, *more: str) -> None:
     """Every mode of `bijax test-deterministic` with a checkpoint that is cut over devices."""
     small = "--trials 2 --max-new-tokens 3 --max-running 2 --max-prefill-tokens 4 --num-pages 48 --page-size 4 --json"
@@ -254,6 +282,8 @@ CHECKS: dict[str, Callable[[], None]] = {
     "hybrid on 8 devices": lambda: eight("linear", (1, 1), (2, 1), (4, 1), (8, 1), page_size=16, max_prefill_tokens=4),
     "DeepSeek on 8 devices": lambda: eight("latent", (1, 1), (2, 1), (4, 1), (8, 1), max_prefill_tokens=4),
     "drafts of a hybrid": drafts,
+    "drafts by a head": lambda: head_drafts("latent"),
+    "drafts by a head of a hybrid": lambda: head_drafts("linear"),
     "DeepSeek in int8": lambda: eight("latent", (1, 1), (8, 1), int8=True),
     "hybrid in int8": lambda: eight("linear", (1, 1), (8, 1), int8=True, page_size=16),
     "modes of DeepSeek": lambda: modes("deepseek", 4),

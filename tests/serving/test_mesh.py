@@ -32,6 +32,8 @@ WITH_EXPERTS = (
     ("hybrid on 8 devices",),
     ("DeepSeek on 8 devices",),
     ("drafts of a hybrid",),
+    ("drafts by a head",),
+    ("drafts by a head of a hybrid",),
     ("DeepSeek in int8",),
     ("hybrid in int8",),
     ("modes of DeepSeek",),

@@ -25,6 +25,7 @@ from bijax.serving.toy_hybrid import CONFIG, random_head, random_model, toy_hybr
 from bijax.testing import assert_bits_equal
 from flax_layers import Llama, MTPHead, ServedLlama
 from flax_layers.checkpoint import CheckpointError, load_checkpoint
+from flax_layers.models import DraftingPartitionedLlama, partition_head
 from tests.layers import checkpoint_files as files
 from tests.layers import mtp_files
 
@@ -325,10 +326,12 @@ def test_loading(tmp_path: Path) -> None:
     assert isinstance(load_update(checkpoint, ModelOptions()), Llama)
     again = served.with_weights(load_update(checkpoint, ModelOptions(), draft_head=True))
     assert_bits_equal(again.draft_head.fc.kernel[...], served.draft_head.fc.kernel[...])
-    with pytest.raises(ValueError, match="tensor_parallel_size must be left out with drafts by a head"):
-        load_model(checkpoint, ModelOptions(tensor_parallel_size=1), draft_head=True)
-    with pytest.raises(ValueError, match="cut over devices must not have a draft head"):
-        served.partitioned(jax.make_mesh((1,), ("model",)))
+    cut = load_model(checkpoint, ModelOptions(tensor_parallel_size=1, tensor_parallel_leaves=4), draft_head=True)
+    assert isinstance(cut, DraftingPartitionedLlama)
+    kernel = cut.draft_head.params["block"]["attention"]["out"]["kernel"]
+    assert_bits_equal(jax.device_get(kernel), jax.device_get(served.draft_head.block.attention.out.kernel[...]))
+    with pytest.raises(ValueError, match="the head must have the numbers of the model"):
+        partition_head(random_head(seed=0), cut.model)
     folder = files.write_folder(tmp_path, files.hf_fields(), files.random_weights())
     with pytest.raises(CheckpointError, match="expected a checkpoint with an MTP head"):
         load_model(load_checkpoint(folder), ModelOptions(), draft_head=True)

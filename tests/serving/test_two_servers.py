@@ -53,6 +53,10 @@ def test_processes_with_other_weights_do_not_start(tmp_path: Path) -> None:
         ("--nnodes 2 --dist-init-addr localhost:x", "got 'localhost:x'"),
         ("--dist-init-addr localhost:1", "must be left out with one process, got 'localhost:1'; set nnodes"),
         (
+            "--nnodes 2 --dist-init-addr a:1 --speculative-algorithm mtp --speculative-tokens 2",
+            "speculative_algorithm must be 'prompt_lookup' with several processes, got 'mtp'",
+        ),
+        (
             "--nnodes 2 --dist-init-addr a:1 --data-parallel-size 2",
             "data_parallel_size must be 1 with several",
         ),

@@ -1,0 +1,100 @@
+"""The head of a model for multi-token prediction over the devices of a mesh."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import jax
+from flax import nnx
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from ..ops import Ops
+from .mtp import MTPHead
+from .partition_checks import check_config, check_layers, check_mesh
+from .partition_layers import WEIGHTS, at, block_layers, cut_block
+from .partitioned import PartitionedLlama
+
+if TYPE_CHECKING:
+    from ..checkpoint import LlamaConfig
+
+type Params = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class PartitionedHead:
+    """A head over the devices of a mesh; made by `partition_head`.
+
+    Attributes:
+        params: The parameters, each sharded over the mesh of its model: a tree of dicts.
+        specs: A tree of the same structure with their `jax.sharding.PartitionSpec`.
+        config: The numbers of the block.
+        rest: What a head holds besides parameters, the same on all devices.
+        graph: The structure of the head of one device.
+    """
+
+    params: Params
+    specs: Params
+    config: LlamaConfig
+    rest: Any = dataclasses.field(repr=False)
+    graph: Any = dataclasses.field(repr=False)
+    _abstract: Any = dataclasses.field(repr=False)
+
+    def merged(self, params: Params, rest: Any) -> MTPHead:
+        """Returns the head of one device with these leaves, as `PartitionedLlama.merged`."""
+        state = jax.tree.unflatten(jax.tree.structure(self._abstract), jax.tree.leaves(params))
+        head: MTPHead = nnx.merge(self.graph, state, rest)
+        return head
+
+    def with_ops(self, ops: Ops) -> PartitionedHead:
+        """Returns the head with the same parameters and other operations."""
+        split: Any = nnx.split(nnx.with_attributes(self.merged(self.params, self.rest), ops=ops), WEIGHTS, ...)
+        return dataclasses.replace(self, graph=split[0])
+
+
+def partition_head(head: MTPHead, model: PartitionedLlama) -> PartitionedHead:
+    """Cuts the block of a head as those of its model; its norms and `fc` are repeated on all devices.
+
+    Args:
+        head: The head, with `INVARIANT` operations. Its parameters are taken over.
+        model: Its model.
+
+    Raises:
+        ValueError: If they do not belong together, or the block cannot be cut, as `partition`.
+
+    Guarantee: row-invariant as `MTPHead`, with the same bits on 1, 2, 4, ... `leaves` devices.
+
+    Example:
+        >>> from flax_layers.checkpoint import LlamaConfig
+        >>> from flax_layers.models import Llama, partition
+        >>> config = LlamaConfig(
+        ...     vocab_size=32, hidden_size=8, intermediate_size=16, num_layers=1, num_heads=2, num_kv_heads=1,
+        ...     head_dim=8, rope_theta=10000.0, rms_norm_eps=1e-5, tie_word_embeddings=True,
+        ...     max_position_embeddings=64, bos_token_id=1, eos_token_ids=(2,))
+        >>> model = partition(Llama(config, rngs=nnx.Rngs(0)), jax.make_mesh((1,), ("model",)))
+        >>> head = partition_head(MTPHead(config, rngs=nnx.Rngs(1)), model)
+        >>> tuple(head.specs["block"]["attention"]["out"]["kernel"]), tuple(head.specs["fc"]["kernel"])
+        (('model', None), ())
+    """
+    if head.config != model.config.mtp_block():
+        raise ValueError(
+            f"partition_head: the head must have the numbers of the model, {model.config.mtp_block()}, got"
+            f" {head.config}."
+        )
+    cut = check_mesh(model.mesh, model.axis, model.leaves, model.expert_axis)
+    check_config(head.config, cut)
+    check_layers(layer for _, layer in block_layers(head.block, ("block",)))
+    whole_graph, whole_state = nnx.split(head)
+    local = nnx.merge(whole_graph, whole_state)  # the copy shares the arrays
+    cut_block(local.block, head.config, cut)
+    split: Any = nnx.split(local, WEIGHTS, ...)
+    graph, state, rest = split
+    params = nnx.to_pure_dict(state)
+    specs = jax.tree.map(lambda _: P(), params)
+    for path, layer in block_layers(local.block, ("block",)):
+        own = at(specs, path)
+        own.update({name: spec for name, spec in layer.specs().items() if name in own})
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
+    placed = jax.device_put((params, rest), (model.shardings(specs), NamedSharding(model.mesh, P())))
+    return PartitionedHead(placed[0], specs, head.config, placed[1], graph, abstract)
