@@ -10,7 +10,7 @@ with gradients is to cuDNN as JAX calls it, whose sums come in any order; `deter
 not have them: what its splits cost prefill. Times are device times of all kernels of a call (CUPTI), medians of
 alternating calls; calls cycle through sets of arguments that together do not fit into the L2 cache. `rate` is TFLOP/s
 of the products that the mask leaves, or TB/s of keys and values. Through jax-triton decode also has few sequences and
-few keys, where each split of the keys has a program of its own.
+few keys, where splits, blocks and columns have programs of their own, and there are heads of 256.
 """
 
 import argparse
@@ -109,8 +109,18 @@ DECODE: Final = tuple(
 )
 
 FEW_KEYS: Final = tuple(
-    Case(batch, 1, keys, 32, 8, 128) for batch, keys in ((1, 2048), (8, 2048), (8, 8192), (8, 32768), (64, 8192))
+    Case(batch, 1, keys, 32, 8, 128)
+    for batch, keys in ((1, 1024), (1, 2048), (8, 2048), (8, 8192), (8, 32768), (64, 8192))
 )
+
+WIDE: Final = {
+    "prefill": tuple(
+        Case(b, keys, keys, 16, 4, 256, causal) for b, keys in ((2, 2048), (1, 8192)) for causal in (True, False)
+    ),
+    "decode": tuple(Case(b, 1, 2048, 16, 4, 256) for b in (1, 64)),
+    "gradients": (),
+}
+"""Heads of 256, through jax-triton."""
 
 KINDS: Final = {"prefill": PREFILL, "gradients": GRADIENTS, "decode": DECODE}
 
@@ -125,7 +135,9 @@ def main() -> None:
         print(f"bench_attention needs a Hopper GPU, this process runs on {jax.default_backend()}: nothing measured")
         return
     backend = arguments.backend
-    kinds = KINDS if backend == HOPPER else KINDS | {"decode": DECODE + FEW_KEYS}
+    kinds = KINDS
+    if backend != HOPPER:
+        kinds = {kind: part + WIDE[kind] for kind, part in (KINDS | {"decode": DECODE + FEW_KEYS}).items()}
     cases = [case for kind, part in kinds.items() if arguments.only in (None, kind) for case in part]
     with ThreadPoolExecutor(THREADS) as pool:
         pending = [

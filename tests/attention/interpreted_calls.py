@@ -25,6 +25,7 @@ QUERIES, KEYS, HEADS, KEY_HEADS, SIZE = 7, 50, 4, 2, 24
 CONTRACT: Final = MmaAttentionContract(16, 16, split=32)
 TILE: Final = Tile(16, 4, 1)
 APART: Final = Tile(16, 4, 1, apart=True)
+COLUMNS: Final = Tile(16, 4, 1, apart=True, columns=16)
 OFFSETS, USED, LENGTHS = (30, 20), (7, 5), (50, 37)
 LIMITS: Final = jnp.array([OFFSETS, USED, LENGTHS], jnp.int32).T
 LAUNCH: Final[dict[str, Any]] = {"contract": CONTRACT, "target": Target.parse("sm_80")}
@@ -128,7 +129,8 @@ def apart() -> None:
     """Each split in a program of its own, with and without keys in it: the bits of one program for all splits."""
     for call in (call_of(), call_of("float16", window=(12, 0), sinks=random(6, 1, HEADS))):
         whole = jax_triton.attention(call, tile=TILE, **LAUNCH)
-        assert_bits_equal(jax_triton.attention(call, tile=APART, **LAUNCH), whole)
+        for tile in (APART, COLUMNS):
+            assert_bits_equal(jax_triton.attention(call, tile=tile, **LAUNCH), whole)
 
 
 def options() -> None:
@@ -201,7 +203,7 @@ def not_finite() -> None:
     poisoned = call.value.at[0, 33, 0, 3].set(jnp.inf).at[0, 2, 1, 5].set(jnp.nan).at[1, 37:].set(jnp.nan)
     sees = np.zeros((2, QUERIES, HEADS), bool)
     sees[0, 3:, :2] = sees[0, :, 2:] = True
-    for tile in (TILE, APART):
+    for tile in (TILE, APART, COLUMNS):
         found = jax_triton.attention(dataclasses.replace(call, value=poisoned), tile=tile, **LAUNCH)
         for ours, right in zip(found, whole, strict=True):
             assert_bits_equal(np.asarray(ours)[~sees], np.asarray(right)[~sees])

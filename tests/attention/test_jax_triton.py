@@ -26,7 +26,9 @@ KINDS: Final[dict[str, dict[str, Any]]] = {
     "prefill": {},
     "heads of 64": {"size": 64},
     "decode": {"queries": 1, "dtype": "float16", "size": 64},
-    "decode, splits apart": {"queries": 1, "keys": 4096},
+    "decode, splits apart": {"queries": 1, "keys": 16384},
+    "decode, columns apart": {"queries": 1, "keys": 4096},
+    "decode, columns apart, float32": {"queries": 1, "keys": 4096, "dtype": "float32"},
     "decode from pages": {"queries": 1, "page": 64},
     "decode from int8": {"queries": 1, "stored": "int8", "size": 64, "page": 16},
     "float8_e4m3fn": {"stored": "float8_e4m3fn", "size": 80},
@@ -95,7 +97,7 @@ def check(code: MachineCode, target: Target) -> None:
 def test_the_forward_kernel_compiles(target: str, kind: str) -> None:
     call, where = call_of(**KINDS[kind]), Target.parse(target)
     launches = launches_of(functools.partial(jax_triton.attention, contract=contract_of(call), target=where), call)
-    assert len(launches) == (2 if "apart" in kind else 1)
+    assert len(launches) == (3 if "columns" in kind else 2 if "splits" in kind else 1)
     for launch in launches:
         check(compiled(launch), where)
 

@@ -70,6 +70,8 @@ TILES: Final = (
     Tile(16, 4, 2, apart=True),
     Tile(16, 2, 3, apart=True),
     Tile(64, 4, 1, apart=True),
+    Tile(16, 2, 8, apart=True, columns=64),
+    Tile(16, 4, 4, apart=True, columns=32),
 )
 """Those of the table, and others."""
 
@@ -116,7 +118,7 @@ def whole(kind: str) -> tuple[jax.Array, ...]:
     call = call_of(kind)
     size = max(call.query.shape[3], call.value.shape[3])
     rows, features = LENGTH * HEADS // KEY_HEADS, target_for("cuda").features
-    tile = attention_tile(size, call.query.dtype.itemsize, rows, features, heads=1, splits=1)
+    tile = attention_tile(size, call.query.dtype.itemsize, rows, features, heads=1, splits=1, blocks=1)
     assert not tile.apart
     return ours(call, tile)
 
@@ -199,6 +201,16 @@ def test_decode_and_chunks_are_prefill(kind: str) -> None:
                 assert_bits_equal(
                     found, tuple(x[:, start : start + count] for x in whole(kind)), err_msg=f"{count}, {start}"
                 )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_decode_under_any_schedule(kind: str) -> None:
+    """Of four rows, which programs for columns multiply in four copies."""
+    call = call_of(kind)
+    expected = tuple(x[:, 650:651] for x in whole(kind))
+    narrow = max(call.query.shape[3], call.value_size) <= 128  # for wide heads, shared memory has fewer stages
+    for tile in (Tile(16, 4, 1), Tile(16, 4, 1, apart=True), *(t for t in TILES if t.columns or (t.apart and narrow))):
+        assert_bits_equal(ours(rows(call, 650, 1), tile), expected, err_msg=str(tile))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -286,10 +298,11 @@ def test_gradients_under_any_schedule_and_alone(kind: str) -> None:
     assert_bits_equal(found[3], whole_gradients[3][:, :, 500:564])
 
 
-def test_values_that_are_not_finite() -> None:
+@pytest.mark.parametrize("tile", [None, *(t for t in TILES if t.apart)], ids=str)
+def test_values_that_are_not_finite(tile: Tile | None) -> None:
     call = call_of("bfloat16")
     poisoned = call.value.at[0, 200, 0, 3].set(jnp.nan).at[0, 90, 1, 100].set(jnp.inf).at[1, 650:].set(jnp.nan)
-    out, lse = ours(dataclasses.replace(call, value=poisoned))
+    out, lse = ours(dataclasses.replace(call, value=poisoned), tile)
     sees = np.zeros(out.shape[:3], bool)
     sees[0, 200:, : HEADS // 2] = sees[0, 90:, HEADS // 2 :] = True
     assert np.isnan(np.asarray(out, np.float32)[sees]).all()

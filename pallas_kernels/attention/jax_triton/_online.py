@@ -29,6 +29,7 @@ from pallas_kernels.attention.jax_triton._scores import scores, which_seen
 from pallas_kernels.attention.jax_triton._tile import LEAST, Arrays, Bounds, Rows, keys_at
 
 COLUMNS = tl.constexpr(8)  # of the sums of weights in a split
+LEAST_ROWS = tl.constexpr(16)  # of a product on tensor cores
 
 
 class State(NamedTuple):
@@ -37,7 +38,8 @@ class State(NamedTuple):
     Attributes:
         maximum: (R,) float32, the maximum of the scores.
         sums: (R,) float32, the sum of the weights; within a split (R, COLUMNS), the sums by columns.
-        weighted: (R, width) float32 of each piece, the sums of weights times values.
+        weighted: (H, width) float32 of each piece, the sums of weights times values. If H is larger than R, the rows
+            are there repeatedly.
     """
 
     maximum: Any
@@ -45,16 +47,44 @@ class State(NamedTuple):
     weighted: Any
 
 
-@triton.jit
-def nothing(ROWS: tl.constexpr, form: tl.constexpr):
-    """Returns the state before any key."""
-    return State(tl.full((ROWS,), LEAST, tl.float32), tl.zeros((ROWS,), tl.float32), zeros(ROWS, form.value_size, form))
+@triton.constexpr_function
+def height_of(rows: int) -> int:
+    """Returns the number of rows of products for a number of rows."""
+    return max(rows, LEAST_ROWS.value)
 
 
 @triton.jit
-def start(ROWS: tl.constexpr, form: tl.constexpr):
+def repeated(x, ROWS: tl.constexpr, HEIGHT: tl.constexpr):
+    """Returns rows (ROWS, n) as often as there are in `HEIGHT`: (HEIGHT, n)."""
+    if HEIGHT == ROWS:
+        return x
+    else:
+        WIDTH: tl.constexpr = x.shape[1]
+        return tl.reshape(tl.broadcast_to(x[None, :, :], (HEIGHT // ROWS, ROWS, WIDTH)), (HEIGHT, WIDTH))
+
+
+@triton.jit
+def repeated_all(xs, ROWS: tl.constexpr, HEIGHT: tl.constexpr):
+    """Returns the rows of each tensor repeatedly."""
+    COUNT: tl.constexpr = len(xs)
+    found = ()
+    for i in tl.static_range(COUNT):
+        found = found + (repeated(xs[i], ROWS, HEIGHT),)
+    return found
+
+
+@triton.jit
+def nothing(ROWS: tl.constexpr, HEIGHT: tl.constexpr, form: tl.constexpr):
+    """Returns the state before any key, with `HEIGHT` rows of sums of values."""
+    return State(
+        tl.full((ROWS,), LEAST, tl.float32), tl.zeros((ROWS,), tl.float32), zeros(HEIGHT, form.value_size, form)
+    )
+
+
+@triton.jit
+def start(ROWS: tl.constexpr, HEIGHT: tl.constexpr, form: tl.constexpr):
     """Returns the state before the keys of a split."""
-    state = nothing(ROWS, form)
+    state = nothing(ROWS, HEIGHT, form)
     return State(state.maximum, tl.zeros((ROWS, COLUMNS), tl.float32), state.weighted)
 
 
@@ -65,16 +95,17 @@ def finished(state: State, ROWS: tl.constexpr):
 
 
 @triton.jit
-def merged(state: State, other: State):
+def merged(state: State, other: State, ROWS: tl.constexpr, HEIGHT: tl.constexpr):
     """Returns the state after the splits of `state` and that of `other`, which follows them, from sums (R,)."""
     COUNT: tl.constexpr = len(state.weighted)
     highest = tl.maximum(state.maximum, other.maximum)
     left, right = power_of_two(state.maximum - highest), power_of_two(other.maximum - highest)
     sums = product_and_sum(state.sums, left, product(other.sums, right))
+    left, right = repeated(left[:, None], ROWS, HEIGHT), repeated(right[:, None], ROWS, HEIGHT)
     values = ()
     for i in tl.static_range(COUNT):
-        added = product(other.weighted[i], right[:, None])
-        values = values + (product_and_sum(state.weighted[i], left[:, None], added),)
+        added = product(other.weighted[i], right)
+        values = values + (product_and_sum(state.weighted[i], left, added),)
     return State(highest, sums, values)
 
 
@@ -84,12 +115,14 @@ def add_blocks(
     rows: Rows,
     bounds: Bounds,
     query,
+    scored,
     begin,
     whole,
     end,
     ROWS: tl.constexpr,
     CAREFUL: tl.constexpr,
     STAGES: tl.constexpr,
+    SPLITS: tl.constexpr,
     form: tl.constexpr,
 ):
     """Returns the state after a range of key blocks.
@@ -98,50 +131,62 @@ def add_blocks(
         arrays: The arrays.
         rows: The rows.
         bounds: The keys that they see.
-        query: The limbs of each piece of their queries.
+        query: The limbs of each piece of their queries; unused if there are scores.
+        scored: Pointers (R, 1) to the scores of the rows, by the position of the key; None to compute them.
         begin: Index of the first block.
         whole: Index after the last block of the range at `begin` of which the rows see every key, but for a mask.
         end: Index after the last block.
-        ROWS: Number of the rows.
+        ROWS: Number of the rows; if there are fewer than `LEAST_ROWS`, `scored` is given.
         CAREFUL: Whether a value that is not finite makes only those rows nan that see it. Otherwise all values are
             taken to be finite.
         STAGES: Blocks that are read ahead.
+        SPLITS: Whether the range may be of several splits.
         form: The constants.
     """
     KEYS: tl.constexpr = form.key_block
     BLOCKS: tl.constexpr = form.split // form.key_block
     COUNT: tl.constexpr = piece_count(form.value_size, form.widest_piece)
-    before, state = nothing(ROWS, form), start(ROWS, form)
+    HEIGHT: tl.constexpr = height_of(ROWS)
+    before, state = nothing(ROWS, HEIGHT, form), start(ROWS, HEIGHT, form)
     for block in tl.range(begin, end, num_stages=STAGES):
         keys = keys_at(arrays, rows.sequence, block * KEYS, KEYS, form.whole_blocks, form)
-        key = keys_of_all(heads_of_keys(arrays.key, keys, rows.head, form.size, form), form.size, form)
-        total = dot_of_heads(query, key, ROWS, KEYS, False, form)
-        if (block % BLOCKS == 0) & (block > begin):
-            before, state = merged(before, finished(state, ROWS)), start(ROWS, form)
-            # This keeps the branch after the product: only there the previous block's need not be waited for earlier.
-            total = opaque_float(total)
-        found, _ = scores(arrays, rows, keys, total, False, form)
-        if CAREFUL or form.hides:
-            seen = which_seen(arrays, rows, bounds, keys, False, form)
-            found = tl.where(seen, found, float("-inf"))
-        elif block >= whole:
-            found = tl.where(which_seen(arrays, rows, bounds, keys, False, form), found, float("-inf"))
+        if scored is not None:
+            found = tl.load(scored + keys.position[None, :])
+            if CAREFUL:
+                seen = which_seen(arrays, rows, bounds, keys, False, form)
+        else:
+            key = keys_of_all(heads_of_keys(arrays.key, keys, rows.head, form.size, form), form.size, form)
+            total = dot_of_heads(query, key, ROWS, KEYS, False, form)
+            if SPLITS:  # noqa: SIM102 - known when the kernel is compiled
+                if (block % BLOCKS == 0) & (block > begin):
+                    before = merged(before, finished(state, ROWS), ROWS, HEIGHT)
+                    state = start(ROWS, HEIGHT, form)
+                    # This keeps the branch after the product: only there the previous block's need not be waited for
+                    # earlier.
+                    total = opaque_float(total)
+            found, _ = scores(arrays, rows, keys, total, False, form)
+            if CAREFUL or form.hides:
+                seen = which_seen(arrays, rows, bounds, keys, False, form)
+                found = tl.where(seen, found, float("-inf"))
+            elif block >= whole:
+                found = tl.where(which_seen(arrays, rows, bounds, keys, False, form), found, float("-inf"))
         highest = tl.maximum(state.maximum, product(tl.max(found, 1), form.exponent_factor))
         weights = power_of_two(product_and_sum(found, form.exponent_factor, -highest[:, None]))
         decay = power_of_two(state.maximum - highest)[:, None]
+        of_values = repeated(decay, ROWS, HEIGHT)
         value = heads_of_values(arrays.value, keys, rows.head, form)
         bad = tl.zeros((KEYS,), tl.int1)
         if CAREFUL:
             bad = not_finite(value, KEYS, form.value_size, form)
             weights = tl.where(seen & bad[None, :], float("nan"), weights)
         sums = product_and_sum(state.sums, decay, half_sums(weights, ROWS, KEYS, COLUMNS))
-        weight = limbs(weights, form)
+        weight = repeated_all(limbs(weights, form), ROWS, HEIGHT)
         values = ()
         for i in tl.static_range(COUNT):
             piece = limbs_unless(value, bad, form.value_size, i, CAREFUL, form)
-            values = values + (dot(product(state.weighted[i], decay), weight, piece, form),)
+            values = values + (dot(product(state.weighted[i], of_values), weight, piece, form),)
         state = State(highest, sums, values)
-    return merged(before, finished(state, ROWS))
+    return merged(before, finished(state, ROWS), ROWS, HEIGHT)
 
 
 @triton.jit
@@ -150,18 +195,20 @@ def attend(
     rows: Rows,
     bounds: Bounds,
     query,
+    scored,
     begin,
     whole,
     end,
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
+    SPLITS: tl.constexpr,
     form: tl.constexpr,
 ):
     """Returns the state after a range of key blocks; arguments as for `add_blocks`.
 
     Keys are first added as if all values were finite. If a sum is then not finite, they are added once more with care.
     """
-    state = add_blocks(arrays, rows, bounds, query, begin, whole, end, ROWS, False, STAGES, form)
+    state = add_blocks(arrays, rows, bounds, query, scored, begin, whole, end, ROWS, False, STAGES, SPLITS, form)
     if not all_finite(state.weighted):
-        state = add_blocks(arrays, rows, bounds, query, begin, whole, end, ROWS, True, 1, form)
+        state = add_blocks(arrays, rows, bounds, query, scored, begin, whole, end, ROWS, True, 1, SPLITS, form)
     return state

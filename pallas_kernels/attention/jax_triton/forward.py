@@ -62,5 +62,5 @@ def forward_kernel(
     bounds = bounds_of(own, rows, True, form)
     pieces = limbs_of_all(heads_of_rows(query, rows, form.size), form.size, form)
     begin, whole, end = blocks_seen(bounds, form.key_block)
-    state = attend(arrays, rows, bounds, pieces, begin, whole, end, ROWS, STAGES, form)
+    state = attend(arrays, rows, bounds, pieces, None, begin, whole, end, ROWS, STAGES, True, form)
     write_results(arrays, rows, own, state, out, lse, form)

@@ -1,5 +1,7 @@
 """From the arrays of a forward pass to its kernel."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -21,6 +23,8 @@ from pallas_kernels.target import Target
 _VERSION: Final = 3  # of the contract
 _WIDEST: Final = 576  # for more, the shared memory and the registers of a program do not suffice
 _STAGES_OF_MERGE: Final = 4
+_WARPS_OF_MERGE: Final = 4
+_WARPS_OF_SCORES: Final = 4
 
 
 @in_32_bits
@@ -49,40 +53,89 @@ def attention(
     if call.is_empty:
         return jnp.zeros((*rows, value_size), call.query.dtype), jnp.full(rows, -jnp.inf, jnp.float32)
     from pallas_kernels.attention.jax_triton.forward import forward_kernel
-    from pallas_kernels.attention.jax_triton.splits import merge_kernel, split_kernel
 
     call = prepared(call)
     form = form_of(call, contract)
-    total, splits = rows[1] * form.group, -(-call.capacity // contract.split)
+    total = rows[1] * form.group
     if tile is None:
-        heads = rows[0] * form.heads
         tile = attention_tile(
-            widest(call), call.query.dtype.itemsize, total, target.features, heads=heads, splits=splits
+            widest(call),
+            call.query.dtype.itemsize,
+            total,
+            target.features,
+            heads=rows[0] * form.heads,
+            splits=-(-call.capacity // form.split),
+            blocks=-(-call.capacity // form.key_block),
+            stored_in_8_bits=form.stored is not None,
         )
     tiles = -(-total // tile.rows)
     results = [
         jax.ShapeDtypeStruct((*rows, form.value_size), call.query.dtype),
         jax.ShapeDtypeStruct(rows, jnp.float32),
     ]
-    arrays, options = operands(call), _options(tile, form, target)
-    if not tile.apart:
-        out, lse = launch(forward_kernel, *arrays, tiles, out=results, grid=(rows[0] * form.heads * tiles,), **options)
-        return out[..., :value_size], lse
-    lines = (splits, rows[0], form.heads, total)
-    scratch = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (lines, lines, (*lines, form.value_size))]
-    grid = (rows[0] * form.heads * tiles * splits,)
-    states = launch(split_kernel, *arrays, tiles, splits, out=scratch, grid=grid, **options)
-    few = min(tile.rows, 1 << (total - 1).bit_length())
-    tiles = -(-total // few)
-    options = _options(Tile(few, 4, _STAGES_OF_MERGE), form, target)
-    grid = (rows[0] * form.heads * tiles,)
-    out, lse = launch(merge_kernel, *arrays, tiles, *states, out=results, grid=grid, **options)
+    if tile.apart:
+        out, lse = _of_splits(call, form, tile, target, tuple(results))
+    else:
+        grid = (rows[0] * form.heads * tiles,)
+        out, lse = _launch(forward_kernel, call, tiles, tile=tile, form=form, target=target, out=results, grid=grid)
     return out[..., :value_size], lse
 
 
-def _options(tile: Tile, form: Form, target: Target) -> dict[str, Any]:
-    constants = {"ROWS": tile.rows, "STAGES": tile.stages, "form": form}
-    return {"target": target, "warps": tile.warps, "stages": tile.stages, "fuses": False, "constants": constants}
+def _of_splits(
+    call: AttentionCall, form: Form, tile: Tile, target: Target, results: tuple[jax.ShapeDtypeStruct, ...]
+) -> tuple[jax.Array, ...]:
+    """Returns the results of a prepared call, whose splits have programs of their own."""
+    from pallas_kernels.attention.jax_triton.splits import merge_kernel, score_kernel, split_kernel
+
+    sequences, total = call.query.shape[0], call.query.shape[1] * form.group
+    splits, blocks = (-(-call.capacity // size) for size in (form.split, form.key_block))
+    heads, tiles, rows = sequences * form.heads, -(-total // tile.rows), (sequences, form.heads, total)
+    few = replace(tile, rows=min(tile.rows, 1 << (total - 1).bit_length()))
+    options: dict[str, Any] = {"target": target}
+    scored, parts = jnp.asarray(call.limits), 1
+    if tile.columns:
+        of_scores = replace(tile, warps=_WARPS_OF_SCORES, stages=1)
+        out, grid = [_float32(*rows, blocks * form.key_block)], (heads * tiles * blocks,)
+        (scored,) = _launch(score_kernel, call, tiles, blocks, tile=of_scores, form=form, out=out, grid=grid, **options)
+        parts, tile = form.value_size // math.gcd(form.value_size, tile.columns), few
+    out = [_float32(splits, *rows), _float32(splits * parts, *rows), _float32(splits, *rows, form.value_size)]
+    states = _launch(
+        split_kernel,
+        call,
+        *(tiles, splits, blocks, scored),
+        tile=tile,
+        form=replace(form, value_size=form.value_size // parts),
+        out=out,
+        grid=(heads * tiles * splits, parts),
+        constants={"PARTS": parts, "SCORED": bool(tile.columns)},
+        **options,
+    )
+    few = replace(few, warps=_WARPS_OF_MERGE, stages=_STAGES_OF_MERGE)
+    tiles = -(-total // few.rows)
+    grid, constants = (heads * tiles,), {"PARTS": parts}
+    return _launch(
+        merge_kernel, call, tiles, *states, tile=few, form=form, out=results, grid=grid, constants=constants, **options
+    )
+
+
+def _launch(
+    kernel: Any,
+    call: AttentionCall,
+    *arguments: jax.Array | int,
+    tile: Tile,
+    form: Form,
+    target: Target,
+    out: Sequence[jax.ShapeDtypeStruct],
+    grid: tuple[int, ...],
+    constants: dict[str, Any] | None = None,
+) -> tuple[jax.Array, ...]:
+    constants = {"ROWS": tile.rows, "STAGES": tile.stages, "form": form} | (constants or {})
+    schedule: dict[str, Any] = {"warps": tile.warps, "stages": tile.stages, "fuses": False, "constants": constants}
+    return launch(kernel, *operands(call), *arguments, target=target, out=out, grid=grid, **schedule)
+
+
+def _float32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
 def check(call: AttentionCall, contract: MmaAttentionContract) -> None:

@@ -1,12 +1,30 @@
-"""Kernels for few rows: each split of keys has a program of its own, and a second kernel merges the splits."""
+"""Kernels for few rows: each split of keys has programs of its own, and a last kernel merges the splits."""
 
 import triton
 import triton.language as tl
 
-from pallas_kernels.attention.jax_triton._online import State, attend, merged, nothing
-from pallas_kernels.attention.jax_triton._pieces import Heads, heads_of_rows, limbs_of_all, piece_count, places
+from pallas_kernels.attention.jax_triton._online import State, attend, height_of, merged, nothing
+from pallas_kernels.attention.jax_triton._pieces import (
+    Heads,
+    dot_of_heads,
+    heads_of_keys,
+    heads_of_rows,
+    keys_of_all,
+    limbs_of_all,
+    piece_count,
+    places,
+)
 from pallas_kernels.attention.jax_triton._results import write_results
-from pallas_kernels.attention.jax_triton._tile import Arrays, Rows, blocks_seen, bounds_of, limits_of, rows_at
+from pallas_kernels.attention.jax_triton._scores import scores, which_seen
+from pallas_kernels.attention.jax_triton._tile import (
+    Arrays,
+    Rows,
+    blocks_seen,
+    bounds_of,
+    keys_at,
+    limits_of,
+    rows_at,
+)
 
 
 @triton.jit
@@ -16,10 +34,81 @@ def line_of_split(arrays: Arrays, rows: Rows, split, form: tl.constexpr):
 
 
 @triton.jit
-def heads_of_split(weighted, arrays: Arrays, rows: Rows, split, form: tl.constexpr):
-    """Returns the heads of rows in (splits, B, K, T * N / K, V)."""
+def heads_of_split(weighted, arrays: Arrays, rows: Rows, split, WIDTH: tl.constexpr, form: tl.constexpr):
+    """Returns the heads of rows in (splits, B, K, T * N / K, WIDTH)."""
     line = line_of_split(arrays, rows, split, form)
-    return Heads(weighted + line * form.value_size, rows.in_line * form.value_size)
+    return Heads(weighted + line * WIDTH, rows.in_line * WIDTH)
+
+
+@triton.jit
+def lines_of_scores(array, rows: Rows, blocks, form: tl.constexpr):
+    """Returns pointers (R, 1) to the scores of rows in (B, K, T * N / K, blocks * key_block)."""
+    return array + ((rows.line + rows.in_line) * (blocks * form.key_block))[:, None]
+
+
+@triton.jit
+def score_kernel(
+    query,
+    key,
+    value,
+    limits,
+    page_table,
+    alibi_slopes,
+    sinks,
+    value_scale,
+    bias,
+    mask,
+    sequences,
+    queries,
+    capacity,
+    entries,
+    tiles,
+    blocks,
+    out,
+    ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
+    form: tl.constexpr,
+):
+    """Computes the scores of `ROWS` rows of a sequence and a key head with the keys of a block in each program.
+
+    The arrays and sizes are those of `Arrays`; `tiles` counts the tiles of a sequence and a key head, `blocks` the
+    blocks of the capacity. `out` is (B, K, T * N / K, blocks * key_block) float32, -inf where a key is not seen. Blocks
+    of which no row of a tile sees a key are not written.
+    """
+    arrays = Arrays(
+        query,
+        key,
+        value,
+        limits,
+        page_table,
+        alibi_slopes,
+        sinks,
+        value_scale,
+        bias,
+        mask,
+        sequences,
+        queries,
+        capacity,
+        entries,
+    )
+    KEYS: tl.constexpr = form.key_block
+    index = tl.program_id(0)
+    rest = index // form.heads
+    sequence = (rest % sequences).to(tl.int64)
+    block = rest // sequences % blocks
+    tile = rest // sequences // blocks
+    own = limits_of(arrays, sequence)
+    rows = rows_at(arrays, own, sequence, index % form.heads, tile * ROWS, ROWS, False, form)
+    bounds = bounds_of(own, rows, True, form)
+    begin, _whole, end = blocks_seen(bounds, KEYS)
+    if (begin <= block) & (block < end):
+        keys = keys_at(arrays, sequence, block * KEYS, KEYS, form.whole_blocks, form)
+        pieces = limbs_of_all(heads_of_rows(query, rows, form.size), form.size, form)
+        of_keys = keys_of_all(heads_of_keys(key, keys, rows.head, form.size, form), form.size, form)
+        found, _ = scores(arrays, rows, keys, dot_of_heads(pieces, of_keys, ROWS, KEYS, False, form), False, form)
+        found = tl.where(which_seen(arrays, rows, bounds, keys, False, form), found, float("-inf"))
+        lines = lines_of_scores(out, rows, blocks, form)
+        tl.store(lines + keys.position[None, :], found, mask=rows.exists[:, None])
 
 
 @triton.jit
@@ -40,23 +129,30 @@ def split_kernel(
     entries,
     tiles,
     splits,
+    blocks,
+    scored,
     maximum,
     sums,
     weighted,
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
+    PARTS: tl.constexpr,
+    SCORED: tl.constexpr,
     form: tl.constexpr,
 ):
     """Computes the state of `ROWS` rows of a sequence and a key head after the keys of a split in each program.
 
     The arrays and sizes are those of `Arrays`; `tiles` counts the tiles of a sequence and a key head, `splits` the
-    splits of the capacity. `maximum` and `sums` are (splits, B, K, T * N / K) float32, `weighted` has V elements for
-    each. Splits of which no row of a tile sees a key are not written.
+    splits of the capacity, `blocks` its blocks. `scored` is the result of `score_kernel` if `SCORED`. Each program has
+    one of `PARTS` parts of the values' columns, whose width is that of the form. `maximum` is (splits, B, K, T * N / K)
+    float32, `sums` has these for each part, `weighted` the columns of all parts for each. A row that sees a value that
+    is not finite has a sum that is nan in the parts of the value. Splits of which no row of a tile sees a key are not
+    written.
     """
     arrays = Arrays(
         query,
         key,
-        value,
+        value + tl.program_id(1) * form.value_size,
         limits,
         page_table,
         alibi_slopes,
@@ -71,7 +167,8 @@ def split_kernel(
     )
     BLOCKS: tl.constexpr = form.split // form.key_block
     COUNT: tl.constexpr = piece_count(form.value_size, form.widest_piece)
-    index = tl.program_id(0)
+    WIDTH: tl.constexpr = form.value_size * PARTS
+    index, part = tl.program_id(0), tl.program_id(1)
     rest = index // form.heads
     sequence = (rest % sequences).to(tl.int64)
     split = rest // sequences % splits
@@ -82,14 +179,22 @@ def split_kernel(
     begin, whole, end = blocks_seen(bounds, form.key_block)
     begin, end = tl.maximum(begin, split * BLOCKS), tl.minimum(end, (split + 1) * BLOCKS)
     if begin < end:
-        pieces = limbs_of_all(heads_of_rows(query, rows, form.size), form.size, form)
-        state = attend(arrays, rows, bounds, pieces, begin, whole, end, ROWS, STAGES, form)
+        if SCORED:
+            pieces, lines = (), lines_of_scores(scored, rows, blocks, form)
+        else:
+            pieces, lines = limbs_of_all(heads_of_rows(query, rows, form.size), form.size, form), None
+        state = attend(arrays, rows, bounds, pieces, lines, begin, whole, end, ROWS, STAGES, False, form)
         place = line_of_split(arrays, rows, split, form) + rows.in_line
-        tl.store(maximum + place, state.maximum, mask=rows.exists)
-        tl.store(sums + place, state.sums, mask=rows.exists)
-        heads = heads_of_split(weighted, arrays, rows, split, form)
+        if part == 0:
+            tl.store(maximum + place, state.maximum, mask=rows.exists)
+        of_part = line_of_split(arrays, rows, split * PARTS + part, form) + rows.in_line
+        tl.store(sums + of_part, state.sums, mask=rows.exists)
+        HEIGHT: tl.constexpr = height_of(ROWS)
+        summed = rows_at(arrays, own, sequence, index % form.heads, tile * ROWS, HEIGHT, False, form)
+        exists = summed.exists & (tl.arange(0, HEIGHT) < ROWS)
+        heads = heads_of_split(weighted + part * form.value_size, arrays, summed, split, WIDTH, form)
         for i in tl.static_range(COUNT):
-            tl.store(places(heads, form.value_size, i, form), state.weighted[i], mask=rows.exists[:, None])
+            tl.store(places(heads, form.value_size, i, form), state.weighted[i], mask=exists[:, None])
 
 
 @triton.jit
@@ -116,6 +221,7 @@ def merge_kernel(
     lse,
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
+    PARTS: tl.constexpr,
     form: tl.constexpr,
 ):
     """Merges the splits of `ROWS` rows of a sequence and a key head in ascending order in each program.
@@ -147,12 +253,16 @@ def merge_kernel(
     own = limits_of(arrays, sequence)
     rows = rows_at(arrays, own, sequence, index % form.heads, rest // sequences * ROWS, ROWS, False, form)
     begin, _, end = blocks_seen(bounds_of(own, rows, True, form), form.key_block)
-    state = nothing(ROWS, form)
+    state = nothing(ROWS, ROWS, form)
     for split in tl.range(begin // BLOCKS, (end + (BLOCKS - 1)) // BLOCKS, num_stages=STAGES):
-        place = line_of_split(arrays, rows, split, form) + rows.in_line
-        heads = heads_of_split(weighted, arrays, rows, split, form)
+        total = tl.load(sums + line_of_split(arrays, rows, split * PARTS, form) + rows.in_line)
+        for part in tl.static_range(1, PARTS):
+            other = tl.load(sums + line_of_split(arrays, rows, split * PARTS + part, form) + rows.in_line)
+            total = tl.where(other != other, other, total)
+        heads = heads_of_split(weighted, arrays, rows, split, form.value_size, form)
         values = ()
         for i in tl.static_range(COUNT):
             values = values + (tl.load(places(heads, form.value_size, i, form)),)
-        state = merged(state, State(tl.load(maximum + place), tl.load(sums + place), values))
+        place = line_of_split(arrays, rows, split, form) + rows.in_line
+        state = merged(state, State(tl.load(maximum + place), total, values), ROWS, ROWS)
     write_results(arrays, rows, own, state, out, lse, form)

@@ -13,12 +13,15 @@ class Tile:
         warps: Its warps.
         stages: Blocks of keys or of rows that are read ahead.
         apart: Whether each split of the keys has a program of its own, which a second kernel needs; forward pass only.
+        columns: Columns of the values of a program, if `apart`: the scores of each block of keys have a program of
+            their own then, in one more kernel. 0 for programs that compute their scores and have all columns.
     """
 
     rows: int
     warps: int
     stages: int
     apart: bool = False
+    columns: int = 0
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,15 @@ FEW_ROWS: Final = 16
 _FULL: Final = 96
 """Programs that use a whole GPU; with fewer, each split of the keys has programs of its own."""
 
+_FEW_PROGRAMS: Final = 32
+"""Programs of a key head and a split each with which, in decode, blocks and columns have programs of their own."""
+
+_FEW_PROGRAMS_OF_8_BITS: Final = 128
+"""The same where keys and values have 8 bits, whose conversion is most of the work."""
+
+_FEW_BLOCKS: Final = 8
+"""Blocks of keys that one program processes in the time that three kernels need to start."""
+
 _SCRATCH_BYTES: Final = 64 << 20
 """The most that is written for splits that are merged later."""
 
@@ -56,16 +68,22 @@ _MANY: Final = {
 }
 # With wgmma, on GPUs that have more shared memory. Measured on an H100: with heads of 128 and 64 rows in a program,
 # what is read from the L2 cache is the limit; with heads of 64, several such programs on a multiprocessor are faster.
+# With heads of 256, 64 rows and 8 warps, two groups of 4 warps share the rows and exchange their weights.
 _MANY_BY_WGMMA: Final = _MANY | {
     _NARROW: {2: Tile(64, 4, 3), 4: Tile(64, 4, 1)},
     _WIDE: {2: Tile(128, 8, 3), 4: Tile(64, 4, 1)},
-    _WIDEST: {2: Tile(64, 8, 1), 4: Tile(32, 8, 1)},
+    _WIDEST: {2: Tile(128, 8, 2), 4: Tile(32, 8, 1)},
 }
 _FEW: Final = {
-    _NARROW: {2: Tile(FEW_ROWS, 4, 4), 4: Tile(FEW_ROWS, 4, 2)},
+    _NARROW: {2: Tile(FEW_ROWS, 2, 4), 4: Tile(FEW_ROWS, 4, 2)},
     _WIDE: {2: Tile(FEW_ROWS, 2, 3), 4: Tile(FEW_ROWS, 4, 1)},
     _WIDEST: {2: Tile(FEW_ROWS, 8, 1), 4: Tile(FEW_ROWS, 8, 1)},
 }
+_FEW_BY_WGMMA: Final = _FEW | {
+    _WIDEST: {2: Tile(FEW_ROWS, 4, 3), 4: Tile(FEW_ROWS, 8, 1)},
+}
+# With programs for columns, by the bytes of an element. Many stages: a program has little to read in each step.
+_BY_COLUMNS: Final = {2: Tile(FEW_ROWS, 2, 8, True, 64), 4: Tile(FEW_ROWS, 4, 4, True, 32)}
 _BACKWARD: Final = {
     _NARROW: {
         2: BackwardTiles(Tile(64, 4, 2), Tile(32, 4, 2)),
@@ -94,7 +112,17 @@ _BACKWARD_BY_WGMMA: Final = _BACKWARD | {
 _ANY_WIDTH: Final = Tile(FEW_ROWS, 4, 1)
 
 
-def attention_tile(size: int, item_bytes: int, rows: int, features: frozenset[str], *, heads: int, splits: int) -> Tile:
+def attention_tile(
+    size: int,
+    item_bytes: int,
+    rows: int,
+    features: frozenset[str],
+    *,
+    heads: int,
+    splits: int,
+    blocks: int,
+    stored_in_8_bits: bool = False,
+) -> Tile:
     """Returns the tile of the forward kernel.
 
     Args:
@@ -104,15 +132,26 @@ def attention_tile(size: int, item_bytes: int, rows: int, features: frozenset[st
         features: The instruction families of the GPU.
         heads: Key heads of all sequences.
         splits: Splits of the keys.
+        blocks: Blocks of the keys.
+        stored_in_8_bits: Whether keys and values have 8 bits.
 
     Example:
-        >>> attention_tile(128, 2, 8192, frozenset({"mma"}), heads=8, splits=4)
-        Tile(rows=64, warps=4, stages=2, apart=False)
-        >>> attention_tile(128, 2, 4, frozenset({"mma"}), heads=8, splits=4)
-        Tile(rows=16, warps=2, stages=3, apart=True)
+        >>> attention_tile(128, 2, 8192, frozenset({"mma"}), heads=8, splits=4, blocks=64)
+        Tile(rows=64, warps=4, stages=2, apart=False, columns=0)
+        >>> attention_tile(128, 2, 4, frozenset({"mma"}), heads=8, splits=8, blocks=128)
+        Tile(rows=16, warps=2, stages=3, apart=True, columns=0)
+        >>> attention_tile(128, 2, 4, frozenset({"mma"}), heads=8, splits=2, blocks=32)
+        Tile(rows=16, warps=2, stages=8, apart=True, columns=64)
     """
-    many = _MANY_BY_WGMMA if "wgmma" in features else _MANY
-    tiles = _FEW if rows <= FEW_ROWS else many
+    by_wgmma = "wgmma" in features
+    if rows <= FEW_ROWS:
+        few = _FEW_PROGRAMS_OF_8_BITS if stored_in_8_bits else _FEW_PROGRAMS
+        if size <= _WIDEST and heads * splits <= few and blocks > _FEW_BLOCKS:
+            tile = _BY_COLUMNS[item_bytes]
+            return replace(tile, columns=_NARROW // 2) if size <= _NARROW else tile
+        tiles = _FEW_BY_WGMMA if by_wgmma else _FEW
+    else:
+        tiles = _MANY_BY_WGMMA if by_wgmma else _MANY
     chosen = next((by_bytes[item_bytes] for widest, by_bytes in tiles.items() if size <= widest), _ANY_WIDTH)
     tile = _of_one_family(chosen, features)
     programs = heads * -(-rows // tile.rows)
@@ -130,7 +169,7 @@ def backward_tiles(size: int, item_bytes: int, features: frozenset[str]) -> Back
 
     Example:
         >>> backward_tiles(64, 2, frozenset({"mma"})).keys
-        Tile(rows=32, warps=4, stages=2, apart=False)
+        Tile(rows=32, warps=4, stages=2, apart=False, columns=0)
     """
     tiles = _BACKWARD_BY_WGMMA if "wgmma" in features else _BACKWARD
     chosen = next((by_bytes[item_bytes] for widest, by_bytes in tiles.items() if size <= widest), None)

@@ -89,7 +89,7 @@ def layer_norm(
     honour("layer_norm", contract, row_contract())
     out = [like(x), number_of_each(x), number_of_each(x)]
     options: dict[str, Any] = {"EPS": float(eps), "HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None}
-    return launch_rows(layer_norm_kernel, x, [weight, bias], out, target, schedule, **options)
+    return launch_rows(layer_norm_kernel, x, [weight, bias], out, target, schedule, sums=2, **options)
 
 
 @served_if(lambda x, mean, factor, g, weight=None, **_: rows_served(x, g, weight), NEEDS)

@@ -54,6 +54,7 @@ def launch_rows(
     *,
     shape: tuple[int, int] | None = None,
     reads: Sequence[int] | None = None,
+    sums: int = 1,
     **options: Any,
 ) -> tuple[jax.Array, ...]:
     """Launches a kernel; without elements the results are zeros.
@@ -70,6 +71,7 @@ def launch_rows(
         schedule: How rows are distributed; chosen from the shapes by default. It does not affect the bits.
         shape: Rows and columns of the results, if they are not those of `rows`.
         reads: Bytes of an element of each array that is read row by row; by default, arrays of the shape of `rows`.
+        sums: Sums of a row of which each needs the one before.
         **options: Further constants of the kernel.
     """
     m, columns = shape or rows.shape
@@ -79,7 +81,7 @@ def launch_rows(
     if schedule is None:
         whole = (a for a in (rows, *others) if not isinstance(a, int | None) and a.shape == rows.shape)
         sizes = reads or [a.dtype.itemsize for a in whole]
-        schedule = row_schedule(m, columns, lanes, sizes, writes=any(o.shape[1] > 1 for o in out))
+        schedule = row_schedule(m, columns, lanes, sizes, writes=any(o.shape[1] > 1 for o in out), sums=sums)
     blocks = -(-columns // lanes)
     piece = blocks if schedule.held else min(schedule.ahead, blocks)
     form = RowForm(columns, lanes, -(-blocks // piece) * piece, piece, schedule.rows, schedule.held, schedule.preload)

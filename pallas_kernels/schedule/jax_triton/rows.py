@@ -10,6 +10,8 @@ from typing import Final
 _WARP: Final = 32
 _SHORT: Final = 128  # lanes of a short row
 _SHORT_ROWS: Final = 8
+_SHORT_WARPS: Final = 4  # of such rows with one block
+_LONE_ROWS: Final = 2048  # of several blocks with a warp and a program each
 _FEW_ROWS: Final = 132  # one for each multiprocessor
 _MOST_WARPS: Final = 16
 _MOST_WARPS_OF_WIDE: Final = 32  # of rows that are not held
@@ -53,7 +55,9 @@ class RowSchedule:
             raise ValueError(f"vectors are preloaded only if rows are held, got {self}.")
 
 
-def row_schedule(rows: int, columns: int, lanes: int, itemsizes: Sequence[int], *, writes: bool = True) -> RowSchedule:
+def row_schedule(
+    rows: int, columns: int, lanes: int, itemsizes: Sequence[int], *, writes: bool = True, sums: int = 1
+) -> RowSchedule:
     """Returns the schedule for `rows` rows of `columns` columns.
 
     Args:
@@ -62,6 +66,7 @@ def row_schedule(rows: int, columns: int, lanes: int, itemsizes: Sequence[int], 
         lanes: Lanes of the row's contract.
         itemsizes: Bytes of an element of each array that is read row by row.
         writes: Whether there is a result of whole rows.
+        sums: Sums of a row of which each needs the one before.
 
     Example:
         >>> row_schedule(4096, 4096, 4096, (2,))
@@ -71,8 +76,11 @@ def row_schedule(rows: int, columns: int, lanes: int, itemsizes: Sequence[int], 
     """
     few, blocks, size, arrays = rows <= _FEW_ROWS, -(-columns // lanes), sum(itemsizes), len(itemsizes)
     if lanes <= _SHORT:
-        together = 1 if few else _SHORT_ROWS
-        return RowSchedule(together, together, held=True, preload=few)
+        single = arrays == 1 and writes
+        # Sums of several rows cost more than those of one, which is a scalar.
+        if few or (single and blocks > 1 and (rows <= _LONE_ROWS or size > _REREAD_BYTES or sums > 1)):
+            return RowSchedule(1, 1, held=True, preload=True)
+        return RowSchedule(_SHORT_ROWS, _SHORT_WARPS if single and blocks == 1 else _SHORT_ROWS, held=True)
     if blocks <= 2:
         if few:
             warps = lanes // (_COLUMNS_OF_FEW * _WARP)

@@ -61,6 +61,12 @@ SMALL: Final = (
 )
 """For up to 64 rows, or where the tensor core reads its operands from registers also for more."""
 
+ALONE: Final = (
+    Candidate(Tile(64, 128, 64, 4, 6), 0.7, alone=True),
+    Candidate(Tile(16, 16, 512, 2, 4), 0.27, alone=True),
+)
+"""For a single product of 16 bits with wgmma: few programs, which read far ahead."""
+
 CHAIN: Final = (Tile(64, 64, 16, 4, 3), Tile(16, 64, 16, 4, 3))
 """For chains of fused multiply-adds. Every tile reads 16 elements at once, to which a block of the sum is padded."""
 
@@ -112,6 +118,8 @@ def tensor_core_tile(
     found = candidates(features, products)
     if products == 1 and "wgmma" in features:
         found = (*WIDE, *MIDDLE) if m > _FEW_ROWS else SMALL
+        if stack == 1 and itemsize == 2 and depth > _SHORT_DEPTH:
+            found = (*found, *ALONE)
     among = [c for c in found if min(height, 64) <= c.tile.rows <= height]
     tile = fastest(among, m, n, stack, features)
     if itemsize == 1:  # epilogues with scales need more registers
@@ -147,7 +155,7 @@ def candidates(features: frozenset[str], products: int = 1) -> tuple[Candidate, 
     """Returns the candidates for one or two products on a GPU."""
     if products > 1:
         return (*GATED, *(c for c in SMALL if c.tile.rows * c.tile.columns <= 64 * 32))
-    return (*WIDE, *MIDDLE, *SMALL) if "wgmma" in features else (*LARGE, *SMALL)
+    return (*WIDE, *MIDDLE, *SMALL, *ALONE) if "wgmma" in features else (*LARGE, *SMALL)
 
 
 def dividing[T: Tile](tile: T, depth: int) -> T:
