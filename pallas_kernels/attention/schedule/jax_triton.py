@@ -43,11 +43,14 @@ FEW_ROWS: Final = 16
 _FULL: Final = 96
 """Programs that use a whole GPU; with fewer, each split of the keys has programs of its own."""
 
-_FEW_PROGRAMS: Final = 32
-"""Programs of a key head and a split each with which, in decode, blocks and columns have programs of their own."""
+_FEW_PROGRAMS: Final = {2: 32, 4: 64}
+"""Programs of a key head and a split each with which, in decode, blocks and columns have programs of their own; by the
+bytes of an element."""
 
 _FEW_PROGRAMS_OF_8_BITS: Final = 128
 """The same where keys and values have 8 bits, whose conversion is most of the work."""
+
+_MULTIPROCESSORS: Final = 132
 
 _FEW_BLOCKS: Final = 8
 """Blocks of keys that one program processes in the time that three kernels need to start."""
@@ -82,8 +85,9 @@ _FEW: Final = {
 _FEW_BY_WGMMA: Final = _FEW | {
     _WIDEST: {2: Tile(FEW_ROWS, 4, 3), 4: Tile(FEW_ROWS, 8, 1)},
 }
-# With programs for columns, by the bytes of an element. Many stages: a program has little to read in each step.
+# With programs for columns, by the bytes of an element; and for few programs that convert 8 bits.
 _BY_COLUMNS: Final = {2: Tile(FEW_ROWS, 2, 8, True, 64), 4: Tile(FEW_ROWS, 4, 4, True, 32)}
+_BY_COLUMNS_OF_8_BITS: Final = Tile(FEW_ROWS, 4, 3, True, 32)
 _BACKWARD: Final = {
     _NARROW: {
         2: BackwardTiles(Tile(64, 4, 2), Tile(32, 4, 2)),
@@ -143,20 +147,22 @@ def attention_tile(
         >>> attention_tile(128, 2, 4, frozenset({"mma"}), heads=8, splits=2, blocks=32)
         Tile(rows=16, warps=2, stages=8, apart=True, columns=64)
     """
-    by_wgmma = "wgmma" in features
-    if rows <= FEW_ROWS:
-        few = _FEW_PROGRAMS_OF_8_BITS if stored_in_8_bits else _FEW_PROGRAMS
-        if size <= _WIDEST and heads * splits <= few and blocks > _FEW_BLOCKS:
-            tile = _BY_COLUMNS[item_bytes]
-            return replace(tile, columns=_NARROW // 2) if size <= _NARROW else tile
-        tiles = _FEW_BY_WGMMA if by_wgmma else _FEW
+    if rows > FEW_ROWS:
+        tiles = _MANY_BY_WGMMA if "wgmma" in features else _MANY
     else:
-        tiles = _MANY_BY_WGMMA if by_wgmma else _MANY
+        few = _FEW_PROGRAMS_OF_8_BITS if stored_in_8_bits else _FEW_PROGRAMS[item_bytes]
+        if size <= _WIDEST and heads * splits <= few and blocks > _FEW_BLOCKS:
+            converts = stored_in_8_bits and heads * splits <= _FEW_PROGRAMS_OF_8_BITS // 2
+            return _BY_COLUMNS_OF_8_BITS if converts else _BY_COLUMNS[item_bytes]
+        tiles = _FEW_BY_WGMMA if "wgmma" in features else _FEW
     chosen = next((by_bytes[item_bytes] for widest, by_bytes in tiles.items() if size <= widest), _ANY_WIDTH)
     tile = _of_one_family(chosen, features)
     programs = heads * -(-rows // tile.rows)
     scratch = 4 * size * heads * rows * splits
-    return replace(tile, apart=splits > 1 and programs < _FULL and scratch <= _SCRATCH_BYTES)
+    apart = splits > 1 and programs < _FULL and scratch <= _SCRATCH_BYTES
+    if stored_in_8_bits and rows <= FEW_ROWS and programs * (splits if apart else 1) <= _MULTIPROCESSORS:
+        tile = replace(tile, warps=max(tile.warps, 4))  # a multiprocessor has no other warps that convert
+    return replace(tile, apart=apart)
 
 
 def backward_tiles(size: int, item_bytes: int, features: frozenset[str]) -> BackwardTiles:
