@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 from bijax import cli
 from bijax.server.start import _warm_engines
 from bijax.serving import Engine, EngineOptions, ModelOptions, SamplingParams
+from bijax.serving.cache_size import StateBytes
 from bijax.serving.fingerprint import fingerprint
 from bijax.testing import assert_bits_equal
 from flax_layers import Llama, MTPHead, ServedLlama, convert
@@ -204,8 +205,37 @@ def eight(kind: str, *meshes: tuple[int, int], int8: bool = False, **options: An
     if int8:
         chosen = EngineOptions(**{**vars(ONE_BY_ONE), **options})
         engines = Engine(served, options=chosen), Engine(served, options=chosen, mesh=mesh(*meshes[-1]))
-        one, many = (found(engine.generate([[1, 5, 9]], PARAMS)[0]) for engine in engines)
-        assert_bits_equal(many, one)
+        results = []
+        for seed in (0, 1):  # with the weights of another model of int8 too
+            for engine in engines:
+                if seed:
+                    engine.update_weights(convert(partitioned_attention.llama(kind, seed), quantize="int8"))
+                results.append(found(engine.generate([[1, 5, 9]], PARAMS)[0]))
+        assert_bits_equal(results[1], results[0])
+        assert_bits_equal(results[3], results[2])
+        with pytest.raises(AssertionError):
+            assert_bits_equal(results[2], results[0])
+        with pytest.raises(ValueError, match="the names, shapes and dtypes"):
+            engines[1].update_weights(partitioned_attention.llama(kind))
+
+
+def one_program() -> None:
+    """A hybrid with a head, a step as one program, as on GPUs; each device has its part of the states."""
+    model = partitioned_attention.llama("linear")
+    served = ServedLlama(model, draft_head=MTPHead(model.config, rngs=nnx.Rngs(1)))
+    options: dict[str, Any] = {**vars(ONE_BY_ONE), "page_size": 16, "speculative_algorithm": "mtp"}
+    results = []
+    for devices in (1, 2):
+        cut = served.partitioned(mesh(devices, 1))
+        cut.one_program = devices == 2
+        engine = Engine(cut, options=EngineOptions(**{**options, "speculative_tokens": 1}))
+        results.append(found(engine.generate([[1, 5, 9]], PARAMS)[0]))
+        leaves, tree = jax.tree.flatten(cut)
+        assert jax.tree.structure(jax.tree.unflatten(tree, leaves)) == tree
+    assert_bits_equal(results[1], results[0])
+    one, eight = (StateBytes.of(served.partitioned(mesh(devices, 1))) for devices in (1, 8))
+    assert one.snapshot == 8 * eight.snapshot
+    assert one.running == pytest.approx(8 * eight.running, rel=0.01)  # all have the numbers of tokens
 
 
 def drafts() -> None:
@@ -282,6 +312,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "hybrid on 8 devices": lambda: eight("linear", (1, 1), (2, 1), (4, 1), (8, 1), page_size=16, max_prefill_tokens=4),
     "DeepSeek on 8 devices": lambda: eight("latent", (1, 1), (2, 1), (4, 1), (8, 1), max_prefill_tokens=4),
     "drafts of a hybrid": drafts,
+    "hybrid in one program": one_program,
     "drafts by a head": lambda: head_drafts("latent"),
     "drafts by a head of a hybrid": lambda: head_drafts("linear"),
     "DeepSeek in int8": lambda: eight("latent", (1, 1), (8, 1), int8=True),

@@ -18,7 +18,7 @@ from bijax.parallel import BatchSplit, Overlap
 from bijax.serving import Engine, EngineOptions, SamplingParams
 from bijax.serving.fingerprint import fingerprint
 from bijax.testing import assert_bits_equal
-from flax_layers import PLAIN, Routing, ServedLlama
+from flax_layers import PLAIN, Routing, ServedLlama, convert
 from flax_layers.checkpoint.experts import ExpertsConfig
 from flax_layers.models import batch_children, overlapped_programs
 from tests.layers.partitioned_experts import llama, mesh
@@ -234,6 +234,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "overlap without shared experts": lambda: engines(
         ServedLlama(llama(experts=NO_SHARED)), TWO, {**TWO, "tbo_token_distribution_threshold": 0.0}, SINGLE, **FEW
     ),
+    "overlap of int8": lambda: engines(ServedLlama(convert(llama(), quantize="int8")), TWO, SINGLE, **FEW),
     "overlap on 8 devices": lambda: engines(ServedLlama(llama(num_layers=2)), TWO, SINGLE, on=(2, 4), **FEW),
     "overlap of DeepSeek": lambda: alone("deepseek", (1, 2), (4, 2)),
     "overlap of Qwen3-Next": lambda: alone("hybrid", (2, 2)),

@@ -32,6 +32,7 @@ WITH_EXPERTS = (
     ("hybrid on 8 devices",),
     ("DeepSeek on 8 devices",),
     ("drafts of a hybrid",),
+    ("hybrid in one program",),
     ("drafts by a head",),
     ("drafts by a head of a hybrid",),
     ("DeepSeek in int8",),
@@ -51,6 +52,7 @@ def test_experts_have_the_same_bits_on_any_number_of_devices(names: tuple[str, .
 WITH_OVERLAP = (
     ("overlap",),
     ("overlap without shared experts",),
+    ("overlap of int8",),
     ("overlap on 8 devices",),
     ("overlap of DeepSeek",),
     ("overlap of Qwen3-Next",),
