@@ -16,7 +16,10 @@ from tests.tiers import full_only
 
 HEADS, KEYS, WIDTH, SIZE, BLOCKS = 4, 2, 8, 4, 72
 PAST, NEW = np.array([5, 0, 9], np.int32), np.array([3, 4, 1], np.int32)
-TABLE = np.random.default_rng(0).permutation(BLOCKS).reshape(4, 18).astype(np.int32)
+# The first three blocks of a sequence hold its tokens; with the others there is room for more than 64 keys.
+TABLE = np.concatenate(
+    [np.random.default_rng(0).permutation(12).reshape(4, 3), np.arange(12, BLOCKS).reshape(4, 15)], axis=1
+).astype(np.int32)
 IDS = np.array([2, 0, 3], np.int32)
 
 

@@ -32,6 +32,7 @@ from pallas_kernels.errors import UnsupportedError
 from tests.attention.programs import INTERPRETER, lowered
 from tests.eight_bits import UNITS, composed, times
 from tests.mosaic import Races
+from tests.tiers import full_only
 
 pytestmark = pytest.mark.usefixtures("hopper")
 
@@ -447,8 +448,8 @@ def test_every_width_of_8_bits_fits_into_shared_memory(size: int, value_size: in
     ("size", "dtype", "scale", "architecture"),
     [
         (80, "bfloat16", None, "sm_90"),
-        (128, "float32", None, "sm_90"),
-        (128, "bfloat16", -1.0, "sm_90"),
+        full_only(128, "float32", None, "sm_90"),
+        full_only(128, "bfloat16", -1.0, "sm_90"),
         (128, "bfloat16", None, "sm_80"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,7 +71,7 @@ def modules() -> Iterator[tuple[str, Path]]:
 
 def imports(source: str, module: str, is_package: bool) -> Iterator[str]:
     """Every module that the source imports, those inside functions included."""
-    for node in ast.walk(ast.parse(source)):
+    for node in statements(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -82,6 +83,15 @@ def imports(source: str, module: str, is_package: bool) -> Iterator[str]:
                 yield name if is_module(name) else origin
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Every statement inside of another, of which expressions, most of a program, are not looked at."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
+            yield child
+            yield from statements(child)
+
+
+@functools.cache
 def is_module(name: str) -> bool:
     path = ROOT.joinpath(*name.split("."))
     return path.with_suffix(".py").exists() or (path / "__init__.py").exists()

@@ -102,7 +102,7 @@ def test_examples_keep_their_bits(name: str) -> None:
         x,
         normal(4, *kernel),
         batch_axes=(0, None),
-        batch_sizes=(2, 9),
+        batch_sizes=(9,),
         neighbours=("given", "inf", "nan"),
         modes=("jit",),
     )

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from flax_layers.checkpoint import CheckpointError, LlamaConfig, load_lora
 from flax_layers.models.adapters import AdaptedLinear, Adapters, sort_tokens
 from flax_layers.models.layers import Linear
 from tests.layers import adapter_files as files
+from tests.layers.parameters import filled
 
 CONFIG = LlamaConfig(
     vocab_size=32, hidden_size=24, intermediate_size=40, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8,
@@ -108,7 +109,7 @@ ADAPTERS: dict[str, dict[str, Any]] = {
 
 @functools.cache
 def wide_model() -> Llama:
-    return Llama(WIDE, rngs=nnx.Rngs(0))
+    return cast(Llama, filled(lambda: Llama(WIDE, rngs=nnx.Rngs(0))))
 
 
 def stacked(folder: Path, names: tuple[str, ...]) -> Adapters:

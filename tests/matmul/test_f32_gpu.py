@@ -63,7 +63,7 @@ def schedules(precision: str, m: int, k: int, n: int, transpose_w: bool) -> list
         splits = split_contract(k).splits(k)
         return [
             [SplitSchedule(tiles), SplitSchedule(dataclasses.replace(tiles, blocks=1, warpgroups=2, group=1))],
-            [s for rows in (8, 64, m, 512) for s in split_candidates(rows, k, n, splits)],
+            [s for rows in (8, 64, m, 512) for s in split_candidates(rows, n, splits)],
         ]
     tiles = MatmulSchedule(False, 64, 64, 32, 3)
     changes: list[dict[str, Any]] = [{}, {"blocks": 1}]

@@ -28,6 +28,11 @@ def test_mlp_under_vmap() -> None:
     for size in SIZES[:-1]:
         assert_bits_equal(fn(X[:size]), whole[:size])
         assert_bits_equal(fn(X[-size:]), whole[-size:])
+
+
+@pytest.mark.tier("full")
+def test_mlp_under_vmap_in_the_mode() -> None:
+    whole = jax.jit(jax.vmap(bijax.invariant(mlp)))(X)
     with bijax.set_batch_invariant_mode():
         assert_bits_equal(jax.jit(jax.vmap(mlp))(X[:8]), whole[:8])
 

@@ -46,6 +46,8 @@ Context = Any  # mlir.LoweringRuleContext, whose values are typed too abstractly
 Rule = Callable[..., Sequence[Any]]
 
 _MAIN: Final = "main"
+_IN_SHARD_MAP: Final = "in shard_map"
+_PARTITIONED: Final = "partitioned"
 _LONGEST_WAIT: Final = 60.0  # seconds
 _OWN: Final = frozenset({"bijax", "pallas_kernels"})
 _KNOWN: Final = _OWN | {"builtins", "jax", "jaxlib", "ml_dtypes", "numpy"}
@@ -89,10 +91,17 @@ def lower_once(function: Callable[..., Any], *, name: str = "", multiple_results
 
 def _as_cached(ctx: Context) -> contextlib.AbstractContextManager[Context]:
     """Returns a context manager of the rule's context, without the mesh where kernels are the same on others."""
-    module = ctx.module_context
-    if not getattr(module.axis_context, "manual_axes", None):
-        return contextlib.nullcontext(_jax_private.as_partitioned(ctx) if is_partitioned(module) else ctx)
-    return contextlib.nullcontext(ctx) if is_partitioned(module) else _jax_private.as_on_any_mesh(ctx)
+    where = _where(ctx.module_context)
+    if where == _IN_SHARD_MAP and not is_partitioned(ctx.module_context):
+        return _jax_private.as_on_any_mesh(ctx)
+    return contextlib.nullcontext(_jax_private.as_partitioned(ctx) if where == _PARTITIONED else ctx)
+
+
+def _where(module: Any) -> str:
+    """Returns in what a kernel is called that runs on several devices, or ""."""
+    if getattr(module.axis_context, "manual_axes", None):
+        return _IN_SHARD_MAP
+    return _PARTITIONED if is_partitioned(module) else ""
 
 
 def _made(
@@ -164,9 +173,8 @@ def _question(ctx: Context, function: Any, parameters: Mapping[str, Any]) -> str
     """Returns everything that the lowered module depends on as text, None if it has no text."""
     module = ctx.module_context
     platforms = tuple(ctx.platforms or module.platforms)
-    axes = module.axis_context
-    where = "in shard_map" if getattr(axes, "manual_axes", None) else "partitioned" if is_partitioned(module) else ""
-    several = len(platforms) != 1 or bool(ctx.dim_var_values) or (not where and getattr(axes, "num_devices", 0) != 1)
+    where, devices = _where(module), getattr(module.axis_context, "num_devices", 0)
+    several = len(platforms) != 1 or bool(ctx.dim_var_values) or (not where and devices != 1)
     if several or module.lowering_parameters != mlir.LoweringParameters():
         return None
     if _has_foreign_kernels(platforms[0]):

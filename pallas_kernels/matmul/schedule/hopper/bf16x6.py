@@ -65,15 +65,14 @@ def split_schedule(m: int, k: int, n: int, splits: int, *, stack: int = 1) -> Sp
         >>> split_schedule(8, 4096, 1024, 16).parted, split_schedule(4096, 4096, 4096, 16).parted
         (True, False)
     """
-    return min(split_candidates(m, k, n, splits, stack=stack), key=lambda s: _estimate_ns(s, m, k, n, splits, stack))
+    return min(split_candidates(m, n, splits, stack=stack), key=lambda s: _estimate_ns(s, m, k, n, splits, stack))
 
 
-def split_candidates(m: int, k: int, n: int, splits: int, *, stack: int = 1) -> Iterator[SplitSchedule]:
+def split_candidates(m: int, n: int, splits: int, *, stack: int = 1) -> Iterator[SplitSchedule]:
     """Yields the schedules worth trying for a shape.
 
     Args:
         m: Rows of the activations.
-        k: Length of the contracted dimension.
         n: Columns of the weights.
         splits: Number of K splits.
         stack: Products of this shape in one launch.
