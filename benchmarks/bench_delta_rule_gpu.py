@@ -9,7 +9,8 @@ different rows of their chunk; in the case "edges" all take their state over an 
 Ours are the kernels through jax-triton.
 
 flash-linear-attention tries its schedules at first, which takes a minute; TRITON_CACHE_DIR and
-TRITON_CACHE_AUTOTUNING=1 keep what it found. Each case is saved as soon as it is measured.
+TRITON_CACHE_AUTOTUNING=1 keep what it found. All programs are compiled before, side by side. Each case is saved as soon
+as it is measured.
 """
 
 import argparse
@@ -18,7 +19,8 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any, Final
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,13 +51,24 @@ def tokens(sequences: int, count: int) -> dict[str, jax.Array]:
     return {"query": q, "key": k, "value": normal(2, VALUE_HEADS, SIZE).astype(jnp.bfloat16), "g": g, "beta": beta}
 
 
-def prompt(sequences: int, count: int) -> dict[str, Any]:
+class Case(NamedTuple):
+    """What is timed: its name, sizes, and for each library a call."""
+
+    what: str
+    sequences: int
+    tokens: int
+    calls: dict[str, Callable[[], Any]]
+
+    def times(self) -> dict[str, Any]:
+        found = {f"{name}_us": device_time_us(call, [()], CALLS) for name, call in self.calls.items()}
+        return {"what": self.what, "sequences": self.sequences, "tokens": self.tokens, **found}
+
+
+def prompt(sequences: int, count: int) -> Case:
     x = tokens(sequences, count)
     ours = jax.jit(bijax.gated_delta_rule).lower(**x).compile()
     plain = jax.jit(PlainLinearAttention().gated_delta_rule).lower(**x).compile()
-    times = {"ours_us": ours, "plain_us": plain}
-    found = {name: device_time_us(lambda p=program: p(**x), [()], CALLS) for name, program in times.items()}
-    return {"what": "prefill", "sequences": sequences, "tokens": count, **found}
+    return Case("prefill", sequences, count, {"ours": lambda: ours(**x), "plain": lambda: plain(**x)})
 
 
 def extended(sequences: int, rows: np.ndarray) -> bijax.DeltaRuleState:
@@ -115,14 +128,12 @@ def plain_step(x: dict[str, jax.Array], state: jax.Array) -> Callable[[], Any]:
     return call
 
 
-def decode(sequences: int, count: int, *, edges: bool = False) -> dict[str, Any]:
+def decode(sequences: int, count: int, *, edges: bool = False) -> Case:
     x = tokens(sequences, count)
     mixed = np.arange(sequences) * 37 % 55 + 1 if sequences > 1 else np.array([30])
     state = extended(sequences, np.full(sequences, 64) if edges else mixed)
-    plain = device_time_us(plain_step(x, jnp.array(state.state)), [()], CALLS)
-    ours = device_time_us(in_place(x, state), [()], CALLS)
-    what = "decode, edges" if edges else "decode"
-    return {"what": what, "sequences": sequences, "tokens": count, "ours_us": ours, "plain_us": plain}
+    calls = {"plain": plain_step(x, jnp.array(state.state)), "ours": in_place(x, state)}
+    return Case("decode, edges" if edges else "decode", sequences, count, calls)
 
 
 def fla_times() -> dict[str, float]:
@@ -139,15 +150,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The gated delta rule on a GPU.")
     add_json(parser)
     arguments = parser.parse_args()
+    made = [functools.partial(prompt, *sizes) for sizes in PROMPTS]
+    made += [functools.partial(decode, *sizes) for sizes in STEPS]
+    made.append(functools.partial(decode, 64, 1, edges=True))
+    with ThreadPoolExecutor() as pool:
+        cases = list(pool.map(lambda case: case(), made))
     fla = fla_times()
-    calls = [functools.partial(prompt, *sizes) for sizes in PROMPTS]
-    calls += [functools.partial(decode, *sizes) for sizes in STEPS]
-    calls.append(functools.partial(decode, 64, 1, edges=True))
-    for call in calls:
-        cell = call()
+    for case in cases:
+        cell = case.times()
         times = {name: round(cell[name], 2) for name in ("ours_us", "plain_us")}
-        case = f"{cell['what'].partition(',')[0]} {cell['sequences']}x{cell['tokens']}"
-        cell |= {**times, "fla_us": round(fla[case], 2), "ratio": round(fla[case] / times["ours_us"], 3)}
+        theirs = fla[f"{case.what.partition(',')[0]} {case.sequences}x{case.tokens}"]
+        cell |= {**times, "fla_us": round(theirs, 2), "ratio": round(theirs / times["ours_us"], 3)}
         print(cell, flush=True)
         save("delta_rule_bf16", [cell], arguments.json)
 

@@ -216,7 +216,7 @@ KERNELS: Final = (
     _on_all("attention_gradients", "attention.jax_triton:gradients", _attention),
     _on_all("attention_score_gradients", "attention.jax_triton:score_gradients", _attention),
     # Both forms or none: a sequence is continued under the contract under which it was begun.
-    _on_all("gated_delta_rule", f"{_DELTA_RULE}:gated_delta_rule", _delta_rule),
+    _on_all("gated_delta_rule", "delta_rule.whole:gated_delta_rule", _delta_rule),
     _on_all("gated_delta_rule_extend", f"{_DELTA_RULE}:gated_delta_rule_extend", _delta_rule),
     _on_all("largest", "topk.jax_triton.launch:largest"),
     _on_all("sort_by_expert", f"{_EXPERTS}:sort_by_expert"),

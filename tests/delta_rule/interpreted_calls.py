@@ -11,8 +11,9 @@ import numpy as np
 
 from bijax import DeltaRuleState
 from pallas_kernels.contract import MmaDeltaRuleContract
-from pallas_kernels.delta_rule.jax_triton.launch import gated_delta_rule, gated_delta_rule_extend
+from pallas_kernels.delta_rule.jax_triton.launch import gated_delta_rule_extend
 from pallas_kernels.delta_rule.schedule.jax_triton import Schedule
+from pallas_kernels.delta_rule.whole import gated_delta_rule
 from pallas_kernels.target import Target
 from tests.delta_rule.tokens import batch, recurrence
 from tests.jax_triton.interpreted import interpret_launches
@@ -24,7 +25,7 @@ CALL: Final[dict[str, Any]] = {
     "contract": MmaDeltaRuleContract(),
     "target": Target.parse("sm_80"),
 }
-WIDE, NARROW = Schedule(64, 4, 1), Schedule(32, 4, 1, pieces=2)
+WIDE, NARROW, APART = Schedule(64, 4, 1), Schedule(32, 4, 1, pieces=2), Schedule(64, 4, 1, rows_warps=4)
 
 
 def check(found: Any, expected: Any, bound: float = 1e-3) -> None:
@@ -46,7 +47,7 @@ def parts(x: dict[str, Any], sizes: tuple[int, ...], lengths: list[int]) -> Any:
         counts = np.minimum(np.maximum(np.array(lengths) - start, 0), size).astype(np.int32)
         at = np.minimum(start[:, None] + np.arange(size), x["g"].shape[1] - 1)
         some = [np.take_along_axis(a, at.reshape(*at.shape, *[1] * (a.ndim - 2)), 1) for a in x.values()]
-        plan = NARROW if size <= 8 else WIDE
+        plan = WIDE if size > 8 else (NARROW, APART)[len(found) % 2]
         y, *kept = gated_delta_rule_extend(*map(jnp.asarray, (*some, *kept, start, counts)), **CALL, schedule=plan)
         for i, n in enumerate(counts):
             assert not np.asarray(y)[i, n:].any()
@@ -82,7 +83,7 @@ def case_parts() -> None:
     x = batch(("normal", "lasting"), 140, "float16", SIZES)
     lengths = [140, 75]
     expected, _ = recurrence(x)
-    y, kept = parts(x, (1, 8, 53, 4, 1, 9, 50, 8, 8), lengths)
+    y, kept = parts(x, (1, 8, 53, 4, 1, 9, 50, 6, 8), lengths)
     for i, n in enumerate(lengths):
         check(y[i, :n], expected[i, :n])
     assert kept[5].tolist() == [128, 64]

@@ -42,6 +42,8 @@ CHUNKED: Final = (
     Schedule(64, 4, 2),
     Schedule(64, 4, 3),
     Schedule(16, 1, 2, chunk_warps=2),
+    Schedule(64, 4, 2, mosaic=True),
+    Schedule(64, 4, 3, mosaic=True),
 )
 """Those of the table, and others."""
 OF_ROWS: Final = (
@@ -51,6 +53,8 @@ OF_ROWS: Final = (
     Schedule(32, 4, 1, pieces=2),
     Schedule(32, 4, 1, pieces=4),
     Schedule(32, 8, 1, pieces=2),
+    Schedule(64, 4, 1, rows_warps=4),
+    Schedule(32, 2, 1, rows_warps=8),
 )
 
 
@@ -181,12 +185,13 @@ def test_batches_at_other_positions(sequences: int) -> None:
 
 @functools.cache
 def run(name: str, plan: Schedule) -> Any:
-    from pallas_kernels.delta_rule.jax_triton import launch
+    from pallas_kernels.delta_rule.jax_triton.launch import gated_delta_rule_extend
+    from pallas_kernels.delta_rule.whole import gated_delta_rule
 
     options = {"contract": MmaDeltaRuleContract(), "target": target_for("cuda"), "scale": 128**-0.5, "schedule": plan}
     if name == "gated_delta_rule":
-        options["keep_edges"] = True
-    return jax.jit(functools.partial(getattr(launch, name), **options))
+        return jax.jit(functools.partial(gated_delta_rule, **options, keep_edges=True))
+    return jax.jit(functools.partial(gated_delta_rule_extend, **options))
 
 
 def fields(state: DeltaRuleState) -> tuple[jax.Array, ...]:

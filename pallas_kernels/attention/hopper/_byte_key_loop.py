@@ -20,9 +20,9 @@ from pallas_kernels.attention.hopper._online import Stats
 from pallas_kernels.attention.hopper._swapped_key_loop import State, SwappedKeyLoop
 from pallas_kernels.attention.hopper.bytes_left import start_keys, start_values
 from pallas_kernels.attention.hopper.columns import Tile, add_rows_to_lanes, down, of_lanes
-from pallas_kernels.attention.hopper.products import finish
 from pallas_kernels.attention.hopper.zero_fill import WORD
 from pallas_kernels.attention.hopper.zero_fill_bytes import zero_fill_bytes
+from pallas_kernels.parts.hopper.products import finish
 from pallas_kernels.parts.hopper.stages import await_free, drain
 from pallas_kernels.parts.hopper.tile import tiled
 

@@ -22,7 +22,7 @@ from pallas_kernels.attention.hopper._setup import Lengths, Setup
 from pallas_kernels.attention.hopper._swapped_key_loop import SwappedKeyLoop
 from pallas_kernels.attention.hopper.bytes_left import scale_queries
 from pallas_kernels.attention.hopper.columns import COLUMN, COLUMNS
-from pallas_kernels.attention.hopper.products import WIDEST
+from pallas_kernels.parts.hopper.products import WIDEST
 from pallas_kernels.parts.hopper.tile import ROW, ROWS, Arithmetic
 
 _WIDEST_OF_FOUR: Final = 128  # columns of an instruction; where there are four warpgroups, ptxas takes no wider ones

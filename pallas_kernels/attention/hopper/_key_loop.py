@@ -21,10 +21,10 @@ from pallas_kernels.attention.hopper._ring import Ring
 from pallas_kernels.attention.hopper._score_operands import ScoreOperands
 from pallas_kernels.attention.hopper._scores import Scoring
 from pallas_kernels.attention.hopper.band import keep_band
-from pallas_kernels.attention.hopper.products import WIDEST, after_wait, await_sums, finish, start
 from pallas_kernels.attention.hopper.spilled import reload, reload_rows, spill, spill_rows
 from pallas_kernels.attention.hopper.zero_fill import poison_rows
 from pallas_kernels.contract import SplitAttentionContract
+from pallas_kernels.parts.hopper.products import WIDEST, after_wait, await_sums, finish, start
 from pallas_kernels.parts.hopper.tile import ROWS, Arithmetic, across, add_lanes, filled
 
 

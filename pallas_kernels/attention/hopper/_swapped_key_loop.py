@@ -30,9 +30,9 @@ from pallas_kernels.attention.hopper.columns import (
     of_lanes,
     share_transposed,
 )
-from pallas_kernels.attention.hopper.products import finish, start
 from pallas_kernels.attention.hopper.zero_fill import poison_rows
 from pallas_kernels.contract import LEAST
+from pallas_kernels.parts.hopper.products import finish, start
 from pallas_kernels.parts.hopper.tile import ROWS, TILE, Arithmetic, filled
 
 

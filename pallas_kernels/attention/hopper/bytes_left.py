@@ -19,7 +19,9 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, nvvm
 
 from pallas_kernels.attention.hopper.columns import COLUMNS, Tile
-from pallas_kernels.attention.hopper.products import (
+from pallas_kernels.attention.hopper.widen import in_units, widening
+from pallas_kernels.parts.hopper.inline import inline
+from pallas_kernels.parts.hopper.products import (
     accumulated,
     accumulator,
     one_step,
@@ -28,8 +30,6 @@ from pallas_kernels.attention.hopper.products import (
     steps,
     tile_type,
 )
-from pallas_kernels.attention.hopper.widen import in_units, widening
-from pallas_kernels.parts.hopper.inline import inline
 from pallas_kernels.parts.hopper.registers import element
 from pallas_kernels.parts.hopper.tile import ROWS, TILE, i32, thread_of_warpgroup, tiled
 from pallas_kernels.parts.ptx import hexadecimal

@@ -21,8 +21,8 @@ from pallas_kernels.attention.hopper._gradient_steps import NEVER, PARTS, STATS,
 from pallas_kernels.attention.hopper._gradient_tiles import Item, Tiles
 from pallas_kernels.attention.hopper._setup import Lengths
 from pallas_kernels.attention.hopper.band import keep_band
-from pallas_kernels.attention.hopper.products import finish, share, start
 from pallas_kernels.attention.schedule.hopper import GradientSchedule
+from pallas_kernels.parts.hopper.products import finish, share, start
 from pallas_kernels.parts.hopper.stages import await_free, drain
 from pallas_kernels.parts.hopper.tile import ROWS, TILE, Arithmetic, filled
 

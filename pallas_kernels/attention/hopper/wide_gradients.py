@@ -18,7 +18,7 @@ from pallas_kernels.attention.hopper._gradient_steps import NEVER, PARTS, STATS,
 from pallas_kernels.attention.hopper._gradient_tiles import Item
 from pallas_kernels.attention.hopper._setup import Lengths
 from pallas_kernels.attention.hopper.gradients import Body, zero_rows
-from pallas_kernels.attention.hopper.products import finish, share, start
+from pallas_kernels.parts.hopper.products import finish, share, start
 from pallas_kernels.parts.hopper.stages import await_free
 from pallas_kernels.parts.hopper.tile import ROWS, TILE, filled
 

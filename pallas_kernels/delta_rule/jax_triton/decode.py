@@ -1,8 +1,8 @@
-"""Body of the Triton kernel that continues sequences by at most 8 tokens, in the order of `MmaDeltaRuleContract`.
+"""Bodies of the Triton kernels that continue sequences by at most 8 tokens, in the order of `MmaDeltaRuleContract`.
 
-A program has some columns of a value head. Tokens are rows of tiles of 16: their keys from row 0 on, their queries from
-row 8 on. Of the open chunk it reads keys, residuals, T and G, and adds rows to them. The state changes where a token is
-the first one of a chunk.
+For many heads three kernels divide the work of `decode_kernel`: one that only reads states needs few registers. Tokens
+are rows of tiles of 16: their keys from row 0 on, their queries from row 8 on. Of the open chunk keys, residuals, T and
+G are read, and rows are added to them. The state changes where a token is the first one of a chunk.
 """
 
 from typing import NamedTuple
@@ -20,65 +20,191 @@ _FEW = tl.constexpr(8)
 
 @triton.jit
 def decode_kernel(
-    q, k, v, g, beta, state_, residual_, kept_key, kept_inverse, kept_decay, edge, start, lengths,
-    o, state, residual, new_key, new_inverse, new_decay, new_edge,
+    q, k, v, g, beta, state_, residual_, key_, inverse_, decay_, edge, start, lengths,
+    o, state, residual, key, inverse, decay, new_edge,
     N: tl.constexpr, SCALE: tl.constexpr, COLUMNS: tl.constexpr, PIECES: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
-    """Computes the next N tokens of each sequence, or fewer.
+    """Computes the next N tokens of each sequence, or fewer; what is kept is written in place.
 
-    A program takes one piece of the columns after another.
+    A program takes one piece of the columns after another. Where a token is in the next chunk, rows are written that
+    other programs would read, so a single program computes all heads with the same keys, and all their columns.
     """
     PARTS: tl.constexpr = form.value_size // (COLUMNS * PIECES)
-    DTYPE: tl.constexpr = k.dtype.element_ty
     pair, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
     batch, head = (pair // form.value_heads).to(tl.int64), pair % form.value_heads
     count, at_edge = tl.load(lengths + batch), tl.load(edge + batch)
     here = tl.load(start + batch) - at_edge
-    first = part * COLUMNS * PIECES
-    stays = tl.where(count == 0, _C, tl.where(here + count > _C, 0, here))
-    _write_nothing(o, batch, head, first + tl.arange(0, COLUMNS * PIECES), count, N, form)
-    _write_kept(kept_key, kept_inverse, kept_decay, new_key, new_inverse, new_decay, pair, part, stays, PARTS, form)
-    tl.store(new_edge + batch, at_edge + tl.where(count > 0, (here + count - 1) // _C * _C, 0))
-    if count > 0:
-        wide, row = tl.arange(0, form.key_size), tl.arange(0, 64)
-        size: tl.constexpr = form.key_size * form.value_size
-        crosses = here == _C
-        here = tl.where(crosses, 0, here)
-        # Of the tokens, how many are in the chunk of the first one.
-        near = tl.minimum(count, _C - here) if N > 1 else count
-        kept, ends = here, near == count
+    tl.store(new_edge + batch, _edge_after(at_edge, here, count))
+    if here + count > _C:
+        if (head % form.group == 0) & (part == 0) & (count > 0):
+            for shared in range(form.group):
+                _over_edge(
+                    q, k, v, g, beta, o, state, residual, key, inverse, decay, decay, 0, pair + shared, 0, here, count,
+                    form.value_size // COLUMNS, False, N, SCALE, COLUMNS, form,
+                )  # fmt: skip
+    elif count > 0:
+        last = head % form.group == form.group - 1
         rows = _rows(
-            q, k, g, beta, kept_key, kept_inverse, kept_decay, new_key, new_inverse, new_decay,
-            pair, part, 0, near, here, kept, ends, N, form,
+            q, k, g, beta, key, inverse, decay, pair, 0, count, here, here, part == 0, (part == 0) & last, N, form
         )  # fmt: skip
         for piece in tl.range(PIECES, num_stages=1):
-            column = first + piece * COLUMNS + tl.arange(0, COLUMNS)
-            matrix = state + pair.to(tl.int64) * size + wide[None, :] * form.value_size + column[:, None]
-            s = tl.load(matrix)
-            if crosses:
-                keys = _kept_keys(kept_key, pair, _C, form)
-                t = _kept_inverse(kept_inverse, pair, _C).to(DTYPE)
-                r = _kept_residual(residual, pair, column, _C, form)
-                s = _crossed(s, keys, t, r, tl.load(kept_decay + pair * _C + row))
-                tl.store(matrix, s)
-            r = _columns(v, o, residual, s, rows, pair, column, 0, near, here, kept, ends, N, SCALE, form)
-            if N > 1:  # noqa: SIM102 (a constant)
-                if near < count:
-                    tl.store(matrix, _crossed(s, rows.keys, rows.t, r, rows.logs))
-        if N > 1:  # noqa: SIM102 (a constant)
-            if near < count:
-                tl.debug_barrier()
-                rows = _rows(
-                    q, k, g, beta, kept_key, kept_inverse, kept_decay, new_key, new_inverse, new_decay,
-                    pair, part, near, count - near, 0, 0, True, N, form,
+            column = (part * PIECES + piece) * COLUMNS + tl.arange(0, COLUMNS)
+            s = tl.load(_matrix(state, pair, column, form))
+            _columns(
+                v, o, residual, s, rows.pair, rows.p, rows.factor, rows.grown, pair, column, 0, count, here, here,
+                True, N, SCALE, form,
+            )  # fmt: skip
+    column = part * COLUMNS * PIECES + tl.arange(0, COLUMNS * PIECES)
+    _write_nothing(o, batch, head, column, count, N, form)
+
+
+@triton.jit
+def rows_kernel(
+    q, k, g, beta, key_, inverse_, decay_, edge, start, lengths, sequences,
+    key, inverse, decay, new_edge, weights, factors, turns, N: tl.constexpr, form: tl.constexpr,
+):  # fmt: skip
+    """Computes what tokens have without the state: adds to the kept rows, and writes P, beta and exp(G) of the tokens.
+
+    `columns_kernel` computes the rest, and `edges_kernel` sequences of which a token is in the next chunk.
+    """
+    pair = tl.program_id(0)
+    batch, head = (pair // form.value_heads).to(tl.int64), pair % form.value_heads
+    count, at_edge = tl.load(lengths + batch), tl.load(edge + batch)
+    here = tl.load(start + batch) - at_edge
+    tl.store(new_edge + batch, _edge_after(at_edge, here, count))
+    tl.store(turns + pair, 0)
+    tl.store(turns + sequences * form.value_heads + batch * form.key_heads + head // form.group, 0)
+    if (count > 0) & (here + count <= _C):
+        last = head % form.group == form.group - 1
+        rows = _rows(q, k, g, beta, key, inverse, decay, pair, 0, count, here, here, True, last, N, form)
+        two, row = tl.arange(0, 16), tl.arange(0, 64)
+        of_row = pair.to(tl.int64) * N + two % _FEW
+        of_query = (two >= _FEW) & (two % _FEW < count)
+        tl.store(weights + of_row[:, None] * _C + row[None, :], rows.p, mask=of_query[:, None])
+        of_key = (two < _FEW) & (two % _FEW < count)
+        tl.store(factors + of_row * 2, rows.factor, mask=of_key)
+        tl.store(factors + of_row * 2 + 1, rows.grown, mask=of_key)
+
+
+@triton.jit
+def edges_kernel(
+    q, k, v, g, beta, edge, start, lengths, o_, state_, residual_, key_, inverse_, decay_, turns_, sequences,
+    o, state, residual, key, inverse, decay, turns,
+    N: tl.constexpr, SCALE: tl.constexpr, COLUMNS: tl.constexpr, LANES: tl.constexpr, MOST: tl.constexpr,
+    form: tl.constexpr,
+):  # fmt: skip
+    """Computes sequences of which a token is in the next chunk: a program some columns of a head of every LANES-th one.
+
+    A program has at most MOST sequences.
+    """
+    PARTS: tl.constexpr = form.value_size // COLUMNS
+    lane, of_lane = tl.program_id(0) // (form.value_heads * PARTS), tl.program_id(0) % (form.value_heads * PARTS)
+    index = tl.arange(0, MOST)
+    there = lane + index * LANES < sequences
+    counts = tl.load(lengths + lane + index * LANES, mask=there, other=0)
+    ends = counts + tl.load(start + lane + index * LANES, mask=there, other=0)
+    due = (counts > 0) & (ends - tl.load(edge + lane + index * LANES, mask=there, other=0) > _C)
+    for _ in range(tl.sum(due.to(tl.int32), 0)):
+        at = tl.min(tl.where(due, index, MOST), 0)
+        due = due & (index != at)
+        batch = lane + at * LANES
+        count, here = tl.load(lengths + batch), tl.load(start + batch) - tl.load(edge + batch)
+        _over_edge(
+            q, k, v, g, beta, o, state, residual, key, inverse, decay, turns, sequences,
+            batch * form.value_heads + of_lane // PARTS, of_lane % PARTS, here, count, 1, True, N, SCALE, COLUMNS, form,
+        )  # fmt: skip
+
+
+@triton.jit
+def _edge_after(edge, here, count):
+    return edge + tl.where(count > 0, (here + count - 1) // _C * _C, 0)
+
+
+@triton.jit
+def columns_kernel(
+    q, k, v, edge, start, lengths, weights, factors, state_, residual_, o, state, residual,
+    N: tl.constexpr, SCALE: tl.constexpr, COLUMNS: tl.constexpr, form: tl.constexpr,
+):  # fmt: skip
+    """Computes some columns of the tokens of a head, whose P, beta and exp(G) `rows_kernel` has written."""
+    PARTS: tl.constexpr = form.value_size // COLUMNS
+    pair, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
+    column = part * COLUMNS + tl.arange(0, COLUMNS)
+    s = tl.load(_matrix(state, pair, column, form))
+    two, row = tl.arange(0, 16), tl.arange(0, 64)
+    of_row = pair.to(tl.int64) * N + two % _FEW
+    batch, head = (pair // form.value_heads).to(tl.int64), pair % form.value_heads
+    count, here = tl.load(lengths + batch), tl.load(start + batch) - tl.load(edge + batch)
+    valid = two % _FEW < count
+    pair_of = _keys_and_queries(q, k, batch, head // form.group, 0, count, N, form)
+    p = tl.load(weights + of_row[:, None] * _C + row[None, :], mask=(valid & (two >= _FEW))[:, None], other=0.0)
+    factor = tl.load(factors + of_row * 2, mask=valid, other=0.0)
+    grown = tl.load(factors + of_row * 2 + 1, mask=valid, other=0.0)
+    if (count > 0) & (here + count <= _C):
+        _columns(
+            v, o, residual, s, pair_of, p, factor, grown, pair, column, 0, count, here, here, True, N, SCALE, form
+        )  # fmt: skip
+    _write_nothing(o, batch, head, column, count, N, form)
+
+
+@triton.jit
+def _matrix(state, pair, column, form: tl.constexpr):
+    """Returns the addresses of some columns of a state, (columns, D)."""
+    size: tl.constexpr = form.key_size * form.value_size
+    wide = tl.arange(0, form.key_size)
+    return state + pair.to(tl.int64) * size + wide[None, :] * form.value_size + column[:, None]
+
+
+@triton.jit
+def _over_edge(
+    q, k, v, g, beta, o, state, residual, key, inverse, decay, turns, sequences, pair, part, here, count,
+    PIECES: tl.constexpr, SHARED: tl.constexpr, N: tl.constexpr, SCALE: tl.constexpr, COLUMNS: tl.constexpr,
+    form: tl.constexpr,
+):  # fmt: skip
+    """Computes the tokens of some columns of a head, of which at least one token is in the next chunk.
+
+    The first rows of a chunk are written over. With `SHARED` other programs read them too, as they have other columns
+    or heads with the same keys, and the last one that has read them writes: `turns` counts.
+    """
+    DTYPE: tl.constexpr = k.dtype.element_ty
+    head = pair % form.value_heads
+    # Of the tokens, how many are in the chunk of the first one.
+    near = _C - here
+    if N > 1:  # noqa: SIM102 (a constant)
+        if near > 0:
+            rows = _rows(q, k, g, beta, key, inverse, decay, pair, 0, near, here, here, False, False, N, form)
+            for piece in tl.range(PIECES, num_stages=1):
+                column = (part * PIECES + piece) * COLUMNS + tl.arange(0, COLUMNS)
+                matrix = _matrix(state, pair, column, form)
+                s = tl.load(matrix)
+                r = _columns(
+                    v, o, residual, s, rows.pair, rows.p, rows.factor, rows.grown, pair, column, 0, near, here, here,
+                    False, N, SCALE, form,
                 )  # fmt: skip
-                for piece in tl.range(PIECES, num_stages=1):
-                    column = first + piece * COLUMNS + tl.arange(0, COLUMNS)
-                    matrix = state + pair.to(tl.int64) * size + wide[None, :] * form.value_size + column[:, None]
-                    _columns(
-                        v, o, residual, tl.load(matrix), rows, pair, column, near, count - near, 0, 0, True,
-                        N, SCALE, form,
-                    )  # fmt: skip
+                tl.store(matrix, _crossed(s, rows.keys, rows.t, r, rows.logs))
+    if near == 0:
+        keys, t = _kept_keys(key, pair, _C, form), _kept_inverse(inverse, pair, _C).to(DTYPE)
+        logs = tl.load(decay + pair * _C + tl.arange(0, 64))
+        for piece in tl.range(PIECES, num_stages=1):
+            column = (part * PIECES + piece) * COLUMNS + tl.arange(0, COLUMNS)
+            matrix = _matrix(state, pair, column, form)
+            r = _kept_residual(residual, pair, column, _C, form)
+            tl.store(matrix, _crossed(tl.load(matrix), keys, t, r, logs))
+    # Next, rows are written that were read, and the state is read that was written.
+    tl.debug_barrier()
+    writes, writes_keys = True, head % form.group == form.group - 1
+    if SHARED:
+        PARTS: tl.constexpr = form.value_size // (COLUMNS * PIECES)
+        of_keys = sequences * form.value_heads + pair // form.value_heads * form.key_heads + head // form.group
+        writes = tl.atomic_add(turns + pair, 1) == PARTS - 1
+        writes_keys = tl.atomic_add(turns + of_keys, 1) == PARTS * form.group - 1
+    rows = _rows(q, k, g, beta, key, inverse, decay, pair, near, count - near, 0, 0, writes, writes_keys, N, form)
+    for piece in tl.range(PIECES, num_stages=1):
+        column = (part * PIECES + piece) * COLUMNS + tl.arange(0, COLUMNS)
+        s = tl.load(_matrix(state, pair, column, form))
+        _columns(
+            v, o, residual, s, rows.pair, rows.p, rows.factor, rows.grown, pair, column, near, count - near, 0, 0, True,
+            N, SCALE, form,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -102,7 +228,9 @@ def _kept_keys(kept_key, pair, here, form: tl.constexpr):
 def _kept_inverse(kept_inverse, pair, here):
     row = tl.arange(0, 64)
     place = (pair.to(tl.int64) * _C + row)[:, None] * _C + row[None, :]
-    return tl.load(kept_inverse + place, mask=(row < here)[:, None] & (row[None, :] <= row[:, None]), other=0.0)
+    # Whole blocks of 16 columns, so that a load is 16 bytes wide; T is lower triangular.
+    lower = row[None, :] // 16 * 16 <= row[:, None]
+    return tl.load(kept_inverse + place, mask=(row < here)[:, None] & lower, other=0.0)
 
 
 @triton.jit
@@ -110,29 +238,6 @@ def _kept_residual(residual, pair, column, here, form: tl.constexpr):
     row = tl.arange(0, 64)
     place = (pair.to(tl.int64) * _C + row)[:, None] * form.value_size + column[None, :]
     return tl.load(residual + place, mask=(row < here)[:, None], other=0.0)
-
-
-@triton.jit
-def _write_kept(
-    kept_key, kept_inverse, kept_decay, new_key, new_inverse, new_decay, pair, part, kept,
-    PARTS: tl.constexpr, form: tl.constexpr,
-):  # fmt: skip
-    """Copies the rows that stay: each program of a head some of them.
-
-    They are not written in place: programs of other columns may read them later.
-    """
-    row, wide = tl.arange(0, 64), tl.arange(0, form.key_size)
-    head = pair % form.value_heads
-    line = pair.to(tl.int64) * _C + row
-    mine = (row < kept) & (row % PARTS == part)
-    tl.store(new_decay + line, tl.load(kept_decay + line, mask=mine, other=0.0), mask=mine)
-    square = line[:, None] * _C + row[None, :]
-    lower = mine[:, None] & (row[None, :] <= row[:, None])
-    tl.store(new_inverse + square, tl.load(kept_inverse + square, mask=lower, other=0.0), mask=mine[:, None])
-    mine = (row < kept) & (row % (PARTS * form.group) == head % form.group * PARTS + part)
-    first = (pair // form.value_heads).to(tl.int64) * form.key_heads + head // form.group
-    place = (first * _C + row)[:, None] * form.key_size + wide[None, :]
-    tl.store(new_key + place, tl.load(kept_key + place, mask=mine[:, None], other=0.0), mask=mine[:, None])
 
 
 @triton.jit
@@ -177,12 +282,12 @@ class Rows(NamedTuple):
 
 @triton.jit
 def _rows(
-    q, k, g, beta, kept_key, kept_inverse, kept_decay, new_key, new_inverse, new_decay,
-    pair, part, done, count, here, kept, ends, N: tl.constexpr, form: tl.constexpr,
+    q, k, g, beta, kept_key, kept_inverse, kept_decay, pair, done, count, here, kept, writes, writes_keys,
+    N: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
     """Computes `count` tokens from token `done` on, rows `here` and on of a chunk of which `kept` rows are stored.
 
-    If the chunk is the last one (`ends`), what is kept of them is written.
+    Adds their T and G to what is kept (`writes`), and their keys (`writes_keys`).
     """
     DTYPE: tl.constexpr = k.dtype.element_ty
     two, row, wide = tl.arange(0, 16), tl.arange(0, 64), tl.arange(0, form.key_size)
@@ -191,9 +296,7 @@ def _rows(
     mine = two % _FEW
     is_key, valid = two < _FEW, mine < count
     token = batch * N + done + mine
-    of_token = (token * form.key_heads + group)[:, None] * form.key_size + wide[None, :]
-    of_pair = tl.where(is_key[:, None], k + of_token, q + of_token)
-    pair_of = tl.load(of_pair, mask=valid[:, None], other=0.0)
+    pair_of = _keys_and_queries(q, k, batch, group, done, count, N, form)
     # The keys of the chunk: those that are stored, and those of the tokens.
     stored = kept_key + ((batch * form.key_heads + group) * _C + row)[:, None] * form.key_size + wide[None, :]
     fresh = k + ((batch * N + done + row - here) * form.key_heads + group)[:, None] * form.key_size + wide[None, :]
@@ -219,8 +322,8 @@ def _rows(
     below = (valid & is_key)[:, None] & (row[None, :] < at[:, None]) & finite(near)
     a = (-tl.where(below, factor[:, None] * (near * age), 0.0)).to(DTYPE)
     visible = tl.where(seen & (two >= _FEW)[:, None], near * age, 0.0).to(DTYPE)
-    # Rows of T, one after another. What programs of several columns or heads share, one of them writes.
-    of_head = tl.where((part == 0) & ends, count, 0)
+    # Rows of T, one after another.
+    of_head = tl.where(writes, count, 0)
     t = _kept_inverse(kept_inverse, pair, kept).to(DTYPE)
     unit = tl.where((valid & is_key)[:, None] & (row[None, :] == at[:, None]), 1.0, 0.0)
     lost = tl.zeros([16], tl.int32)
@@ -229,12 +332,12 @@ def _rows(
         lost = tl.where(two == i, tl.max(tl.where(finite(raw), 0, 1), 1), lost)
         one = _row_of(tl.where(finite(raw), raw.to(tl.float32), 0.0), two, i)
         t = tl.where((row == here + i)[:, None] & (count > i), one[None, :].to(DTYPE), t)
-        of_row = new_inverse + (pair.to(tl.int64) * _C + here + i) * _C + row
+        of_row = kept_inverse + (pair.to(tl.int64) * _C + here + i) * _C + row
         tl.store(of_row, one, mask=row < tl.where(of_head > i, _C, 0))
     p = (tl.dot(visible, t) + 0.0).to(DTYPE)
-    tl.store(new_decay + pair.to(tl.int64) * _C + at, later, mask=is_key & (mine < of_head))
-    place = new_key + ((batch * form.key_heads + group) * _C + at)[:, None] * form.key_size + wide[None, :]
-    of_keys = tl.where(head % form.group == 0, of_head, 0)
+    tl.store(kept_decay + pair.to(tl.int64) * _C + at, later, mask=is_key & (mine < of_head))
+    place = kept_key + ((batch * form.key_heads + group) * _C + at)[:, None] * form.key_size + wide[None, :]
+    of_keys = tl.where(writes_keys, count, 0)
     # A key without a finite length is 0 for other rows; what is wrong with a gate concerns one head alone.
     stored_key = tl.where((square < _INF)[:, None], pair_of, 0.0).to(DTYPE)
     tl.store(place, stored_key, mask=(is_key & (mine < of_keys))[:, None])
@@ -242,8 +345,18 @@ def _rows(
 
 
 @triton.jit
+def _keys_and_queries(q, k, batch, group, done, count, N: tl.constexpr, form: tl.constexpr):
+    """Returns the tokens from `done` on, (16, D): keys, and queries from row 8 on."""
+    two, wide = tl.arange(0, 16), tl.arange(0, form.key_size)
+    token = batch * N + done + two % _FEW
+    of_token = (token * form.key_heads + group)[:, None] * form.key_size + wide[None, :]
+    of_pair = tl.where((two < _FEW)[:, None], k + of_token, q + of_token)
+    return tl.load(of_pair, mask=(two % _FEW < count)[:, None], other=0.0)
+
+
+@triton.jit
 def _columns(
-    v, o, residual, s, rows: Rows, pair, column, done, count, here, kept, ends,
+    v, o, residual, s, tokens, p, factor, grown, pair, column, done, count, here, kept, ends,
     N: tl.constexpr, SCALE: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
     """Writes outputs and residuals of some columns, whose state is `s`; returns the residuals of the chunk."""
@@ -252,12 +365,12 @@ def _columns(
     batch, head = (pair // form.value_heads).to(tl.int64), pair % form.value_heads
     mine = two % _FEW
     is_key, valid, at = two < _FEW, mine < count, here + mine
-    both = tl.dot(rows.pair, tl.trans(s.to(DTYPE)))
+    both = tl.dot(tokens, tl.trans(s.to(DTYPE)))
     token = batch * N + done + mine
     of_value = (token * form.value_heads + head)[:, None] * form.value_size + column[None, :]
     value = tl.load(v + of_value, mask=(valid & is_key)[:, None], other=0.0)
-    grown = rows.grown[:, None]
-    fresh = residual_of(rows.factor[:, None], grown, both, value)
+    grown = grown[:, None]
+    fresh = residual_of(factor[:, None], grown, both, value)
     r = _kept_residual(residual, pair, column, kept, form)
     for i in tl.static_range(N):
         one = _row_of(fresh.to(tl.float32), two, i)
@@ -268,7 +381,7 @@ def _columns(
         seen = tl.where(valid[:, None] & (row[None, :] <= at[:, None]), 1.0, 0.0)
         after = tl.dot(seen.to(DTYPE), tl.where(r != r, 1.0, 0.0).to(DTYPE)) > 0.0
         clean = tl.where(r != r, 0.0, r.to(tl.float32)).to(DTYPE)
-    y = tl.dot(rows.p, clean, grown * both) * SCALE + 0.0
+    y = tl.dot(p, clean, grown * both) * SCALE + 0.0
     if N > 1:
         y = tl.where(after, float("nan"), y)
     tl.store(o + of_value, y.to(DTYPE), mask=(valid & (two >= _FEW))[:, None])

@@ -1,13 +1,13 @@
 """From the arrays of the gated delta rule to its Triton kernels."""
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels.contract import MmaDeltaRuleContract, honour
-from pallas_kernels.delta_rule.schedule.jax_triton import CAREFUL, PARTS, Schedule, chunks_schedule, decode_schedule
+from pallas_kernels.delta_rule.schedule.jax_triton import CAREFUL, EDGES, PARTS, Schedule, decode_schedule
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.parts.jax_triton.launch import launch
 from pallas_kernels.target import Target
@@ -16,6 +16,8 @@ Arrays = tuple[jax.Array, ...]
 
 FEW: Final = 8
 """Most tokens that are computed as rows of their own instead of in whole chunks."""
+
+_CHUNK: Final = MmaDeltaRuleContract().chunk
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Form:
     value_heads: int
     key_size: int
     value_size: int
-    least: float
+    least: float = MmaDeltaRuleContract().least
 
     @property
     def group(self) -> int:
@@ -42,8 +44,8 @@ class Form:
         return self.value_heads // self.key_heads
 
 
-def _form(key: jax.Array, value: jax.Array, contract: MmaDeltaRuleContract) -> Form:
-    return Form(key.shape[2], value.shape[2], key.shape[3], value.shape[3], contract.least)
+def _form(key: jax.Array, value: jax.Array) -> Form:
+    return Form(key.shape[2], value.shape[2], key.shape[3], value.shape[3])
 
 
 def _like(*arrays: jax.Array) -> list[jax.ShapeDtypeStruct]:
@@ -69,57 +71,101 @@ def _careful(plan: Schedule, programs: int, constants: dict[str, Any]) -> dict[s
     }
 
 
-@in_32_bits
-def gated_delta_rule(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    g: jax.Array,
-    beta: jax.Array,
-    state: jax.Array,
-    lengths: jax.Array,
-    *,
-    scale: float,
-    keep_edges: bool,
-    contract: MmaDeltaRuleContract,
-    target: Target,
-    product: Any = None,
-    together: bool = True,
-    schedule: Schedule | None = None,
-) -> Arrays:
-    """Computes whole sequences, see `pallas_kernels.delta_rule.portable.gated_delta_rule`.
+class Whole(NamedTuple):
+    """Whole sequences.
 
-    `product` and `together` are for programs of XLA and mean nothing here.
-
-    Guarantee: row-invariant: an output depends on the tokens of its sequence up to its own alone. The bits are those of
-    `gated_delta_rule_extend`.
+    Attributes:
+        query: (B, T, J, D).
+        key: (B, T, J, D).
+        value: (B, T, H, V).
+        g: (B, T, H) float32.
+        beta: (B, T, H) float32.
+        state: (B, H, D, V) float32, before the first token.
+        lengths: (B,) int32.
     """
-    from pallas_kernels.delta_rule.jax_triton.kernels import careful_scan_kernel, chunk_kernel, scan_kernel
 
-    honour("gated_delta_rule", contract, MmaDeltaRuleContract())
-    form, (b, tokens, h, v) = _form(key, value, contract), value.shape
-    chunks = -(-tokens // contract.chunk)
-    plan = schedule or chunks_schedule(v, target.features, heads=b * h)
-    common: dict[str, Any] = {"target": target, "fuses": False}
-    rows = launch(
-        chunk_kernel, query, key, g, beta, lengths, tokens, chunks,
-        out=_scratch(value, chunks, contract.chunk), grid=(b * h, chunks), warps=plan.chunk_warps, stages=1,
-        constants={"form": form}, **common,
+    query: jax.Array
+    key: jax.Array
+    value: jax.Array
+    g: jax.Array
+    beta: jax.Array
+    state: jax.Array
+    lengths: jax.Array
+
+    @property
+    def form(self) -> Form:
+        """The sizes that kernels depend on."""
+        return _form(self.key, self.value)
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of the longest sequence that there can be."""
+        return -(-self.value.shape[1] // _CHUNK)
+
+    def results(self, keep_edges: bool) -> list[jax.ShapeDtypeStruct]:
+        """Returns the types of the outputs, the last states, and the states at edges."""
+        edges = (self.state.shape[0], self.chunks, *self.state.shape[1:]) if keep_edges else (1,)
+        return [*_like(self.value, self.state), jax.ShapeDtypeStruct(edges, jnp.float32)]
+
+
+def rows_of_chunks(x: Whole, *, plan: Schedule, target: Target) -> tuple[jax.Array, ...]:
+    """Returns T and P of all chunks, (B, H, N, 64, 64) with the columns first, and G and beta, (B, H, N, 64)."""
+    from pallas_kernels.delta_rule.jax_triton.kernels import chunk_kernel
+
+    b, tokens, h, _ = x.value.shape
+    return launch(
+        chunk_kernel, x.query, x.key, x.g, x.beta, x.lengths, tokens, x.chunks, out=_scratch(x.value, x.chunks, _CHUNK),
+        grid=(b * h, x.chunks), warps=plan.chunk_warps, stages=1, fuses=False, target=target,
+        constants={"form": x.form},
     )  # fmt: skip
-    edges_shape = (b, chunks, *state.shape[1:]) if keep_edges else (1,)
-    results = [*_like(value, state), jax.ShapeDtypeStruct(edges_shape, jnp.float32)]
-    constants = {"SCALE": scale, "EDGES": keep_edges, "form": form}
+
+
+def scan(
+    x: Whole, rows: Arrays, *, scale: float, keep_edges: bool, plan: Schedule, target: Target
+) -> tuple[jax.Array, ...]:
+    """Walks over the chunks.
+
+    Returns:
+        Outputs, last states, states at edges, and a flag for each program: 1 if nothing of it is to be used.
+    """
+    from pallas_kernels.delta_rule.jax_triton.kernels import scan_kernel
+
+    b, tokens, h, v = x.value.shape
     grid = (b * h * (v // plan.columns),)
-    y, last, edges, bad = launch(
-        scan_kernel, query, key, value, *rows, state, lengths, tokens, chunks,
-        out=[*results, jax.ShapeDtypeStruct(grid, jnp.int32)], grid=grid, warps=plan.warps, stages=plan.stages,
-        constants=constants | {"COLUMNS": plan.columns}, **common,
+    return launch(
+        scan_kernel, x.query, x.key, x.value, *rows, x.state, x.lengths, tokens, x.chunks,
+        out=[*x.results(keep_edges), jax.ShapeDtypeStruct(grid, jnp.int32)], grid=grid, warps=plan.warps,
+        stages=plan.stages, constants={"SCALE": scale, "EDGES": keep_edges, "COLUMNS": plan.columns, "form": x.form},
+        fuses=False, target=target,
     )  # fmt: skip
-    y, last, edges = launch(
-        careful_scan_kernel, query, key, value, *rows, state, lengths, bad, y, last, edges, tokens, chunks,
-        out=results, aliases={10: 0, 11: 1, 12: 2}, **_careful(plan, grid[0], constants), **common,
+
+
+def repaired(
+    x: Whole, rows: Arrays, found: Arrays, *, scale: float, keep_edges: bool, plan: Schedule, target: Target
+) -> Arrays:
+    """Computes again what a walk has flagged, so that nan does not reach the tokens before it.
+
+    Args:
+        x: The sequences.
+        rows: As `rows_of_chunks` returns them.
+        found: As `scan` returns it, one flag for `plan.columns` columns of a head.
+        scale: Factor of the outputs.
+        keep_edges: Whether states at edges are kept.
+        plan: The schedule of the walk.
+        target: The GPU.
+
+    Returns:
+        Outputs, last states, and states at edges.
+    """
+    from pallas_kernels.delta_rule.jax_triton.kernels import careful_scan_kernel
+
+    y, last, edges, flags = found
+    constants = {"SCALE": scale, "EDGES": keep_edges, "form": x.form}
+    return launch(
+        careful_scan_kernel, x.query, x.key, x.value, *rows, x.state, x.lengths, flags, y, last, edges,
+        x.value.shape[1], x.chunks, out=x.results(keep_edges), aliases={10: 0, 11: 1, 12: 2}, fuses=False,
+        target=target, **_careful(plan, flags.shape[0], constants),
     )  # fmt: skip
-    return (y, last, edges) if keep_edges else (y, last)
 
 
 @in_32_bits
@@ -152,7 +198,7 @@ def gated_delta_rule_extend(
     Guarantee: row-invariant: an output depends on the tokens of its sequence up to its own alone.
     """
     honour("gated_delta_rule_extend", contract, MmaDeltaRuleContract())
-    form, kept = _form(key, value, contract), (state, kept_key, residual, inverse, decay, edge)
+    form, kept = _form(key, value), (state, kept_key, residual, inverse, decay, edge)
     run = _rows if value.shape[1] <= FEW else _parts
     return run((query, key, value, g, beta), kept, start, lengths, scale, form, target, schedule)
 
@@ -212,16 +258,41 @@ def _rows(
     schedule: Schedule | None,
 ) -> Arrays:
     """Computes at most 8 tokens as rows of their own."""
-    from pallas_kernels.delta_rule.jax_triton.decode import decode_kernel
+    from pallas_kernels.delta_rule.jax_triton.decode import columns_kernel, decode_kernel, edges_kernel, rows_kernel
 
-    (_, _, value, _, _), (state, kept_key, residual, inverse, decay, edge) = tokens, kept
+    (query, key, value, g, beta), (state, kept_key, residual, inverse, decay, edge) = tokens, kept
     b, count, h, v = value.shape
     plan = schedule or decode_schedule(v, heads=b * h)
-    constants = {"N": count, "SCALE": scale, "COLUMNS": plan.columns, "PIECES": plan.pieces, "form": form}
-    y, new_state, new_residual, new_key, new_inverse, new_decay, new_edge = launch(
-        decode_kernel, *tokens, state, residual, kept_key, inverse, decay, edge, start, lengths,
-        out=_like(value, state, residual, kept_key, inverse, decay, edge), aliases={5: 1, 6: 2},
-        grid=(b * h * (v // (plan.columns * plan.pieces)),), warps=plan.warps, stages=1, fuses=False, target=target,
-        constants=constants,
+    common: dict[str, Any] = {"stages": 1, "fuses": False, "target": target}
+    columns = {"N": count, "SCALE": scale, "COLUMNS": plan.columns, "form": form}
+    if plan.rows_warps == 0:
+        y, new_state, new_residual, new_key, new_inverse, new_decay, new_edge = launch(
+            decode_kernel, *tokens, state, residual, kept_key, inverse, decay, edge, start, lengths,
+            out=_like(value, state, residual, kept_key, inverse, decay, edge), aliases={5: 1, 6: 2, 7: 3, 8: 4, 9: 5},
+            grid=(b * h * (v // (plan.columns * plan.pieces)),), warps=plan.warps,
+            constants=columns | {"PIECES": plan.pieces}, **common,
+        )  # fmt: skip
+        return y, new_state, new_key, new_residual, new_inverse, new_decay, new_edge
+    scratch = [jax.ShapeDtypeStruct((b, h, count, decay.shape[2]), value.dtype)]
+    scratch += [jax.ShapeDtypeStruct((b, h, count, 2), jnp.float32)]
+    scratch += [jax.ShapeDtypeStruct((b * (h + form.key_heads),), jnp.int32)]
+    new_key, new_inverse, new_decay, new_edge, weights, factors, turns = launch(
+        rows_kernel, query, key, g, beta, kept_key, inverse, decay, edge, start, lengths, b,
+        out=[*_like(kept_key, inverse, decay, edge), *scratch], aliases={4: 0, 5: 1, 6: 2}, grid=(b * h,),
+        warps=plan.rows_warps, constants={"N": count, "form": form}, **common,
+    )  # fmt: skip
+    y, new_state, new_residual = launch(
+        columns_kernel, query, key, value, edge, start, lengths, weights, factors, state, residual,
+        out=_like(value, state, residual), aliases={8: 1, 9: 2}, grid=(b * h * (v // plan.columns),),
+        warps=plan.warps, constants=columns, **common,
+    )  # fmt: skip
+    lanes = min(b, EDGES.pieces)
+    turned = {"COLUMNS": EDGES.columns, "LANES": lanes, "MOST": 1 << (-(-b // lanes) - 1).bit_length()}
+    kept = (new_state, new_residual, new_key, new_inverse, new_decay)
+    y, new_state, new_residual, new_key, new_inverse, new_decay, _ = launch(
+        edges_kernel, *tokens, edge, start, lengths, y, *kept, turns, b,
+        out=_like(value, *kept, turns), aliases={8 + i: i for i in range(7)},
+        grid=(lanes * h * (v // EDGES.columns),), warps=EDGES.warps,
+        constants=columns | turned, **common,
     )  # fmt: skip
     return y, new_state, new_key, new_residual, new_inverse, new_decay, new_edge

@@ -4,7 +4,7 @@ The tables were measured on an H100 (`benchmarks/notes/jax-triton.md`).
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,9 @@ class Schedule:
         stages: Chunks that are read ahead.
         chunk_warps: Warps of a program that computes T of a chunk.
         pieces: With few tokens, how many times `columns` a program computes, one after another.
+        rows_warps: With few tokens, warps of a kernel of its own for what does not need the state; 0 for a single
+            kernel.
+        mosaic: Whether the walk over chunks is the kernel for Hopper, which takes 64 columns.
     """
 
     columns: int
@@ -27,35 +30,67 @@ class Schedule:
     stages: int
     chunk_warps: int = 1
     pieces: int = 1
+    rows_warps: int = 0
+    mosaic: bool = False
 
 
 _NARROW: Final = Schedule(32, 4, 2)
 _WIDE: Final = Schedule(64, 4, 2)
+_HOPPER: Final = Schedule(64, 4, 3, mosaic=True)
+_MEASURED: Final = ("bfloat16", 128, 128)  # dtype, D and V with which the kernel for Hopper has run
+_TILE: Final = 8  # TMA reads tiles of 8 tokens
 _FULL: Final = 128
 """Programs that use a whole GPU."""
+_APART: Final = 512
+"""Heads from which on several kernels for few tokens are faster than one."""
 
 PARTS: Final = _NARROW
 """For parts of prompts. Keys may be kept ones or new ones, and reach wgmma through stores of threads (`kernels`)."""
+
+EDGES: Final = Schedule(32, 4, 1, pieces=2)
+"""For few tokens of sequences that go over the edge of a chunk. `pieces` programs share the sequences of a batch."""
 
 CAREFUL: Final = Schedule(32, 4, 1)
 """For what is computed again because a number is not finite."""
 
 
-def chunks_schedule(value_size: int, features: frozenset[str], *, heads: int) -> Schedule:
+class Sizes(NamedTuple):
+    """What the schedule of whole sequences depends on.
+
+    Attributes:
+        dtype: Name of the dtype of the values.
+        key_size: D.
+        value_size: V.
+        heads: Value heads of all sequences.
+        tokens: T.
+    """
+
+    dtype: str
+    key_size: int
+    value_size: int
+    heads: int
+    tokens: int
+
+
+def chunks_schedule(x: Sizes, features: frozenset[str]) -> Schedule:
     """Returns the schedule of whole sequences.
 
     Args:
-        value_size: V.
+        x: Dtype and sizes.
         features: The instruction families of the GPU.
-        heads: Value heads of all sequences.
 
     Example:
-        >>> hopper = frozenset({"mma", "wgmma"})
-        >>> [chunks_schedule(128, hopper, heads=heads).columns for heads in (32, 128)]
-        [32, 64]
+        >>> hopper, x = frozenset({"mma", "wgmma"}), Sizes("bfloat16", 128, 128, heads=32, tokens=8192)
+        >>> [chunks_schedule(x._replace(tokens=tokens), hopper).mosaic for tokens in (100, 8192)]
+        [False, True]
+        >>> chunks_schedule(x, frozenset({"mma"})).columns
+        32
     """
-    fills = heads * (value_size // _WIDE.columns) >= _FULL
-    return _WIDE if "wgmma" in features and fills else _NARROW
+    if "wgmma" not in features:
+        return _NARROW
+    if x[:3] == _MEASURED and x.tokens % _TILE == 0 and x.tokens >= _HOPPER.columns:
+        return _HOPPER
+    return _WIDE if x.heads * (x.value_size // _WIDE.columns) >= _FULL else _NARROW
 
 
 def decode_schedule(value_size: int, *, heads: int) -> Schedule:
@@ -66,9 +101,13 @@ def decode_schedule(value_size: int, *, heads: int) -> Schedule:
         heads: Value heads of all sequences.
 
     Example:
-        >>> [decode_schedule(128, heads=heads).pieces for heads in (32, 64, 2048)]
+        >>> [decode_schedule(128, heads=heads).pieces for heads in (32, 64, 256)]
         [1, 2, 4]
+        >>> decode_schedule(128, heads=2048).rows_warps
+        4
     """
+    if heads > _APART:
+        return Schedule(_WIDE.columns, 4, 1, rows_warps=4)
     pieces = value_size // _NARROW.columns
     while pieces > 1 and 2 * heads * (value_size // (_NARROW.columns * pieces)) <= _FULL:
         pieces //= 2

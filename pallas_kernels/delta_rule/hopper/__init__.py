@@ -1,0 +1,1 @@
+"""The gated delta rule on Hopper GPUs: Pallas Mosaic GPU kernels."""

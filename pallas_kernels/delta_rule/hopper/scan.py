@@ -1,0 +1,362 @@
+"""Outputs and states of whole sequences, from T and P of their chunks, in the order of `MmaDeltaRuleContract`.
+
+A block has 64 columns of the values of a head and walks over its chunks; TMA reads chunks ahead. One warpgroup computes
+residuals and states, which depend on one another, and passes both to a second one, which computes the outputs. Tiles
+are transposed: wgmma's rows are the columns of the values. So each product is an operand of the next one in the
+registers that it is in, and the other operands (keys, queries, T, P) are read from shared memory as TMA wrote them.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from pallas_kernels.delta_rule.hopper.transposed import (
+    flag_nan,
+    load_matrix,
+    load_transposed,
+    store_matrix,
+    store_transposed,
+)
+from pallas_kernels.parts.hopper.launch import launch
+from pallas_kernels.parts.hopper.products import finish, share, start
+from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, Arithmetic, across, filled, tiled
+
+COLUMN: Final = TILE.reduce(0)
+"""Layout of a number for each row of a chunk, as tiles are transposed."""
+
+FAST: Final = plgpu.CompilerParams(
+    approx_math=True, reduction_scratch_bytes=0, lowering_semantics=plgpu.LoweringSemantics.Warpgroup
+)
+
+
+class Chunks(NamedTuple):
+    """What a block reads: arrays in GPU memory.
+
+    Attributes:
+        query: (B, T, J, D) bfloat16 or float16, T a multiple of 8.
+        key: (B, T, J, D).
+        value: (B, T, H, V).
+        inverse: (B, H, N, 64, 64) T of the contract, columns first.
+        weights: (B, H, N, 64, 64) P, columns first.
+        logs: (B, H, N, 64) float32, G.
+        betas: (B, H, N, 64) float32, nan for a row that makes its head nan.
+        state: (B, H, D, V) float32.
+        lengths: (B,) int32.
+    """
+
+    query: Any
+    key: Any
+    value: Any
+    inverse: Any
+    weights: Any
+    logs: Any
+    betas: Any
+    state: Any
+    lengths: Any
+
+
+_COPIES: Final = 7  # of a chunk
+
+
+class _Memory(NamedTuple):
+    """Shared memory: stages of what belongs to a chunk, and what one warpgroup passes to the other.
+
+    Attributes:
+        query: (stages, 64, D).
+        key: (stages, 64, D).
+        value: (stages, 64, 64).
+        inverse: (stages, 64, 64).
+        weights: (stages, 64, 64).
+        logs: (stages, 64) float32.
+        betas: (stages, 64) float32.
+        full: A barrier for each stage.
+        free: A barrier for each stage: the warpgroup of states has read it.
+        state: (64, D) the rounded state.
+        residual: (64, 64) the residuals.
+        state_full: A barrier.
+        state_free: A barrier.
+        residual_full: A barrier.
+        residual_free: A barrier.
+        out: (64, 64), outputs on their way.
+    """
+
+    query: Any
+    key: Any
+    value: Any
+    inverse: Any
+    weights: Any
+    logs: Any
+    betas: Any
+    full: Any
+    free: Any
+    state: Any
+    residual: Any
+    state_full: Any
+    state_free: Any
+    residual_full: Any
+    residual_free: Any
+    out: Any
+
+    @classmethod
+    def types(cls, stages: int, size: int, dtype: Any) -> "_Memory":
+        """Returns the types."""
+
+        def tiles(columns: int) -> Any:
+            return plgpu.SMEM((stages, ROWS, columns), dtype, transforms=tiled(dtype, columns))
+
+        def tile(columns: int) -> Any:
+            return plgpu.SMEM((ROWS, columns), dtype, transforms=tiled(dtype, columns))
+
+        return cls(
+            query=tiles(size),
+            key=tiles(size),
+            value=tiles(ROWS),
+            inverse=tiles(ROWS),
+            weights=tiles(ROWS),
+            logs=plgpu.SMEM((stages, ROWS), jnp.float32),
+            betas=plgpu.SMEM((stages, ROWS), jnp.float32),
+            full=plgpu.Barrier(num_arrivals=_COPIES, num_barriers=stages),
+            free=plgpu.Barrier(num_barriers=stages),
+            state=tile(size),
+            residual=tile(ROWS),
+            state_full=plgpu.Barrier(),
+            state_free=plgpu.Barrier(),
+            residual_full=plgpu.Barrier(),
+            residual_free=plgpu.Barrier(),
+            out=tile(ROWS),
+        )
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """A block's walk over the chunks of a head.
+
+    Attributes:
+        given: What it reads.
+        memory: Its shared memory.
+        batch: Index of the sequence.
+        head: Index of the value head.
+        key_head: Index of its key head.
+        column: First column of the values.
+        count: Tokens of the sequence.
+        stages: Number of stages.
+        scale: Factor of the outputs.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
+    """
+
+    given: Chunks
+    memory: _Memory
+    batch: Any
+    head: Any
+    key_head: Any
+    column: Any
+    count: Any
+    stages: int
+    scale: float
+    interpret: bool
+
+    @property
+    def columns(self) -> Any:
+        """The block's columns of the values."""
+        return pl.ds(self.column, ROWS)
+
+    @property
+    def whole(self) -> Any:
+        """How many chunks have a token."""
+        return lax.div(self.count + ROWS - 1, ROWS)
+
+    @property
+    def math(self) -> Arithmetic:
+        """The instructions on tiles."""
+        return Arithmetic(interpret=self.interpret)
+
+    def of_rows(self, ref: Any, slot: Any) -> jax.Array:
+        """Returns a number for each row of a chunk."""
+        numbers: jax.Array = plgpu.load(ref.at[slot], layout=COLUMN)
+        return numbers
+
+    def exp2(self, x: jax.Array) -> jax.Array:
+        """Returns 2 ** x of a number for each row of a chunk."""
+        return Arithmetic(interpret=self.interpret, axis=0).exp2(x)
+
+    def fetch(self, chunk: Any) -> None:
+        """Starts to read a chunk into its stage."""
+        slot = lax.rem(chunk, self.stages)
+        x, m, full = self.given, self.memory, self.memory.full.at[slot]
+        rows = pl.ds(chunk * ROWS, ROWS)
+        plgpu.copy_gmem_to_smem(x.key.at[self.batch, rows, self.key_head], m.key.at[slot], full)
+        plgpu.copy_gmem_to_smem(x.value.at[self.batch, rows, self.head, self.columns], m.value.at[slot], full)
+        for source, target in ((x.logs, m.logs), (x.betas, m.betas), (x.inverse, m.inverse), (x.weights, m.weights)):
+            plgpu.copy_gmem_to_smem(source.at[self.batch, self.head, chunk], target.at[slot], full)
+        plgpu.copy_gmem_to_smem(x.query.at[self.batch, rows, self.key_head], m.query.at[slot], full)
+
+    def clear_rows(self, chunk: Any, *refs: Any) -> None:
+        """Replaces rows after the sequence's end, which may hold anything, by zeros."""
+        left = self.count - chunk * ROWS
+
+        @pl.when(left < ROWS)
+        def _() -> None:
+            for ref in refs:
+                tile = plgpu.load(ref, layout=TILE)
+                row = plgpu.broadcasted_iota(jnp.int32, tile.shape, 0, layout=TILE)
+                ref[...] = jnp.where(row < left, tile, jnp.zeros((), tile.dtype))
+            plgpu.commit_smem()
+
+    def move(self, chunk: Any, state: jax.Array) -> jax.Array:
+        """Passes the state and the residuals of a chunk on; returns the state (64, D) after it."""
+        m, interpret, math = self.memory, self.interpret, self.math
+        slot, dtype = lax.rem(chunk, self.stages), m.key.dtype
+        keys, values = m.key.at[slot], m.value.at[slot]
+        plgpu.barrier_wait(m.full.at[slot])
+        self.clear_rows(chunk, keys, values)
+        narrow = state.astype(dtype)
+        told = start(None, narrow, (keys,), interpret=interpret)
+        self.pass_on(chunk, narrow, m.state, m.state_free, m.state_full)
+        value = load_transposed(values, interpret).astype(jnp.float32)
+        logs, factor = self.of_rows(m.logs, slot), self.of_rows(m.betas, slot)
+        newest = jnp.full((ROWS,), m.logs[slot, ROWS - 1], jnp.float32)
+        grown, later = -self.exp2(logs), self.exp2(plgpu.layout_cast(newest, COLUMN) - logs)
+        whole = across(math.exp2(plgpu.layout_cast(newest, ROW)), state.shape[1])
+        (told,) = finish(0, told, interpret=interpret)
+        r = math.product(_down(factor), math.fused(_down(grown), told, value))
+        r = jnp.where(jnp.abs(r) < _bound(dtype), r, jnp.nan).astype(dtype)
+        u = start(None, r, (m.inverse.at[slot],), right_along=False, interpret=interpret)
+        self.pass_on(chunk, r, m.residual, m.residual_free, m.residual_full)
+        state = math.product(state, whole)
+        (u,) = finish(0, u, interpret=interpret)
+        u = math.product(u, _down(later)).astype(dtype)
+        state = start(state, u, (keys,), right_along=False, interpret=interpret)
+        (state,) = finish(0, state, interpret=interpret)
+        plgpu.barrier_arrive(m.free.at[slot])
+        return state
+
+    def pass_on(self, chunk: Any, tile: jax.Array, ref: Any, free: Any, full: Any) -> None:
+        """Writes a tile for the other warpgroup."""
+        pl.when(chunk > 0)(partial(plgpu.barrier_wait, free))
+        share(tile, ref, self.interpret)
+        plgpu.barrier_arrive(full)
+
+    def answer(self, chunk: Any, out: Any) -> None:
+        """Computes the outputs of a chunk."""
+        m, interpret, math = self.memory, self.interpret, self.math
+        slot, dtype = lax.rem(chunk, self.stages), m.key.dtype
+        query = m.query.at[slot]
+        plgpu.barrier_wait(m.full.at[slot])
+        self.clear_rows(chunk, query)
+        grown = self.exp2(self.of_rows(m.logs, slot))
+        plgpu.barrier_wait(m.state_full)
+        (asked,) = finish(0, start(None, (m.state,), (query,), interpret=interpret), interpret=interpret)
+        plgpu.barrier_arrive(m.state_free)
+        asked = math.product(_down(grown), asked)
+        plgpu.barrier_wait(m.residual_full)
+        y = start(asked, (m.residual,), (m.weights.at[slot],), right_along=False, interpret=interpret)
+        (y,) = finish(0, y, interpret=interpret)
+        plgpu.barrier_arrive(m.residual_free)
+        self.store((math.scaled(y, self.scale) + 0.0).astype(dtype), chunk, out)
+        plgpu.barrier_wait(m.free.at[slot])
+        pl.when(chunk + self.stages < self.whole)(lambda: self.fetch(chunk + self.stages))
+
+    def store(self, y: jax.Array, chunk: Any, out: Any) -> None:
+        """Writes outputs (64 columns, 64 rows). After its barrier, every warp has read the stage."""
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        store_transposed(y, self.memory.out, self.interpret)
+        plgpu.commit_smem()
+        rows = pl.ds(chunk * ROWS, ROWS)
+        plgpu.copy_smem_to_gmem(self.memory.out, out.at[self.batch, rows, self.head, self.columns])
+
+
+def _bound(dtype: Any) -> np.float32:
+    """Returns the smallest number that is infinite when it is rounded to a dtype."""
+    info: Any = jnp.finfo(dtype)  # type: ignore[no-untyped-call]
+    return np.float32(float(info.max) + 2.0 ** (int(info.maxexp) - info.nmant - 2))
+
+
+def _down(x: jax.Array) -> jax.Array:
+    """Returns a number for each row of a chunk, broadcast to a transposed tile."""
+    return lax.broadcast_in_dim(x, (ROWS, x.shape[0]), [1])
+
+
+def scan(
+    given: Chunks, *, scale: float, keep_edges: bool, stages: int, interpret: Any = False
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Runs the kernel.
+
+    Args:
+        given: The sequences, and T, P, G and beta of their chunks.
+        scale: Factor of the outputs.
+        keep_edges: Whether to return the states at the edges of the chunks.
+        stages: Chunks in shared memory at once.
+        interpret: False, or parameters of Mosaic's interpreter.
+
+    Returns:
+        The outputs (B, T, H, V), zeros after a sequence's length; the last states (B, H, D, V) float32; those at the
+        edges (B, N, H, D, V) float32, zeros after the length, or an array without meaning; and (B * H * V / 64,) int32,
+        1 for 64 columns of a head whose last state has a nan, of which nothing is to be used.
+    """
+    b, _, h, width = given.value.shape
+    key_heads, size, chunks = given.key.shape[2], given.key.shape[3], given.logs.shape[2]
+    slices, group = width // ROWS, h // key_heads
+    edges_shape = (b, chunks, *given.state.shape[1:]) if keep_edges else (1,)
+    outputs = [
+        jax.ShapeDtypeStruct(given.value.shape, given.value.dtype),
+        jax.ShapeDtypeStruct(given.state.shape, jnp.float32),
+        jax.ShapeDtypeStruct(edges_shape, jnp.float32),
+        jax.ShapeDtypeStruct((b * h * slices,), jnp.int32),
+    ]
+    emulated = bool(interpret)
+
+    def kernel(given: Chunks, out: Any, last: Any, edges: Any, flags: Any, memory: _Memory) -> None:
+        batch, of_head = lax.axis_index("sequence"), lax.axis_index("slice")
+        head, part = lax.div(of_head, slices), lax.rem(of_head, slices)
+        count = given.lengths[batch]
+        walk = _Walk(given, memory, batch, head, lax.div(head, group), part * ROWS, count, stages, scale, emulated)
+        columns, warpgroup = walk.columns, lax.axis_index("warpgroup")
+
+        def keep(chunk: Any, state: jax.Array) -> None:
+            if keep_edges:
+                store_matrix(state, edges.at[batch, chunk, head, :, columns], emulated)
+
+        @pl.when(warpgroup == 0)
+        def _() -> None:
+            def one(chunk: Any, state: jax.Array) -> jax.Array:
+                keep(chunk, state)
+                return walk.move(chunk, state)
+
+            state = load_matrix(given.state.at[batch, head, :, columns], size, emulated)
+            state = lax.fori_loop(0, walk.whole, one, state)
+            store_matrix(state, last.at[batch, head, :, columns], emulated)
+            flag_nan(state, flags, batch * (h * slices) + of_head, emulated)
+            if keep_edges:
+                pl.loop(walk.whole, chunks)(lambda chunk: keep(chunk, filled((ROWS, size), 0)))
+
+            @pl.when(walk.whole > 0)
+            def _() -> None:
+                plgpu.barrier_wait(memory.state_free)
+                plgpu.barrier_wait(memory.residual_free)
+
+        @pl.when(warpgroup == 1)
+        def _() -> None:
+            for i in range(stages):
+                pl.when(i < walk.whole)(partial(walk.fetch, jnp.int32(i)))
+            pl.loop(0, walk.whole)(lambda chunk: walk.answer(chunk, out))
+            nothing = filled((ROWS, ROWS), 0).astype(given.value.dtype)
+            pl.loop(walk.whole, chunks)(lambda chunk: walk.store(nothing, chunk, out))
+            plgpu.wait_smem_to_gmem(0)
+
+    return launch(
+        "delta_rule_scan",
+        kernel,
+        outputs,
+        {"sequence": b, "slice": h * slices},
+        [_Memory.types(stages, size, given.key.dtype)],
+        warpgroups={"warpgroup": 2},
+        parameters=FAST,
+        interpret=interpret,
+    )(given)

@@ -1,0 +1,59 @@
+"""Whole sequences by the gated delta rule on an NVIDIA GPU, under `MmaDeltaRuleContract`.
+
+Triton kernels compute what the rows of a chunk have between them. The walk over the chunks is a kernel for Hopper where
+there is one, and a Triton kernel elsewhere.
+"""
+
+from typing import Any
+
+import jax
+
+from pallas_kernels.contract import MmaDeltaRuleContract, honour
+from pallas_kernels.delta_rule.jax_triton.launch import Arrays, Whole, repaired, rows_of_chunks, scan
+from pallas_kernels.delta_rule.schedule.jax_triton import Schedule, Sizes, chunks_schedule
+from pallas_kernels.parts.in_32_bits import in_32_bits
+from pallas_kernels.target import Target
+
+
+@in_32_bits
+def gated_delta_rule(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    g: jax.Array,
+    beta: jax.Array,
+    state: jax.Array,
+    lengths: jax.Array,
+    *,
+    scale: float,
+    keep_edges: bool,
+    contract: MmaDeltaRuleContract,
+    target: Target,
+    product: Any = None,
+    together: bool = True,
+    schedule: Schedule | None = None,
+) -> Arrays:
+    """Computes whole sequences, see `pallas_kernels.delta_rule.portable.gated_delta_rule`.
+
+    `product` and `together` are for programs of XLA and mean nothing here.
+
+    Guarantee: row-invariant: an output depends on the tokens of its sequence up to its own alone. The bits are those of
+    `gated_delta_rule_extend`.
+    """
+    honour("gated_delta_rule", contract, MmaDeltaRuleContract())
+    x = Whole(query, key, value, g, beta, state, lengths)
+    b, tokens, h, v = value.shape
+    sizes = Sizes(value.dtype.name, key.shape[3], v, heads=b * h, tokens=tokens)
+    plan = schedule or chunks_schedule(sizes, target.features)
+    rows = rows_of_chunks(x, plan=plan, target=target)
+    options: dict[str, Any] = {"scale": scale, "keep_edges": keep_edges}
+    if plan.mosaic:
+        from pallas_kernels.delta_rule.hopper import scan as hopper
+
+        inverse, weights, logs, betas = rows
+        chunks = hopper.Chunks(query, key, value, inverse, weights, logs, betas, state, lengths)
+        found: Arrays = hopper.scan(chunks, **options, stages=plan.stages)
+    else:
+        found = scan(x, rows, **options, plan=plan, target=target)
+    y, last, edges = repaired(x, rows, found, **options, plan=plan, target=target)
+    return (y, last, edges) if keep_edges else (y, last)

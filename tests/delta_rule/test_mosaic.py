@@ -1,0 +1,93 @@
+"""The walk over chunks for Hopper: numbers under Mosaic's interpreter, which finds races, and programs for a GPU."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.delta_rule.hopper.scan import Chunks, scan
+from tests.mosaic import Races, interpreter
+
+
+def rounded(x: Any, dtype: str) -> np.ndarray:
+    return np.asarray(jnp.asarray(x, dtype), np.float64)
+
+
+def sequences(dtype: str, sizes: tuple[int, int, int, int], tokens: int, lengths: list[int]) -> Chunks:
+    """Random sequences with nan after their ends; T and P are any triangles, the identity and zeros after an end."""
+    (j, h, d, v), b, n = sizes, len(lengths), -(-tokens // 64)
+    rng = np.random.default_rng(0)
+    query, key = (rng.standard_normal((b, tokens, j, d)) / np.sqrt(d) for _ in range(2))
+    value = rng.standard_normal((b, tokens, h, v))
+    inverse, weights = (np.triu(rng.standard_normal((b, h, n, 64, 64)) / 8) for _ in range(2))
+    logs = -np.cumsum(np.abs(rng.standard_normal((b, h, n, 64))) / 50, -1)
+    betas = rng.uniform(0, 1, (b, h, n, 64))
+    for i, length in enumerate(lengths):
+        for x in (query, key, value):
+            x[i, length:] = np.nan
+        after = (np.arange(n * 64) >= length).reshape(n, 1, 64)
+        inverse[i], weights[i] = np.where(after, np.eye(64), inverse[i]), np.where(after, 0, weights[i])
+        betas[i] *= ~after[:, 0]
+    state = rng.standard_normal((b, h, d, v)) / 2
+    narrow = [jnp.asarray(x, dtype) for x in (query, key, value, inverse, weights)]
+    wide = [jnp.asarray(x, jnp.float32) for x in (logs, betas, state)]
+    return Chunks(*narrow, *wide, jnp.asarray(lengths, jnp.int32))
+
+
+def expected(x: Chunks, dtype: str, scale: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Outputs, last states, and states at edges in float64, rounded where the contract says."""
+    q, k, value, inverse, weights, logs, betas, start = (np.asarray(a, np.float64) for a in x[:8])
+    (b, _, h, v), d, group = value.shape, k.shape[3], value.shape[2] // k.shape[2]
+    y, last, edges = np.zeros_like(value), np.zeros_like(start), np.zeros((b, logs.shape[2], h, d, v))
+    for i, head in np.ndindex(b, h):
+        s, length = start[i, head], int(x.lengths[i])
+        for chunk in range(-(-length // 64)):
+            edges[i, chunk, head] = s
+            rows = slice(chunk * 64, min(chunk * 64 + 64, length))
+            count = rows.stop - rows.start
+            keys, queries, told = (np.zeros((64, width)) for width in (d, d, v))
+            keys[:count], queries[:count] = k[i, rows, head // group], q[i, rows, head // group]
+            told[:count] = value[i, rows, head]
+            g, t, p = logs[i, head, chunk], inverse[i, head, chunk].T, weights[i, head, chunk].T
+            grown, narrow = np.exp2(g)[:, None], rounded(s, dtype)
+            r = rounded(betas[i, head, chunk][:, None] * (told - grown * (keys @ narrow)), dtype)
+            y[i, rows, head] = (scale * (grown * (queries @ narrow) + p @ r))[:count]
+            s = np.exp2(g[-1]) * s + keys.T @ rounded((t @ r) * np.exp2(g[-1] - g)[:, None], dtype)
+        last[i, head] = s
+    return y, last, edges
+
+
+@pytest.mark.tier("full")
+@pytest.mark.parametrize(
+    ("dtype", "sizes", "lengths", "stages"),
+    [("bfloat16", (1, 2, 64, 128), [136, 70], 2), ("float16", (2, 2, 128, 64), [0, 200, 64], 3)],
+    ids=["bfloat16", "float16"],
+)
+def test_numbers(dtype: str, sizes: tuple[int, int, int, int], lengths: list[int], stages: int, races: Races) -> None:
+    x = sequences(dtype, sizes, max(lengths), lengths)
+    *found, flags = scan(x, scale=0.5, keep_edges=True, stages=stages, interpret=interpreter())
+    for ours, exact in zip(found, expected(x, dtype, 0.5), strict=True):
+        assert np.linalg.norm(np.asarray(ours, np.float64) - exact) < 4e-3 * np.linalg.norm(exact)
+    for i, length in enumerate(lengths):
+        assert not np.asarray(found[0])[i, length:].any()
+    assert not np.asarray(flags).any()
+    assert races() == 0
+
+
+@pytest.mark.tier("full")
+def test_columns_with_nan_are_flagged() -> None:
+    x = sequences("bfloat16", (1, 1, 64, 128), 64, [64])
+    x = x._replace(value=x.value.at[0, 3, 0, 70].set(jnp.inf))
+    *_, flags = scan(x, scale=0.5, keep_edges=False, stages=2, interpret=interpreter())
+    assert flags.tolist() == [0, 1]
+
+
+@pytest.mark.tier("full", fast=("False",))
+@pytest.mark.parametrize("keep_edges", [False, True])
+def test_programs_for_a_gpu(keep_edges: bool) -> None:
+    x = jax.eval_shape(lambda: sequences("bfloat16", (1, 2, 128, 128), 200, [200]))
+    program = jax.jit(functools.partial(scan, scale=0.5, keep_edges=keep_edges, stages=3)).trace(x)
+    assert "delta_rule_scan" in program.lower(lowering_platforms=("cuda",)).as_text()
