@@ -86,7 +86,7 @@ def angles(fields: Fields, layer: int, length: int, width: int) -> tuple[np.ndar
     """Returns cosines and sines (length, 1, width / 2)."""
     theta, scaling = fields["rope_theta"], fields.get("rope_scaling") or {}
     if fields["model_type"] == "gemma3_text" and window(fields, layer) < math.inf:
-        theta, scaling = fields["rope_local_base_freq"], {}
+        theta, scaling = fields.get("rope_local_base_freq", 10000.0), {}  # the default of the format
     frequency = 1 / theta ** (np.arange(0, width, 2) / width)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     factor, magnitude = scaling.get("factor"), 1.0
