@@ -142,6 +142,17 @@ class MTPHead(nnx.Module):
         """Maps the residual stream (..., hidden_size) after the head's block to float32 logits (..., vocab_size)."""
         return project(self.norm, model.projection, (x, None), model.config.logits_soft_cap)
 
+    def check_model(self, op: str, config: LlamaConfig) -> None:
+        """Checks that the head belongs to a model with this configuration; `op` is whose argument it is.
+
+        Raises:
+            ValueError: If it does not.
+        """
+        if self.config != config.mtp_block():
+            raise ValueError(
+                f"{op}: the head must have the numbers of the model, {config.mtp_block()}, got {self.config}."
+            )
+
     def _read(self, weights: Mapping[str, np.ndarray]) -> Iterator[tuple[Any, np.ndarray]]:
         for parameter, name in (
             (self.embedding_norm.scale, "mtp.pre_fc_norm_embedding.weight"),

@@ -17,8 +17,9 @@ import bijax
 
 from ..ops import PLAIN, Ops
 from .layers import QuantizedWeight, QuantLinear, QuantMoE
+from .layers._dtypes import dtype_of
 from .layers.moe import tokens
-from .layers.quant_linear import quantize_columns
+from .layers.quant_linear import quant_product, quantize_columns
 from .parallel_cut import Cut, CutLayer
 from .parallel_experts import ParallelMoE
 from .parallel_layers import grouped, ungrouped
@@ -63,7 +64,7 @@ class ColumnParallelQuantLinear(CutLayer, nnx.Module):
         weight = self.weight[...]
         weight = weight.reshape(weight.shape[0], math.prod(weight.shape[1:]))
         bias = None if self.bias is None else self.bias[...].reshape(-1)
-        return _product(self, x, weight, self.weight_scale[...].reshape(-1), bias)
+        return quant_product(self, x, weight, self.weight_scale[...].reshape(-1), bias)
 
     def specs(self) -> dict[str, PartitionSpec]:
         """Returns how the parameters are sharded."""
@@ -121,7 +122,7 @@ class GatheredQuantLinear(CutLayer, nnx.Module):
         axis, last = self.cut.axis, x.ndim - 1
         whole = lax.all_gather(x, axis, axis=last, tiled=True, to="invarying")
         bias = None if self.bias is None else self.bias[...]
-        y = _product(self, whole, self.weight[...], self.weight_scale[...], bias)
+        y = quant_product(self, whole, self.weight[...], self.weight_scale[...], bias)
         return lax.all_gather(y, axis, axis=last, tiled=True, to="invarying")
 
     def specs(self) -> dict[str, PartitionSpec]:
@@ -132,24 +133,6 @@ class GatheredQuantLinear(CutLayer, nnx.Module):
     def stored(self, name: str, value: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the int8 parameters of a kernel, or a bias."""
         return stored_in_int8(name, value)
-
-
-def _product(
-    layer: ColumnParallelQuantLinear | GatheredQuantLinear,
-    x: jax.Array,
-    weight: jax.Array,
-    scale: jax.Array,
-    bias: jax.Array | None,
-) -> jax.Array:
-    dtype = jax.numpy.result_type(x, layer.param_dtype) if layer.dtype is None else jax.numpy.dtype(layer.dtype)
-    return layer.ops.quantized_matmul(
-        x.astype(dtype),
-        weight,
-        scale,
-        smooth_scale=None if layer.smooth_scale is None else layer.smooth_scale[...],
-        bias=bias,
-        preferred_element_type=dtype if layer.preferred_element_type is None else layer.preferred_element_type,
-    )
 
 
 class ParallelQuantMoE(ParallelMoE):
@@ -179,7 +162,7 @@ class ParallelQuantMoE(ParallelMoE):
 
     def operands(self, x: jax.Array) -> tuple[jax.Array, jax.Array, Any, Any]:
         """Returns x (..., features) as (T, features), the router, and this device's experts with their scales."""
-        dtype = jax.numpy.result_type(x, self.param_dtype) if self.dtype is None else jax.numpy.dtype(self.dtype)
+        dtype = dtype_of(self.dtype, x, self.param_dtype)
         rows = tokens("ParallelMoE", x, self.features).astype(dtype)
         gate_up, down = (self.gate_up[...], self.gate_up_scale[...]), (self.down[...], self.down_scale[...])
         return rows, self.router[...].astype(dtype), gate_up, down

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from .llama import Llama
 from .parallel_cut import Cut
 from .partition_checks import check_config, check_layers, check_mesh
-from .partition_layers import WEIGHTS, at, cut_layers, cut_model, place_weights
+from .partition_layers import cut_layers, cut_model, laid_out, place_weights
 from .partitioned import PartitionedLlama
 
 if TYPE_CHECKING:
@@ -165,13 +165,6 @@ def load_partitioned(
 
 def _laid_out(local: Llama, mesh: Mesh, cut: Cut, expert_axis: str) -> PartitionedLlama:
     """Returns a model of one device, whose arrays are not placed yet, with their specs."""
-    split: Any = nnx.split(local, WEIGHTS, ...)
-    graph, state, rest = split
-    params = nnx.to_pure_dict(state)
-    specs = jax.tree.map(lambda _: P(), params)
-    for path, layer in cut_layers(local):
-        own = at(specs, path)
-        own.update({name: spec for name, spec in layer.specs().items() if name in own})
-    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
+    params, specs, rest, graph, abstract = laid_out(local, cut_layers(local))
     axes = (mesh, cut.axis, expert_axis, cut.leaves)
     return PartitionedLlama(params, specs, *axes, local.config, local.dtype, rest, graph, abstract)

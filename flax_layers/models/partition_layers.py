@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import jax
 import numpy as np
 from flax import nnx
+from jax.sharding import PartitionSpec
 
 from .layers import Attention, GatedDeltaNet, LatentAttention, MoE, QuantizedWeight, QuantMoE
 from .llama import Llama
@@ -25,6 +26,27 @@ type Path = tuple[Any, ...]
 
 WEIGHTS: Final = (nnx.Param, QuantizedWeight)
 """The variables of a model that are cut or repeated as its parameters: a filter of Flax."""
+
+
+def laid_out(local: Any, layers: Iterable[tuple[Path, CutLayer]]) -> tuple[Any, Any, Any, Any, Any]:
+    """Returns how a module of one device is laid out on the devices of a mesh.
+
+    Args:
+        local: The module, in which layers are cut.
+        layers: Those layers and where they are.
+
+    Returns:
+        Its parameters, a tree of dicts; a tree of the same structure with their `jax.sharding.PartitionSpec`; what it
+        holds besides; its structure; and its state without arrays.
+    """
+    split: Any = nnx.split(local, WEIGHTS, ...)
+    graph, state, rest = split
+    params = nnx.to_pure_dict(state)
+    specs = jax.tree.map(lambda _: PartitionSpec(), params)
+    for path, layer in layers:
+        own = at(specs, path)
+        own.update({name: spec for name, spec in layer.specs().items() if name in own})
+    return params, specs, rest, graph, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
 
 
 def cut_model(model: Llama, cut: Cut) -> Llama:

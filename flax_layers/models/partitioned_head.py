@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from ..ops import Ops
 from .mtp import MTPHead
 from .partition_checks import check_config, check_layers, check_mesh
-from .partition_layers import WEIGHTS, at, block_layers, cut_block
+from .partition_layers import WEIGHTS, block_layers, cut_block, laid_out
 from .partitioned import PartitionedLlama
 
 if TYPE_CHECKING:
@@ -77,24 +77,13 @@ def partition_head(head: MTPHead, model: PartitionedLlama) -> PartitionedHead:
         >>> tuple(head.specs["block"]["attention"]["out"]["kernel"]), tuple(head.specs["fc"]["kernel"])
         (('model', None), ())
     """
-    if head.config != model.config.mtp_block():
-        raise ValueError(
-            f"partition_head: the head must have the numbers of the model, {model.config.mtp_block()}, got"
-            f" {head.config}."
-        )
+    head.check_model("partition_head", model.config)
     cut = check_mesh(model.mesh, model.axis, model.leaves, model.expert_axis)
     check_config(head.config, cut)
     check_layers(layer for _, layer in block_layers(head.block, ("block",)))
     whole_graph, whole_state = nnx.split(head)
     local = nnx.merge(whole_graph, whole_state)  # the copy shares the arrays
     cut_block(local.block, head.config, cut)
-    split: Any = nnx.split(local, WEIGHTS, ...)
-    graph, state, rest = split
-    params = nnx.to_pure_dict(state)
-    specs = jax.tree.map(lambda _: P(), params)
-    for path, layer in block_layers(local.block, ("block",)):
-        own = at(specs, path)
-        own.update({name: spec for name, spec in layer.specs().items() if name in own})
-    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
+    params, specs, rest, graph, abstract = laid_out(local, block_layers(local.block, ("block",)))
     placed = jax.device_put((params, rest), (model.shardings(specs), NamedSharding(model.mesh, P())))
     return PartitionedHead(placed[0], specs, head.config, placed[1], graph, abstract)

@@ -29,11 +29,7 @@ class ServedHead:
     """
 
     def __init__(self, head: MTPHead, model: Llama) -> None:
-        if head.config != model.config.mtp_block():
-            raise ValueError(
-                f"ServedLlama: the head must have the numbers of the model, {model.config.mtp_block()}, got"
-                f" {head.config}."
-            )
+        head.check_model("ServedLlama", model.config)
         self._sizes = {**model.cache_sizes(), "num_layers": 1}
         self._block, self._parameters = jax.tree.structure(head.block), tuple(jax.tree.leaves(head.block))
         joins = [flattened((head, model.embed, norm, model.rotary)) for norm in (model.norm, head.norm)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import jax
@@ -68,7 +68,7 @@ class ServedPartitionedLlama:
             one_program = any(device.platform != "cpu" for device in model.mesh.devices.flat)
         self.one_program = one_program
         arrays = model.local(model.params)
-        specs = model.merged(model.specs, jax.tree.map(lambda _: P(), model.rest))
+        specs = model.merged(model.specs, repeated(model.rest))
         self._is_plain = arrays.norm.ops is PLAIN
         self._first = self._part((arrays.embed, arrays.rotaries), (specs.embed, specs.rotaries))
         self._last = self._part((arrays.norm, arrays.projection), (specs.norm, specs.projection))
@@ -124,10 +124,14 @@ class ServedPartitionedLlama:
 
     def init_pages(self, num_pages: int, page_size: int) -> Pages:
         """Returns keys and values of each layer that has them, sharded by heads; latents are repeated."""
-        table, arrays = np.zeros((1, 1), np.int32), self._arrays
+        arrays = self._arrays
+        return self._pages_of(lambda table: arrays.paged_cache(table, num_pages=num_pages, page_size=page_size))
+
+    def _pages_of(self, make: Callable[[np.ndarray], Any]) -> Pages:
+        """Returns the pages of a cache that is made of a page table, sharded over the mesh."""
 
         def zeros() -> Pages:
-            cache = arrays.paged_cache(table, num_pages=num_pages, page_size=page_size)
+            cache = make(np.zeros((1, 1), np.int32))
             return list(zip(cache.keys, cache.values, strict=True))
 
         pages: Pages = jax.jit(zeros, out_shardings=NamedSharding(self.mesh, self._kept))()
@@ -276,6 +280,11 @@ class ServedPartitionedLlama:
         model = self.model
         axes = {"axis": model.axis, "expert_axis": model.expert_axis}
         return partition(weights, self.mesh, **axes, leaves=model.leaves).params
+
+
+def repeated(rest: Any) -> Any:
+    """Returns the `jax.sharding.PartitionSpec` of leaves that are the same on all devices."""
+    return jax.tree.map(lambda _: P(), rest)
 
 
 class Frame(HashedOnce):

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
-import numpy as np
-from jax.sharding import NamedSharding
 
 from bijax.core.hashed_once import HashedOnce
 from bijax.parallel import Overlap
@@ -19,7 +17,7 @@ from .mtp import MTPHead
 from .partitioned import PartitionedLlama
 from .partitioned_head import PartitionedHead, partition_head
 from .partitioned_programs import extend_on, join_on, project_on
-from .served_partitioned import Frame, ServedPartitionedLlama
+from .served_partitioned import Frame, ServedPartitionedLlama, repeated
 from .served_states import Pages
 
 
@@ -60,8 +58,8 @@ class DraftingPartitionedLlama(ServedPartitionedLlama):
     ) -> None:
         super().__init__(model, one_program=one_program, overlap=overlap)
         self.draft_head = head
-        arrays, specs = head.merged(head.params, head.rest), head.merged(head.specs, _repeated(head.rest))
-        own, own_specs = self._arrays, model.merged(model.specs, _repeated(model.rest))
+        arrays, specs = head.merged(head.params, head.rest), head.merged(head.specs, repeated(head.rest))
+        own, own_specs = self._arrays, model.merged(model.specs, repeated(model.rest))
         self._block_of_head = self._part(arrays.block, specs.block, self._kept)
         self._joins = [
             self._part((arrays, own.embed, norm, own.rotary), (specs, own_specs.embed, norm_specs, own_specs.rotary))
@@ -72,12 +70,7 @@ class DraftingPartitionedLlama(ServedPartitionedLlama):
     def init_pages(self, num_pages: int, page_size: int) -> Pages:
         """Returns keys and values of each layer that has them, then those of the head's block."""
         sizes = {**self._arrays.cache_sizes(), "num_layers": 1}
-
-        def zeros() -> Pages:
-            cache = KVCache.paged(np.zeros((1, 1), np.int32), num_pages=num_pages, page_size=page_size, **sizes)
-            return list(zip(cache.keys, cache.values, strict=True))
-
-        of_head: Pages = jax.jit(zeros, out_shardings=NamedSharding(self.mesh, self._kept))()
+        of_head = self._pages_of(lambda table: KVCache.paged(table, num_pages=num_pages, page_size=page_size, **sizes))
         return [*super().init_pages(num_pages, page_size), *of_head]
 
     def extend(
@@ -155,10 +148,6 @@ def _split(pages: Any) -> tuple[Pages, Any]:
     if isinstance(pages, tuple):
         return list(pages[0]), lambda paged: (paged, pages[1])
     return list(pages), lambda paged: paged
-
-
-def _repeated(rest: Any) -> Any:
-    return jax.tree.map(lambda _: jax.sharding.PartitionSpec(), rest)
 
 
 class _Frame(HashedOnce):

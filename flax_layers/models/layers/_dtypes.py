@@ -6,6 +6,16 @@ import jax
 import jax.numpy as jnp
 
 
+def dtype_of(dtype: Any, x: jax.Array, param_dtype: Any) -> Any:
+    """Returns `dtype`, or the common one of x and parameters if that is None.
+
+    Example:
+        >>> dtype_of(None, jnp.ones(2, jnp.bfloat16), jnp.float32)
+        dtype('float32')
+    """
+    return jnp.result_type(x, param_dtype) if dtype is None else jnp.dtype(dtype)
+
+
 def promote(dtype: Any, *arrays: jax.Array | None) -> tuple[Any, ...]:
     """Returns the arrays in `dtype`, or in their common dtype if that is None; None stays None.
 

@@ -9,6 +9,7 @@ from flax import nnx
 import bijax
 
 from ...ops import INVARIANT, Ops
+from ._dtypes import dtype_of
 
 
 class QuantizedWeight(nnx.Variable[jax.Array]):
@@ -137,16 +138,29 @@ class QuantLinear(nnx.Module):
                 f"QuantLinear: x must have the shape (..., {self.in_features}), got {x.shape};"
                 f" the layer maps {self.in_features} features to {self.out_features}."
             )
-        dtype = jnp.result_type(x, self.param_dtype) if self.dtype is None else jnp.dtype(self.dtype)
-        smooth, bias = (None if v is None else v[...] for v in (self.smooth_scale, self.bias))
-        return self.ops.quantized_matmul(
-            x.astype(dtype),
-            self.weight[...],
-            self.weight_scale[...],
-            smooth_scale=smooth,
-            bias=bias,
-            preferred_element_type=dtype if self.preferred_element_type is None else self.preferred_element_type,
-        )
+        bias = None if self.bias is None else self.bias[...]
+        return quant_product(self, x, self.weight[...], self.weight_scale[...], bias)
+
+
+def quant_product(layer: Any, x: jax.Array, weight: jax.Array, scale: jax.Array, bias: jax.Array | None) -> jax.Array:
+    """Returns the product of a layer of int8, with its operations and dtypes.
+
+    Args:
+        layer: A `QuantLinear`, or a layer with its attributes.
+        x: (..., in).
+        weight: (in, out) int8.
+        scale: (out,) float32.
+        bias: (out,), or None.
+    """
+    dtype = dtype_of(layer.dtype, x, layer.param_dtype)
+    return layer.ops.quantized_matmul(
+        x.astype(dtype),
+        weight,
+        scale,
+        smooth_scale=None if layer.smooth_scale is None else layer.smooth_scale[...],
+        bias=bias,
+        preferred_element_type=dtype if layer.preferred_element_type is None else layer.preferred_element_type,
+    )
 
 
 @jax.jit

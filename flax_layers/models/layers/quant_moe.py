@@ -1,9 +1,9 @@
 """A mixture of experts in int8."""
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
+from ._dtypes import dtype_of
 from .moe import MoE, route, tokens, with_shared
 from .quant_linear import QuantizedWeight, quantize_columns
 
@@ -29,6 +29,7 @@ class QuantMoE(nnx.Module):
     Guarantee: row-invariant with `INVARIANT`, as `MoE`. It has no gradient.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> from flax_layers.routing import Routing
         >>> layer = QuantMoE(MoE(4, 8, routing=Routing(num_experts=3, topk=2), rngs=nnx.Rngs(0)))
         >>> layer(jnp.ones((5, 4))).shape, layer.down.dtype.name
@@ -53,7 +54,7 @@ class QuantMoE(nnx.Module):
             TypeError: If a dtype is not supported.
             ValueError: If the last dimension of x is not `features`.
         """
-        dtype = jnp.result_type(x, self.param_dtype) if self.dtype is None else jnp.dtype(self.dtype)
+        dtype = dtype_of(self.dtype, x, self.param_dtype)
         rows = tokens("QuantMoE", x, self.features).astype(dtype)
         selected, weights = route(self.ops, rows, self.router[...].astype(dtype), self.router_bias, self.routing)
         gate_up, down = (self.gate_up[...], self.gate_up_scale[...]), (self.down[...], self.down_scale[...])

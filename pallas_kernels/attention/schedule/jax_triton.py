@@ -73,7 +73,6 @@ _MANY: Final = {
 # what is read from the L2 cache is the limit; with heads of 64, several such programs on a multiprocessor are faster.
 # With heads of 256, 64 rows and 8 warps, two groups of 4 warps share the rows and exchange their weights.
 _MANY_BY_WGMMA: Final = _MANY | {
-    _NARROW: {2: Tile(64, 4, 3), 4: Tile(64, 4, 1)},
     _WIDE: {2: Tile(128, 8, 3), 4: Tile(64, 4, 1)},
     _WIDEST: {2: Tile(128, 8, 2), 4: Tile(32, 8, 1)},
 }
