@@ -19,7 +19,6 @@ from jax import lax
 
 from pallas_kernels.delta_rule.hopper.transposed import (
     flag_nan,
-    hold,
     load_matrix,
     load_transposed,
     store_matrix,
@@ -225,19 +224,16 @@ class _Walk:
         narrow = state.astype(dtype)
         told = start(None, narrow, (keys,), interpret=interpret)
         self.pass_on(chunk, narrow, m.state, m.state_free, m.state_full)
-        # What does not depend on a product is computed while it runs.
         value = load_transposed(values, interpret).astype(jnp.float32)
         grown, later, factor = -self.of_rows(m.grown, slot), self.of_rows(m.later, slot), self.of_rows(m.betas, slot)
         newest = jnp.full((ROWS,), m.grown[slot, ROWS - 1], jnp.float32)
         whole = across(plgpu.layout_cast(newest, ROW), state.shape[1])
-        hold((value, TILE), (grown, COLUMN), (later, COLUMN), interpret=interpret)
         (told,) = finish(0, told, interpret=interpret)
         r = math.product(_down(factor), math.fused(_down(grown), told, value))
         r = jnp.where(jnp.abs(r) < _bound(dtype), r, jnp.nan).astype(dtype)
         u = start(None, r, (m.inverse.at[slot],), right_along=False, interpret=interpret)
         self.pass_on(chunk, r, m.residual, m.residual_free, m.residual_full)
         state = math.product(state, whole)
-        hold((state, TILE), interpret=interpret)
         (u,) = finish(0, u, interpret=interpret)
         u = math.product(u, _down(later)).astype(dtype)
         state = start(state, u, (keys,), right_along=False, interpret=interpret)
@@ -263,7 +259,6 @@ class _Walk:
         (asked,) = finish(0, start(None, (m.state,), (query,), interpret=interpret), interpret=interpret)
         plgpu.barrier_arrive(m.state_free)
         asked = math.product(_down(grown), asked)
-        hold((asked, TILE), interpret=interpret)
         plgpu.barrier_wait(m.residual_full)
         y = start(asked, (m.residual,), (m.weights.at[slot],), right_along=False, interpret=interpret)
         (y,) = finish(0, y, interpret=interpret)

@@ -11,7 +11,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, memref, nvvm, vector
 
 from pallas_kernels.parts.hopper.inline import fragmented, held, inline
-from pallas_kernels.parts.hopper.registers import count, element, number_of, with_element
+from pallas_kernels.parts.hopper.registers import element, with_element
 from pallas_kernels.parts.hopper.tile import ROWS, TILE, WARP, i32, thread_of_warpgroup, tiled
 
 _SQUARES = 4  # squares of 8 x 8 numbers of one instruction
@@ -153,35 +153,6 @@ def flag_nan(tile: jax.Array, flags: Any, place: Any, interpret: bool) -> None:
             memref.store(i32(1), flags, at)
 
     write(tile, flags, jnp.int32(place))
-
-
-def hold(*arrays: tuple[jax.Array, Any], interpret: bool) -> None:
-    """Keeps ptxas from moving the computation of float32 arrays after a wait that follows.
-
-    A wait has no operands, but ptxas does not move it before an instruction with a side effect: here a pause of no
-    length, which depends on all bits of the arrays.
-
-    Args:
-        *arrays: Each with its layout.
-        interpret: Whether the kernel runs in Mosaic's interpreter.
-    """
-    if interpret:
-        return
-
-    @inline(*(layout for _, layout in arrays))
-    def pause(*arrays: Any) -> None:
-        word = ir.IntegerType.get_signless(32)
-        registers = [register for array in arrays for register in array.registers.flat]
-        words = [llvm.bitcast(word, number_of(x, i)) for x in registers for i in range(count(x))]
-        while len(words) > 1:
-            half = len(words) // 2
-            pairs = zip(words[:half], words[half : 2 * half], strict=True)
-            words = [*(arith.xori(a, b) for a, b in pairs), *words[2 * half :]]
-        mgpu.utils.inline_ptx(
-            "{ .reg .pred p; setp.eq.b32 p, $0, 0x7fedcba9; @p nanosleep.u32 0; }", words[0], has_side_effects=True
-        )
-
-    pause(*(array for array, _ in arrays))
 
 
 def _swapped(place: Any, i: int) -> list[Any]:
