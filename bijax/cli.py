@@ -6,6 +6,7 @@ import difflib
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any, Final
@@ -15,6 +16,7 @@ from bijax.completion import CompletionError, add_completion_parser, script
 DISTRIBUTION: Final = "batch-invariant-jax"
 DEMO_PACKAGES: Final = ("flax", "gguf", "jinja2", "matplotlib", "rich", "safetensors", "tokenizers")
 INTERRUPTED: Final = 130  # as shells report it
+PIPE_CLOSED: Final = 141  # as shells report it
 EPILOG: Final = """\
 `bijax COMMAND --help` describes a command. Exit codes: 0 for success, 1 if a command found something, 2 if it could not
 run."""
@@ -130,13 +132,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command is None:
         return _complete(parsed)
     try:
-        return _demo(parsed) if command.name == "demo" else int(_load(command.module, command.run)(parsed))
+        code = _demo(parsed) if command.name == "demo" else int(_load(command.module, command.run)(parsed))
+        sys.stdout.flush()
+        return code
     except _load(*command.error.split(":")) as error:
         print(f"bijax {command.name}: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"bijax {command.name}: interrupted", file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:  # as in `bijax kernels | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python reports it once more at exit
+        return PIPE_CLOSED
 
 
 def _parser(loaded: Sequence[Command]) -> argparse.ArgumentParser:

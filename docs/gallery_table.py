@@ -17,7 +17,7 @@ def page() -> str:
         counts = [str(cell[name]) for name in ("differing_plain", "differing")]
         rows.append([program, *counts, str(cell["compared"]), f"{1 / cell['ratio']:.1f}"])
         first.append([program, *(number for name in FIRST_CALLS for number in _first(cell, name))])
-    head = ["program", "results changed by plain JAX", "by bijax", "of", "time"]
+    head = ["program", "results changed by plain JAX", "by bijax", "of", "time (plain JAX: 1)"]
     of_first = ["program"]
     for name in ("first call", "filled caches", "another size"):
         of_first += [f"{name}, s", f"{name}, ratio"]

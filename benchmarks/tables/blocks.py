@@ -17,6 +17,7 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "demo figures": demo.totals,
     "demo ways": demo.ways,
     "three numbers": front_page.numbers,
+    "other GPUs": front_page.other_gpus,
     "programs": programs.sentence,
     "cost": gpu.short,
     "cost on a CPU": cpu.readme,

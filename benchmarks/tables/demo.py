@@ -18,7 +18,7 @@ def texts() -> str:
     parted = next(pair["parts_at"] for pair in example["pairs"] if pair["side"] == PLAIN)
     before = paragraph(
         f"One prompt, “{_escaped(example['prompt'])}”, one model (SmolLM2-135M, {run['dtype']}), temperature 0. Plain",
-        f"JAX writes another text when the prompt shares a batch with others: they part at token {parted}.",
+        f"JAX writes a different text when the prompt shares a batch with others; the two part at token {parted}.",
     )
     head = ["", "generated alone", f"generated in {example['way']}"]
     return f"{before}\n\n{table(head, rows)}"

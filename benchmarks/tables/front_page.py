@@ -1,8 +1,8 @@
-"""The numbers of the site's front page."""
+"""The numbers of the site's front page, and a sentence of README on GPUs without kernels of their own."""
 
 from benchmarks import record
 from benchmarks.tables.demo import INVARIANT, PLAIN
-from benchmarks.tables.figures import of
+from benchmarks.tables.figures import of, paragraph, span
 from benchmarks.tables.gpu import ROWS, mean
 
 
@@ -32,4 +32,19 @@ def numbers() -> str:
             *(f":::{{container}}\n**{number}**\n\n{text}\n:::" for number, text in cards),
             "::::",
         ]
+    )
+
+
+def other_gpus() -> str:
+    """What serves on GPUs but Hopper, and how fast a model is with it on a Hopper GPU, where alone it was run."""
+    figures = of("model_bf16_jax_triton", "h100").where(lambda c: c["model"] == "own" and c["layers"] == 4)
+    decoding, prefill, training = (
+        span(figures.where(lambda c, what=what: c["case"].startswith(what)).column("ratio"))  # type: ignore[misc]
+        for what in ("decode", "prefill", "train")
+    )
+    return paragraph(
+        "All GPU figures above are for the Hopper kernels. Other NVIDIA GPUs from Ampere on run Triton kernels",
+        "through jax-triton, which were compiled for these cards but have only been run on a Hopper GPU. There a Llama",
+        f"of the 1B shape decodes through them at {decoding} of plain JAX's speed, prefills at {prefill} and trains at",
+        f"{training} ({figures.source}; [table](docs/guide/gpu.md)).",
     )

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import textwrap
 from typing import Any, Final
 
 import jax
@@ -51,7 +52,7 @@ def information() -> dict[str, Any]:
             "processor": _processor(),
             "cores": os.cpu_count(),
         },
-        "devices": [f"{d.platform} {d.device_kind} {d.id}" for d in jax.devices()],
+        "devices": [_device(d) for d in jax.devices()],
         "target": str(target) if target else f"{name}: not supported, programs raise UnsupportedError",
         "settings": {
             name: os.environ[name]
@@ -69,6 +70,12 @@ def _served(target: Target) -> dict[str, list[str]]:
         for kernel in registry.candidates(operation, target)[:1]:
             found.setdefault(kernel.backend or kernel.name.partition(":")[0], []).append(operation)
     return found
+
+
+def _device(device: jax.Device) -> str:
+    """Returns a device as "gpu 0: NVIDIA H200"; a CPU's kind is its platform once more."""
+    name, kind = f"{device.platform} {device.id}", device.device_kind
+    return name if kind == device.platform else f"{name}: {kind}"
 
 
 def _version(package: str) -> str:
@@ -93,5 +100,6 @@ def _text(found: dict[str, Any]) -> str:
     lines += [f"device: {device}" for device in found["devices"]]
     lines += [f"target: {found['target']}"]
     lines += [f"{name}={value}" for name, value in found["settings"].items()]
-    lines += [f"served by {backend}: {', '.join(names)}" for backend, names in found["served by"].items()]
+    for backend, names in found["served by"].items():
+        lines += textwrap.wrap(f"served by {backend}: {', '.join(names)}", 100, subsequent_indent="    ")
     return "\n".join(lines)

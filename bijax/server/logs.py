@@ -33,15 +33,23 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Time, level, message, and the request's name if there is one."""
+    """Time, level, message, and of a request how long it took and its name.
+
+    Example:
+        >>> record = logging.LogRecord("bijax", logging.INFO, "", 0, "GET %s", ("/",), None)
+        >>> record.duration_s, record.request_id = 0.25, "mine"
+        >>> TextFormatter().format(record).partition("INFO ")[2]
+        'GET / 0.250 s [mine]'
+    """
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
         """Writes a record."""
-        request_id = getattr(record, "request_id", None)
-        return super().format(record) + ("" if request_id is None else f" [{request_id}]")
+        request_id, seconds = (getattr(record, name, None) for name in ("request_id", "duration_s"))
+        took = "" if seconds is None else f" {seconds:.3f} s"
+        return super().format(record) + took + ("" if request_id is None else f" [{request_id}]")
 
 
 def set_up_logs(log_format: str) -> None:

@@ -115,8 +115,8 @@ def load_models(
         if isinstance(weights, Llama):
             return ServedLlama(weights, adapters=adapters, cache_dtype=cache_dtype, draft_head=head)
         if head is None:
-            return ServedPartitionedLlama(weights)
-        return DraftingPartitionedLlama(weights, partition_head(head, weights))
+            return ServedPartitionedLlama(weights, cache_dtype=cache_dtype)
+        return DraftingPartitionedLlama(weights, partition_head(head, weights), cache_dtype=cache_dtype)
 
     return [served(w) for w in weights]
 

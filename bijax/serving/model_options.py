@@ -109,13 +109,8 @@ class ModelOptions(Options):
                 f"ModelOptions: tensor_parallel_size must be at most tensor_parallel_leaves, got"
                 f" {self.tensor_parallel_size} and {self.tensor_parallel_leaves}."
             )
-        for name, neutral, what in (
-            ("kv_cache_dtype", "auto", "caches of 8 bits"),
-            ("lora_paths", (), "LoRA adapters"),
-        ):
-            value = getattr(self, name)
-            if value != neutral:
-                raise ValueError(
-                    f"ModelOptions: {name} must be {neutral!r} with tensor_parallel_size, got {value!r}; {what} are not"
-                    " cut over devices."
-                )
+        if self.lora_paths:
+            raise ValueError(
+                "ModelOptions: lora_paths must be empty with tensor_parallel_size, got"
+                f" {self.lora_paths!r}; adapters are not cut over devices."
+            )

@@ -45,8 +45,8 @@ class Places(NamedTuple):
 class BlockOperation(Protocol):
     """Maps what is known of a batch to what is new; see `bijax.parallel.run_operations`.
 
-    In the beginning that is `stream`, the residual stream of a block; `rotary`, its angles; `places`; and `kept`, what
-    the layer keeps, which is changed.
+    In the beginning that is `stream`, the residual stream of a block; `rotary`, its angles; `places`; `cache_scales`,
+    those of a cache of 8 bits or None; and `kept`, what the layer keeps, which is changed.
     """
 
     def __call__(self, block: Any, known: Values) -> Values:
@@ -63,7 +63,7 @@ def _attn_prepare(block: Block, known: Values) -> Values:
         return {}
     places: Places = known["places"]
     keys, values = known["kept"]
-    cache = LayerCache(keys, values, places.page_table, places.common_prefix)
+    cache = LayerCache(keys, values, places.page_table, places.common_prefix, known["cache_scales"])
     where = {"start": places.start, "lengths": places.lengths}
     query, written = block.attention.prepare(known["normed"], known["rotary"], cache, **where)
     return {"query": query, "kept": (written.keys, written.values)}
@@ -82,7 +82,7 @@ def _attn_core(block: Block, known: Values) -> Values:
         kept = kept.with_rows(slots, state)
     else:
         keys, values = known["kept"]
-        cache = LayerCache(keys, values, places.page_table, places.common_prefix)
+        cache = LayerCache(keys, values, places.page_table, places.common_prefix, known["cache_scales"])
         y = block.attention.attend(known["normed"], known["query"], cache, **where)
     # Whoever writes there next does so after they were read, and XLA need not copy them.
     y, kept = lax.optimization_barrier((y, kept))

@@ -24,7 +24,7 @@ from .batch_children import child_places, child_rows, join_rows
 from .block import Block, Rotary, added
 from .overlap_operations import OPERATIONS, Places, Values
 from .parallel_experts import ParallelMoE
-from .partitioned_programs import OnMesh
+from .partitioned_programs import OnMesh, ScaledBlock
 
 type Stage = Callable[[Values, list[Stored]], tuple[Values, list[Stored]]]
 
@@ -101,7 +101,7 @@ def _strategy(
     structure: OnMesh, arrays: tuple[jax.Array, ...], mode: Literal["prefill", "decode"], batches: int
 ) -> OverlapStrategy:
     """Returns the strategy of a block: that of DeepSeek with shared experts, and of Qwen3-MoE without."""
-    block: Block = jax.tree.unflatten(structure.tree, arrays)
+    block: Block = jax.tree.unflatten(structure.tree, arrays).block
     has_experts = isinstance(block.mlp, ParallelMoE)
     family = "deepseek" if getattr(block.mlp, "shared", None) is not None else "qwen3_moe"
     return overlap_strategy(family, mode, has_experts=has_experts, batches=batches)
@@ -125,5 +125,7 @@ def _in_turn(
 @functools.partial(jax.jit, static_argnames=("structure", "names"))
 def _stage(structure: OnMesh, names: tuple[str, ...], arrays: tuple[jax.Array, ...], values: Values) -> Values:
     """Runs the operations of a stage: one function for all blocks of a kind and for halves of the same shape."""
-    block = jax.tree.unflatten(structure.tree, arrays)
-    return run_operations([functools.partial(OPERATIONS[name], block) for name in names], values)
+    scaled: ScaledBlock = jax.tree.unflatten(structure.tree, arrays)
+    known = {**values, "cache_scales": scaled.cache_scales}
+    found = run_operations([functools.partial(OPERATIONS[name], scaled.block) for name in names], known)
+    return {name: value for name, value in found.items() if name != "cache_scales"}

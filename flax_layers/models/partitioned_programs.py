@@ -1,7 +1,7 @@
 """The programs of a partitioned model in an engine: before, in and after the blocks, each under `jax.shard_map`."""
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,18 @@ class OnMesh(HashedOnce):
     def __init__(self, tree: Any, specs: tuple[P, ...], mesh: Mesh, axis: str, kept: Any) -> None:
         super().__init__(tree, specs, mesh, axis, kept)
         self.tree, self.specs, self.mesh, self.axis, self.kept = tree, specs, mesh, axis, kept
+
+
+class ScaledBlock(NamedTuple):
+    """A block of a model that is served.
+
+    Attributes:
+        block: Its modules.
+        cache_scales: Those of keys and values in a cache of 8 bits, (K,) or (K, H); None for other caches.
+    """
+
+    block: Block
+    cache_scales: tuple[jax.Array, jax.Array] | None
 
 
 def heads_cut(axis: str) -> P:
@@ -74,8 +86,9 @@ def extend_on(
     """Runs a block; with `alone` the addition at its end too, which is else left to the norm of the next one."""
 
     def run(arrays: Any, stream: Stream, rotary: Rotary, stored: Stored, *places: Any) -> Any:
-        block: Block = jax.tree.unflatten(structure.tree, arrays)
-        stream, kept = extend_block(block, stream, rotary, stored, *places)
+        scaled: ScaledBlock = jax.tree.unflatten(structure.tree, arrays)
+        given = (*places, scaled.cache_scales)
+        stream, kept = extend_block(scaled.block, stream, rotary, stored, *given)
         return (added(stream), None) if alone else stream, kept
 
     in_specs = (structure.specs, P(), P(), structure.kept, P(), P(), P(), P(), P())

@@ -11,6 +11,7 @@ import numpy as np
 from ._layered import Layers, Stored, _start
 from .layers import KVCache
 from .llama import Llama
+from .partitioned import PartitionedLlama
 
 DTYPES: Final = ("int8", "float8_e4m3fn")
 
@@ -41,11 +42,12 @@ class QuantizedCache:
     dtype: str
 
     @classmethod
-    def choose(cls, model: Llama, dtype: str) -> "QuantizedCache":
+    def choose(cls, model: Llama | PartitionedLlama, dtype: str) -> "QuantizedCache":
         """Returns the cache for a model.
 
         Args:
-            model: The model.
+            model: The model. The scales of one that is cut over devices are those of its own keys and values, and the
+                same on any number of devices.
             dtype: "int8" or "float8_e4m3fn".
 
         Raises:
@@ -71,7 +73,7 @@ class QuantizedCache:
         return cls(((ones, ones),) * model.config.num_layers, dtype)
 
 
-def _measured(model: Llama) -> tuple[tuple[jax.Array, jax.Array], ...]:
+def _measured(model: Llama | PartitionedLlama) -> tuple[tuple[jax.Array, jax.Array], ...]:
     """Returns scales by the keys and values that a model has for random tokens."""
     config = model.config
     length = min(_TOKENS, config.max_position_embeddings)
@@ -79,6 +81,9 @@ def _measured(model: Llama) -> tuple[tuple[jax.Array, jax.Array], ...]:
     if config.bos_token_id is not None:
         tokens[:, 0] = config.bos_token_id
     cache: KVCache = model.cache(batch=_SEQUENCES, capacity=length)
+    if isinstance(model, PartitionedLlama):
+        _, cache = jax.jit(model.extend)(model.params, tokens, cache)
+        return tuple((_scale(keys), _scale(cache.values[i])) for i, keys in enumerate(cache.keys))
     start, lengths = jnp.zeros(_SEQUENCES, jnp.int32), jnp.full(_SEQUENCES, length, jnp.int32)
     x, angles = _start(model.embed, model.rotaries, jnp.asarray(tokens), start, lengths, length)
     held: list[Stored] = list(zip(cache.keys, cache.values, strict=True))

@@ -246,16 +246,15 @@ class ServedLlama:
         The arguments, errors and bits are those of `partition`.
 
         Raises:
-            ValueError: As `partition`, or if it has adapters or a cache of 8 bits, which are not cut.
+            ValueError: As `partition`, or if it has adapters, which are not cut.
         """
-        parts = {"adapters": self._adapters, "a cache of 8 bits": self._cache}
-        held = next((name for name, part in parts.items() if part is not None), None)
-        if held is not None:
-            raise ValueError(f"ServedLlama: a model that is cut over devices must not have {held}; leave them out.")
+        if self._adapters is not None:
+            raise ValueError("ServedLlama: a model that is cut over devices must not have adapters; leave them out.")
         cut = partition(self.model, mesh, axis=axis, expert_axis=expert_axis, leaves=leaves)
+        cache_dtype = None if self._cache is None else self._cache.dtype
         if self.draft_head is None:
-            return ServedPartitionedLlama(cut)
-        return DraftingPartitionedLlama(cut, partition_head(self.draft_head, cut))
+            return ServedPartitionedLlama(cut, cache_dtype=cache_dtype)
+        return DraftingPartitionedLlama(cut, partition_head(self.draft_head, cut), cache_dtype=cache_dtype)
 
     def plain(self) -> "ServedLlama":
         """Returns the model with the same weights and stock JAX operations."""

@@ -25,8 +25,9 @@ from .overlapped_programs import OverlappedBlocks, extend_overlapped
 from .parallel_delta_net import state_specs
 from .partition import partition
 from .partitioned import PartitionedLlama
-from .partitioned_programs import OnMesh, extend_on, heads_cut, norm_on, project_on, start_on
+from .partitioned_programs import OnMesh, ScaledBlock, extend_on, heads_cut, norm_on, project_on, start_on
 from .partitioned_states import init_snapshots_on, init_states_on, keep_state_on, restore_state_on
+from .quantized_cache import QuantizedCache
 from .served_states import Pages, States, by_kind, by_layer
 
 type Part = tuple[OnMesh, tuple[jax.Array, ...]]
@@ -44,6 +45,7 @@ class ServedPartitionedLlama:
         model: The model.
         one_program: As for `ServedLlama`.
         overlap: See `overlapped`, which checks it. Where a batch overlaps, all blocks are one program.
+        cache_dtype: As for `ServedLlama`; the scales of a cache of 8 bits are cut as its heads.
 
     Guarantee: row-invariant, and with the same bits on 1, 2, 4, ... `leaves` devices, as `PartitionedLlama`.
 
@@ -60,9 +62,15 @@ class ServedPartitionedLlama:
     """
 
     def __init__(
-        self, model: PartitionedLlama, *, one_program: bool | None = None, overlap: Overlap | None = None
+        self,
+        model: PartitionedLlama,
+        *,
+        one_program: bool | None = None,
+        overlap: Overlap | None = None,
+        cache_dtype: str | QuantizedCache | None = None,
     ) -> None:
         self.model = model
+        self._cache = QuantizedCache.choose(model, cache_dtype) if isinstance(cache_dtype, str) else cache_dtype
         self.overlap = overlap
         if one_program is None:
             one_program = any(device.platform != "cpu" for device in model.mesh.devices.flat)
@@ -77,7 +85,8 @@ class ServedPartitionedLlama:
         self._blocks: list[tuple[OnMesh, tuple[jax.Array, ...], int]] = []
         for index, (block, spec) in enumerate(zip(arrays.blocks, specs.blocks, strict=True)):
             kept = state_specs(model.axis) if self._linear[index] else self._kept
-            structure, parameters = self._part(block, spec, kept)
+            parts = ScaledBlock(block, self._scales(index)), ScaledBlock(spec, self._scale_specs)
+            structure, parameters = self._part(*parts, kept)
             self._blocks.append((known.setdefault(structure, structure), parameters, arrays.rotary_of(index)))
         blocks = tuple((block, rotary) for block, _, rotary in self._blocks)
         self._overlapped = None if overlap is None else OverlappedBlocks(blocks, overlap)
@@ -85,6 +94,13 @@ class ServedPartitionedLlama:
     def _part(self, modules: Any, specs: Any, kept: Any = _ON_ALL) -> Part:
         leaves, tree = jax.tree.flatten(modules)
         return OnMesh(tree, tuple(jax.tree.leaves(specs)), self.mesh, self.model.axis, kept), tuple(leaves)
+
+    def _scales(self, layer: int) -> tuple[jax.Array, jax.Array] | None:
+        return None if self._cache is None else self._cache.scales[layer]
+
+    @property
+    def _scale_specs(self) -> Any:
+        return None if self._cache is None else (P(self.model.axis), P(self.model.axis))
 
     @property
     def _kept(self) -> P:
@@ -125,14 +141,16 @@ class ServedPartitionedLlama:
     def init_pages(self, num_pages: int, page_size: int) -> Pages:
         """Returns keys and values of each layer that has them, sharded by heads; latents are repeated."""
         arrays = self._arrays
-        return self._pages_of(lambda table: arrays.paged_cache(table, num_pages=num_pages, page_size=page_size))
+        dtype = None if self._cache is None else self._cache.dtype
+        return self._pages_of(lambda table: arrays.paged_cache(table, num_pages=num_pages, page_size=page_size), dtype)
 
-    def _pages_of(self, make: Callable[[np.ndarray], Any]) -> Pages:
-        """Returns the pages of a cache that is made of a page table, sharded over the mesh."""
+    def _pages_of(self, make: Callable[[np.ndarray], Any], dtype: str | None = None) -> Pages:
+        """Returns the pages of a cache that is made of a page table, sharded over the mesh, of its dtype or another."""
 
         def zeros() -> Pages:
             cache = make(np.zeros((1, 1), np.int32))
-            return list(zip(cache.keys, cache.values, strict=True))
+            pages: Pages = list(zip(cache.keys, cache.values, strict=True))
+            return pages if dtype is None else jax.tree.map(lambda x: x.astype(dtype), pages)
 
         pages: Pages = jax.jit(zeros, out_shardings=NamedSharding(self.mesh, self._kept))()
         return pages
@@ -218,11 +236,11 @@ class ServedPartitionedLlama:
                 "ServedPartitionedLlama: overlap needs experts on several devices and invariant operations, got a model"
                 f" with {has}; pass None."
             )
-        return self._like(self.model, overlap)
+        return self._like(self.model, overlap, self._cache)
 
     def plain(self) -> ServedPartitionedLlama:
         """Returns the model with the same shards and stock JAX operations, such as `jax.lax.psum`, without overlap."""
-        return ServedPartitionedLlama(self.model.with_ops(PLAIN), one_program=self.one_program)
+        return ServedPartitionedLlama(self.model.with_ops(PLAIN), one_program=self.one_program, cache_dtype=self._cache)
 
     def with_weights(self, weights: Any) -> ServedPartitionedLlama:
         """Returns the model with other weights, in the same shards.
@@ -256,10 +274,13 @@ class ServedPartitionedLlama:
             )
         shardings = jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self.model.specs)
         model = dataclasses.replace(self.model, params=jax.device_put(params, shardings))
-        return self._like(model, self.overlap)
+        # Scales of a cache belong to the weights.
+        return self._like(model, self.overlap, None if self._cache is None else self._cache.dtype)
 
-    def _like(self, model: PartitionedLlama, overlap: Overlap | None) -> ServedPartitionedLlama:
-        return ServedPartitionedLlama(model, one_program=self.one_program, overlap=overlap)
+    def _like(
+        self, model: PartitionedLlama, overlap: Overlap | None, cache: str | QuantizedCache | None
+    ) -> ServedPartitionedLlama:
+        return ServedPartitionedLlama(model, one_program=self.one_program, overlap=overlap, cache_dtype=cache)
 
     def _cut(self, weights: Llama | nnx.State[Any, Any]) -> Any:
         config, dtype = self.model.config, self.model.dtype
@@ -299,14 +320,15 @@ class Frame(HashedOnce):
         self.one_program, self.overlap = one_program, overlap
 
 
-def _flatten(served: ServedPartitionedLlama) -> tuple[tuple[Any, Any], Frame]:
-    return (served.model.params, served.model.rest), Frame(served.model, served.one_program, served.overlap)
+def _flatten(served: ServedPartitionedLlama) -> tuple[tuple[Any, ...], Frame]:
+    frame = Frame(served.model, served.one_program, served.overlap)
+    return (served.model.params, served.model.rest, served._cache), frame
 
 
 def _unflatten(frame: Frame, children: Iterable[Any]) -> ServedPartitionedLlama:
-    params, rest = children
+    params, rest, cache = children
     model = dataclasses.replace(frame.model, params=params, rest=rest)
-    return ServedPartitionedLlama(model, one_program=frame.one_program, overlap=frame.overlap)
+    return ServedPartitionedLlama(model, one_program=frame.one_program, overlap=frame.overlap, cache_dtype=cache)
 
 
 jax.tree_util.register_pytree_node(ServedPartitionedLlama, _flatten, _unflatten)

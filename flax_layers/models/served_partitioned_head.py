@@ -16,7 +16,8 @@ from .layers import KVCache
 from .mtp import MTPHead
 from .partitioned import PartitionedLlama
 from .partitioned_head import PartitionedHead, partition_head
-from .partitioned_programs import extend_on, join_on, project_on
+from .partitioned_programs import ScaledBlock, extend_on, join_on, project_on
+from .quantized_cache import QuantizedCache
 from .served_partitioned import Frame, ServedPartitionedLlama, repeated
 from .served_states import Pages
 
@@ -31,6 +32,7 @@ class DraftingPartitionedLlama(ServedPartitionedLlama):
         head: Its head.
         one_program: As for `ServedLlama`.
         overlap: As for `ServedPartitionedLlama`.
+        cache_dtype: The same; the head's keys and values have the model's dtype.
 
     Guarantee: as `ServedPartitionedLlama`. Drafts do not depend on the number of devices either.
 
@@ -55,12 +57,13 @@ class DraftingPartitionedLlama(ServedPartitionedLlama):
         *,
         one_program: bool | None = None,
         overlap: Overlap | None = None,
+        cache_dtype: str | QuantizedCache | None = None,
     ) -> None:
-        super().__init__(model, one_program=one_program, overlap=overlap)
+        super().__init__(model, one_program=one_program, overlap=overlap, cache_dtype=cache_dtype)
         self.draft_head = head
         arrays, specs = head.merged(head.params, head.rest), head.merged(head.specs, repeated(head.rest))
         own, own_specs = self._arrays, model.merged(model.specs, repeated(model.rest))
-        self._block_of_head = self._part(arrays.block, specs.block, self._kept)
+        self._block_of_head = self._part(ScaledBlock(arrays.block, None), ScaledBlock(specs.block, None), self._kept)
         self._joins = [
             self._part((arrays, own.embed, norm, own.rotary), (specs, own_specs.embed, norm_specs, own_specs.rotary))
             for norm, norm_specs in ((own.norm, own_specs.norm), (arrays.norm, specs.norm))
@@ -117,8 +120,8 @@ class DraftingPartitionedLlama(ServedPartitionedLlama):
 
     def plain(self) -> DraftingPartitionedLlama:
         """Returns the model with the same shards and stock JAX operations; see `ServedPartitionedLlama.plain`."""
-        head = self.draft_head.with_ops(PLAIN)
-        return DraftingPartitionedLlama(self.model.with_ops(PLAIN), head, one_program=self.one_program)
+        how: dict[str, Any] = {"one_program": self.one_program, "cache_dtype": self._cache}
+        return DraftingPartitionedLlama(self.model.with_ops(PLAIN), self.draft_head.with_ops(PLAIN), **how)
 
     def with_weights(self, weights: Any) -> ServedPartitionedLlama:
         """Returns the model with other weights, in the same shards.
@@ -134,13 +137,16 @@ class DraftingPartitionedLlama(ServedPartitionedLlama):
         if isinstance(weights, tuple) and len(weights) == 2 and isinstance(weights[1], MTPHead):
             weights, head = weights
             changed = dataclasses.replace(self.draft_head, params=partition_head(head, self.model).params)
-            return DraftingPartitionedLlama(
-                self.model, changed, one_program=self.one_program, overlap=self.overlap
-            ).with_weights(weights)
+            how: dict[str, Any] = {"one_program": self.one_program, "overlap": self.overlap}
+            with_head = DraftingPartitionedLlama(self.model, changed, **how, cache_dtype=self._cache)
+            return with_head.with_weights(weights)
         return super().with_weights(weights)
 
-    def _like(self, model: PartitionedLlama, overlap: Overlap | None) -> ServedPartitionedLlama:
-        return DraftingPartitionedLlama(model, self.draft_head, one_program=self.one_program, overlap=overlap)
+    def _like(
+        self, model: PartitionedLlama, overlap: Overlap | None, cache: str | QuantizedCache | None
+    ) -> ServedPartitionedLlama:
+        how: dict[str, Any] = {"one_program": self.one_program, "overlap": overlap, "cache_dtype": cache}
+        return DraftingPartitionedLlama(model, self.draft_head, **how)
 
 
 def _split(pages: Any) -> tuple[Pages, Any]:
@@ -161,15 +167,15 @@ class _Frame(HashedOnce):
 def _flatten(served: DraftingPartitionedLlama) -> tuple[tuple[Any, ...], _Frame]:
     model, head = served.model, served.draft_head
     frame = _Frame(Frame(model, served.one_program, served.overlap), head)
-    return (model.params, model.rest, head.params, head.rest), frame
+    return (model.params, model.rest, served._cache, head.params, head.rest), frame
 
 
 def _unflatten(frame: _Frame, children: Iterable[Any]) -> DraftingPartitionedLlama:
-    params, rest, head_params, head_rest = children
+    params, rest, cache, head_params, head_rest = children
     model = dataclasses.replace(frame.of_model.model, params=params, rest=rest)
     head = dataclasses.replace(frame.head, params=head_params, rest=head_rest)
     how: dict[str, Any] = {"one_program": frame.of_model.one_program, "overlap": frame.of_model.overlap}
-    return DraftingPartitionedLlama(model, head, **how)
+    return DraftingPartitionedLlama(model, head, **how, cache_dtype=cache)
 
 
 jax.tree_util.register_pytree_node(DraftingPartitionedLlama, _flatten, _unflatten)

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.contract import LANES
+from pallas_kernels.contract import LANES, SCORE_BLOCK
+from pallas_kernels.parts.xla.fused_chain import fused_dot
 from pallas_kernels.parts.xla.rounded_chain import rounded_dot
-from pallas_kernels.parts.xla.tiles import isolate, isolated_dot
+from pallas_kernels.parts.xla.tiles import isolate
 
 Axes = tuple[tuple[int, ...], tuple[int, ...]]
 DotDimensions = tuple[Axes, Axes]
@@ -22,11 +23,11 @@ def dot(a: jax.Array, b: jax.Array, dimensions: DotDimensions, *, fused: bool) -
         a: Left operand.
         b: Right operand.
         dimensions: As in `lax.dot_general`.
-        fused: Whether it is XLA's dot, alone after a barrier, in full float32; otherwise a chain of rounded products.
+        fused: Whether it is chains of fused multiply-adds; otherwise one chain of rounded products.
     """
     if not fused:
         return rounded_dot(a, b, dimensions)
-    return isolated_dot(a, b, dimensions, precision=lax.Precision.HIGHEST)
+    return fused_dot(a, b, dimensions, block=SCORE_BLOCK)
 
 
 def lane_tree(x: jax.Array, op: Binary) -> jax.Array:

@@ -10,6 +10,7 @@ Source: "contract and schedule" in the project's design.
 from pallas_kernels.attention.contract.attention import KEY_BLOCK as KEY_BLOCK
 from pallas_kernels.attention.contract.attention import LEAST as LEAST
 from pallas_kernels.attention.contract.attention import QUERY_BLOCK as QUERY_BLOCK
+from pallas_kernels.attention.contract.attention import SCORE_BLOCK as SCORE_BLOCK
 from pallas_kernels.attention.contract.attention import SPLIT_HEAD_SIZES as SPLIT_HEAD_SIZES
 from pallas_kernels.attention.contract.attention import AttentionContract as AttentionContract
 from pallas_kernels.attention.contract.attention import AttentionGradientContract as AttentionGradientContract

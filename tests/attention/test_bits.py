@@ -18,7 +18,7 @@ from pallas_kernels.attention.schedule.cpu import REFERENCE, Tile, attention_til
 from tests.tiers import full_only
 
 DTYPES = ("float32", "bfloat16", "float16")
-HEADS, KEY_HEADS, SIZE = 4, 2, 16  # narrower heads take other tiles, and another order of the sums
+HEADS, KEY_HEADS, SIZE = 4, 2, 16
 LENGTH, CAPACITY = 150, 256
 
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -317,10 +317,11 @@ def test_scores_are_one_fused_chain(size: int) -> None:
     assert_bits_equal(lse, fused(q, k[:, :1]) * np.float32(1 / np.sqrt(size)))
 
 
-def test_values_are_chains_of_one_block_each() -> None:
+@pytest.mark.parametrize("size", [8, full_only(16), full_only(80), full_only(512)])
+def test_values_are_chains_of_one_block_each(size: int) -> None:
     """With equal scores every weight is 1: what is left is the order of the sums."""
-    v = np.random.default_rng(0).standard_normal((1, 300, KEY_HEADS, SIZE)).astype(np.float32)
-    out, lse = bijax.dot_product_attention(np.zeros((1, 1, HEADS, SIZE), np.float32), v * 0, v, return_residual=True)
+    v = np.random.default_rng(0).standard_normal((1, 300, KEY_HEADS, size)).astype(np.float32)
+    out, lse = bijax.dot_product_attention(np.zeros((1, 1, HEADS, size), np.float32), v * 0, v, return_residual=True)
     total = np.zeros(v.shape[2:], np.float32)
     for start in range(0, 300, 128):
         block = np.zeros_like(total)

@@ -67,6 +67,17 @@ def test_the_table_of_commands_is_that_of_their_parsers(capsys: pytest.CaptureFi
         assert helps[command.name] == command.help
 
 
+def test_a_closed_pipe_ends_a_command_quietly() -> None:
+    listing = [sys.executable, "-m", "bijax", "kernels", "--json"]
+    process = subprocess.Popen(listing, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "[\n"
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    assert process.wait() == cli.PIPE_CLOSED
+
+
 def test_info(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["info", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -125,6 +125,33 @@ def one_program() -> None:
     assert jax.tree.structure(jax.tree.unflatten(tree, leaves)) == tree
 
 
+def eight_bits() -> None:
+    """Caches of 8 bits, whose scales belong to the heads of each device."""
+    plain = served(Engine(ServedLlama(llama()), options=SMALL, mesh=mesh(1)))
+    one, two = (Engine(ServedLlama(llama(), cache_dtype="int8"), options=SMALL, mesh=mesh(n)) for n in (1, 2))
+    of_one = served(one)
+    assert_bits_equal(served(two), of_one)
+    assert_bits_equal(two.model._cache.scales, one.model._cache.scales)
+    with pytest.raises(AssertionError):  # they are not the bits of a cache without scales
+        assert_bits_equal(of_one, plain)
+    leaves, tree = jax.tree.flatten(two.model)
+    assert jax.tree.structure(jax.tree.unflatten(tree, leaves)) == tree
+    for engine in (one, two):  # scales belong to the weights
+        engine.update_weights(llama(1))
+    assert_bits_equal(two.model._cache.scales, one.model._cache.scales)
+    assert_bits_equal(served(two), served(one))
+
+    params, results = SamplingParams(max_new_tokens=3, seed=1, logprobs=True), []
+    for devices in (1, 8):
+        model = ServedLlama(llama(), cache_dtype="float8_e4m3fn")
+        engine = Engine(model, options=ONE_BY_ONE, mesh=mesh(devices))
+        results.append(found(engine.generate([[1, 5, 9]], params)[0]))
+        [(keys, _)] = engine.programs._pages
+        held = keys.addressable_shards[0].data
+        assert (held.dtype, held.shape[2]) == ("float8_e4m3fn", CONFIG["num_kv_heads"] // devices)
+    assert_bits_equal(results[1], results[0])
+
+
 def disaggregated() -> None:
     """Prompts on two devices and generation on another: the bits of one device that does both."""
     model = ServedLlama(llama(num_heads=2, num_kv_heads=2))
@@ -308,7 +335,7 @@ def bad_input() -> None:
         ),
         ({"tensor_parallel_size": 16}, "at most tensor_parallel_leaves, got 16 and 8"),
         ({"tensor_parallel_leaves": 4}, "must be 8 without tensor_parallel_size, got 4"),
-        ({"tensor_parallel_size": 2, "kv_cache_dtype": "int8"}, "kv_cache_dtype must be 'auto' with tensor_parallel"),
+        ({"tensor_parallel_size": 2, "lora_paths": ("a=b",)}, "lora_paths must be empty with tensor_parallel_size"),
     ):
         assert wanted in message(lambda given=given: ModelOptions(**given))
     assert "expected at least 16 devices for a model on 16 devices, got 8" in message(lambda: mesh_for(16))
@@ -340,6 +367,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "one program": one_program,
     "weights": weights,
     "disaggregated": disaggregated,
+    "8 bits": eight_bits,
     "fingerprints": fingerprints,
     "command": command,
 }

@@ -234,7 +234,9 @@ CHECKS: dict[str, Callable[[], None]] = {
     "overlap without shared experts": lambda: engines(
         ServedLlama(llama(experts=NO_SHARED)), TWO, {**TWO, "tbo_token_distribution_threshold": 0.0}, SINGLE, **FEW
     ),
-    "overlap of int8": lambda: engines(ServedLlama(convert(llama(), quantize="int8")), TWO, SINGLE, **FEW),
+    "overlap of int8": lambda: engines(
+        ServedLlama(convert(llama(), quantize="int8"), cache_dtype="int8"), TWO, SINGLE, **FEW
+    ),
     "overlap on 8 devices": lambda: engines(ServedLlama(llama(num_layers=2)), TWO, SINGLE, on=(2, 4), **FEW),
     "overlap of DeepSeek": lambda: alone("deepseek", (1, 2), (4, 2)),
     "overlap of Qwen3-Next": lambda: alone("hybrid", (2, 2)),

@@ -11,6 +11,7 @@ OTHERS = (
     ("any number of devices", "plain"),
     ("one program",),
     ("weights", "disaggregated"),
+    ("8 bits",),
     ("command",),
 )
 

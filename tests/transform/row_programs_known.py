@@ -223,6 +223,11 @@ def _until_all(x: Any) -> Any:
     return lax.while_loop(lambda c: (c < 9).any(), lambda c: c + 1, x)
 
 
+def _counted(x: Any, begin: Any = 0) -> Any:
+    """Returns how often a row is added until its sum is reached: nothing that is carried has rows at first."""
+    return lax.while_loop(lambda c: (c[0] < x.sum()) & (c[1] < 9), lambda c: (c[0] + x.max(), c[1] + 1), (0.0, begin))
+
+
 _LOOPS = (
     Program("row by row", lambda x: lax.map(lambda r: r * 2, x), (X,), APART),
     Program("in uneven pieces", lambda x: lax.map(jax.nn.softmax, x, batch_size=3), (X,), APART),
@@ -231,6 +236,8 @@ _LOOPS = (
     Program("counted", lambda x: lax.fori_loop(0, 3, lambda i, c: c * 2 + i, x), (X,), APART),
     Program("until all rows end", _until_all, (X,), MIXES, ("while", "reduce_or")),
     Program("until each row ends", jax.vmap(_until_all), (X,), APART),
+    Program("counted until each row ends", jax.vmap(_counted), (X,), APART),
+    Program("counted from the position", lambda x: jax.vmap(_counted)(x, jnp.arange(4)), (X,), MIXES, ("while",)),
     Program("branch of all rows", lambda x: lax.cond(x.sum() > 0, lambda: x, lambda: -x), (X,), MIXES, ("cond",)),
     Program("branch of a number", lambda x, s: lax.cond(s > 0, lambda: x, lambda: -x), (X, 1.0), APART, (), (0, None)),
     Program("branch of each row", jax.vmap(lambda x: lax.cond(x.sum() > 0, lambda x: x, lambda x: -x, x)), (X,), APART),

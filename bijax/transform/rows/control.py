@@ -64,10 +64,8 @@ def while_loop(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
         joined = [met(flow, eqn, a, b) for a, b in zip(carried, after, strict=True)]
         joined = decided(joined, goes_on, place)
         if goes_on.rows is not None:
-            joined = [
-                v if v.rows is not None else dataclasses.replace(v, sums=v.sums | {flow.here(eqn, "sum")})
-                for v in joined
-            ]
+            # Each row keeps what it carried when its own condition ended the loop, counters too.
+            joined = [met(flow, eqn, v, goes_on) for v in joined]
         if joined == carried:
             return carried
         carried = joined

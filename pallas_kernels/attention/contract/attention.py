@@ -9,6 +9,9 @@ KEY_BLOCK: Final = 128
 QUERY_BLOCK: Final = 16
 """Queries in one block of attention's sums over queries; blocks start at the absolute positions 0, 16, 32, ..."""
 
+SCORE_BLOCK: Final = 256
+"""Columns of a head in one fused chain of a score."""
+
 _ATTENTION_CHAIN: Final = 128
 
 
@@ -18,8 +21,9 @@ class AttentionContract:
 
     Keys are processed in blocks of `key_block` at the absolute positions 0, key_block, 2*key_block, ...; after each
     block that holds a visible key the running maximum, sum and weighted values are rescaled (the usual online softmax).
-    A score is one chain over the head's width, times the scale. Weighted values are one chain over a block's keys, in
-    which an invisible key counts as zero; zero results are +0. The sum of a block's exponentials follows `RowContract`.
+    A score is one chain over the head's width, times the scale; fused chains have at most 256 columns, and those of a
+    wider head are added in ascending order. Weighted values are one chain over a block's keys, in which an invisible
+    key counts as zero; zero results are +0. The sum of a block's exponentials follows `RowContract`.
 
     With a soft cap c the score is c * tanh(chain * (scale / c)), the factor rounded once to float32. Then a bias is
     added, then slope * (key position - query position), each product and sum rounded. After the last block a sink
