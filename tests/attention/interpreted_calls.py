@@ -131,6 +131,9 @@ def apart() -> None:
         whole = jax_triton.attention(call, tile=TILE, **LAUNCH)
         for tile in (APART, COLUMNS):
             assert_bits_equal(jax_triton.attention(call, tile=tile, **LAUNCH), whole)
+    three = {**LAUNCH, "contract": MmaAttentionContract(16, 16, split=48)}  # blocks of a split: not a power of two
+    whole = jax_triton.attention(call_of(), tile=TILE, **three)
+    assert_bits_equal(jax_triton.attention(call_of(), tile=COLUMNS, **three), whole)
 
 
 def options() -> None:

@@ -13,10 +13,12 @@ import pytest
 
 from pallas_kernels.attention import jax_triton
 from pallas_kernels.attention.call import OF_SCORES, AttentionCall, AttentionOptions, AttentionResults
+from pallas_kernels.attention.schedule.jax_triton import Tile
 from pallas_kernels.contract import MmaAttentionContract, mma_attention_contract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.target import Target
 from tests.jax_triton.machine_code import TARGETS, MachineCode, compiled, launches_of, needs_triton
+from tests.jax_triton.packages import needs_jax_triton
 
 ROOT: Final = Path(__file__).parents[2]
 SPILLED: Final = 800
@@ -27,8 +29,14 @@ KINDS: Final[dict[str, dict[str, Any]]] = {
     "heads of 64": {"size": 64},
     "decode": {"queries": 1, "dtype": "float16", "size": 64},
     "decode, splits apart": {"queries": 1, "keys": 16384},
+    "64 queries, splits apart": {"queries": 64, "keys": 2048},
+    "64 queries, heads of 256, splits apart": {"queries": 64, "keys": 2048, "size": 256, "dtype": "float16"},
+    "64 queries, float32, heads of 256, splits apart": {"queries": 64, "keys": 2048, "size": 256, "dtype": "float32"},
+    "7 queries, latents of 576, splits apart": {"queries": 7, "keys": 2048, "size": 576, "values": 512, "page": 64},
     "decode, columns apart": {"queries": 1, "keys": 4096},
     "decode, columns apart, float32": {"queries": 1, "keys": 4096, "dtype": "float32"},
+    "decode, columns apart, heads of 256": {"queries": 1, "keys": 4096, "size": 256},
+    "decode of 4, columns apart, int8": {"queries": 4, "keys": 4096, "stored": "int8"},
     "decode from pages": {"queries": 1, "page": 64},
     "decode from int8": {"queries": 1, "stored": "int8", "size": 64, "page": 16},
     "float8_e4m3fn": {"stored": "float8_e4m3fn", "size": 80},
@@ -100,6 +108,15 @@ def test_the_forward_kernel_compiles(target: str, kind: str) -> None:
     assert len(launches) == (3 if "columns" in kind else 2 if "splits" in kind else 1)
     for launch in launches:
         check(compiled(launch), where)
+
+
+@needs_jax_triton
+def test_a_schedule_that_does_not_fit_is_refused_when_compiled() -> None:
+    """Not by the first launch: a GPU is not needed."""
+    call, where = call_of(queries=1), Target.parse("sm_86")
+    attend = functools.partial(jax_triton.attention, contract=contract_of(call), target=where, tile=Tile(16, 2, 6))
+    with pytest.raises(UnsupportedError, match=r"at most 101376 bytes of shared memory on sm_86, got .* 169984;"):
+        jax.jit(attend).trace(call).lower(lowering_platforms=("cuda",))
 
 
 @needs_triton

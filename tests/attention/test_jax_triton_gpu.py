@@ -66,11 +66,14 @@ TILES: Final = (
     Tile(64, 8, 2),
     Tile(128, 8, 1),
     Tile(128, 8, 3),
+    Tile(64, 4, 3, together=True),
+    Tile(128, 4, 3, together=True),
     Tile(16, 2, 3),
     Tile(16, 4, 2, apart=True),
     Tile(16, 2, 3, apart=True),
     Tile(64, 4, 1, apart=True),
     Tile(16, 2, 8, apart=True, columns=64),
+    Tile(16, 2, 8, apart=True, columns=32),
     Tile(16, 4, 4, apart=True, columns=32),
 )
 """Those of the table, and others."""

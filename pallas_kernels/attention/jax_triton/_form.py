@@ -85,6 +85,11 @@ class Form:
         return 64 if self.dtype == "float32" else 128
 
     @property
+    def span(self) -> int:
+        """The power of two that a split fits into: Triton's tensors have such sizes."""
+        return 1 << (self.split - 1).bit_length()
+
+    @property
     def unit(self) -> float:
         """The value that 1 represents in 8-bit keys and values."""
         return 1.0 if self.stored is None else eight_bit_contract(self.stored).unit

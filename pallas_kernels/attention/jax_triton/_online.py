@@ -122,6 +122,7 @@ def add_blocks(
     ROWS: tl.constexpr,
     CAREFUL: tl.constexpr,
     STAGES: tl.constexpr,
+    TOGETHER: tl.constexpr,
     SPLITS: tl.constexpr,
     form: tl.constexpr,
 ):
@@ -140,6 +141,7 @@ def add_blocks(
         CAREFUL: Whether a value that is not finite makes only those rows nan that see it. Otherwise all values are
             taken to be finite.
         STAGES: Blocks that are read ahead.
+        TOGETHER: Whether a block's values are awaited with its keys, before the scores.
         SPLITS: Whether the range may be of several splits.
         form: The constants.
     """
@@ -156,6 +158,8 @@ def add_blocks(
                 seen = which_seen(arrays, rows, bounds, keys, False, form)
         else:
             key = keys_of_all(heads_of_keys(arrays.key, keys, rows.head, form.size, form), form.size, form)
+            if TOGETHER:
+                read = keys_of_all(heads_of_values(arrays.value, keys, rows.head, form), form.value_size, form)
             total = dot_of_heads(query, key, ROWS, KEYS, False, form)
             if SPLITS:  # noqa: SIM102 - known when the kernel is compiled
                 if (block % BLOCKS == 0) & (block > begin):
@@ -183,7 +187,10 @@ def add_blocks(
         weight = repeated_all(limbs(weights, form), ROWS, HEIGHT)
         values = ()
         for i in tl.static_range(COUNT):
-            piece = limbs_unless(value, bad, form.value_size, i, CAREFUL, form)
+            if TOGETHER:
+                piece = read[i]
+            else:
+                piece = limbs_unless(value, bad, form.value_size, i, CAREFUL, form)
             values = values + (dot(product(state.weighted[i], of_values), weight, piece, form),)
         state = State(highest, sums, values)
     return merged(before, finished(state, ROWS), ROWS, HEIGHT)
@@ -195,20 +202,22 @@ def attend(
     rows: Rows,
     bounds: Bounds,
     query,
-    scored,
     begin,
     whole,
     end,
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
+    TOGETHER: tl.constexpr,
     SPLITS: tl.constexpr,
     form: tl.constexpr,
 ):
-    """Returns the state after a range of key blocks; arguments as for `add_blocks`.
+    """Returns the state after a range of key blocks; arguments as for `add_blocks`, without scores.
 
     Keys are first added as if all values were finite. If a sum is then not finite, they are added once more with care.
     """
-    state = add_blocks(arrays, rows, bounds, query, scored, begin, whole, end, ROWS, False, STAGES, SPLITS, form)
+    state = add_blocks(
+        arrays, rows, bounds, query, None, begin, whole, end, ROWS, False, STAGES, TOGETHER, SPLITS, form
+    )
     if not all_finite(state.weighted):
-        state = add_blocks(arrays, rows, bounds, query, scored, begin, whole, end, ROWS, True, 1, SPLITS, form)
+        state = add_blocks(arrays, rows, bounds, query, None, begin, whole, end, ROWS, True, 1, False, SPLITS, form)
     return state

@@ -28,8 +28,23 @@ def add_sink(arrays: Arrays, rows: Rows, state: State, form: tl.constexpr):
 
 
 @triton.jit
-def write_results(arrays: Arrays, rows: Rows, limits: Limits, state: State, out, lse, form: tl.constexpr):
-    """Writes the results and the log-sum-exp of rows."""
+def write_results(
+    arrays: Arrays, rows: Rows, limits: Limits, state: State, out, lse, part, PARTS: tl.constexpr, form: tl.constexpr
+):
+    """Writes the results and the log-sum-exp of rows.
+
+    Args:
+        arrays: The arrays.
+        rows: The rows.
+        limits: The limits of their sequence.
+        state: What the rows know after all keys.
+        out: Pointer to the results.
+        lse: Pointer to the log-sum-exp, which the first part writes.
+        part: Which part of the columns of a head the state has.
+        PARTS: Number of the parts, each as wide as the values of the form.
+        form: The constants.
+    """
+    WIDTH: tl.constexpr = form.value_size * PARTS
     COUNT: tl.constexpr = len(state.weighted)
     empty, valid = state.sums == 0, limits.count >= 0
     state = State(state.maximum, tl.where(empty, 1.0, state.sums), state.weighted)
@@ -39,14 +54,16 @@ def write_results(arrays: Arrays, rows: Rows, limits: Limits, state: State, out,
     for i in tl.static_range(COUNT):
         result = product(state.weighted[i], inverse[:, None])
         if form.value_scale is not None:
-            scales = arrays.value_scale + rows.head * form.value_size
+            scales = arrays.value_scale + (rows.head * WIDTH + part * form.value_size)
             if form.value_scale:
-                scales += rows.sequence * (form.heads * form.value_size)
+                scales += rows.sequence * (form.heads * WIDTH)
             scales += piece_start(form.value_size, form.widest_piece, i)
             scale = tl.load(scales + tl.arange(0, piece_width(form.value_size, form.widest_piece, i)))
             result = product(rounded(result, form).to(tl.float32), scale[None, :])
         results = results + (tl.where(valid, result, float("nan")),)
-    heads = heads_of_rows(out, rows, form.value_size)
+    heads = heads_of_rows(out + part * form.value_size, rows, WIDTH)
     write(heads, rows.exists, results, form.value_size, None, form)
-    found = tl.where(empty, float("-inf"), product(state.maximum + log2(state.sums), LN2))
-    tl.store(lse + rows.entry + rows.following, tl.where(valid, found, float("nan")), mask=rows.exists)
+    if part == 0:
+        found = tl.where(empty, float("-inf"), product(state.maximum + log2(state.sums), LN2))
+        found = tl.where(valid, found, float("nan"))
+        tl.store(lse + rows.entry + rows.following, found, mask=rows.exists)

@@ -13,7 +13,7 @@ from pallas_kernels.attention.call import AttentionCall
 from pallas_kernels.attention.eight_bits import scaled_queries
 from pallas_kernels.attention.jax_triton._form import Form, form_of, whole_pieces
 from pallas_kernels.attention.limits import marked, within
-from pallas_kernels.attention.schedule.jax_triton import Tile, attention_tile
+from pallas_kernels.attention.schedule.jax_triton import Tile, attention_tile, merge_tile
 from pallas_kernels.contract import MmaAttentionContract, eight_bit_contract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.parts.in_32_bits import in_32_bits
@@ -22,9 +22,8 @@ from pallas_kernels.target import Target
 
 _VERSION: Final = 3  # of the contract
 _WIDEST: Final = 576  # for more, the shared memory and the registers of a program do not suffice
-_STAGES_OF_MERGE: Final = 4
-_WARPS_OF_MERGE: Final = 4
 _WARPS_OF_SCORES: Final = 4
+_SUMS_OF_BLOCK: Final = 8  # of the weights of a block, by columns
 
 
 @in_32_bits
@@ -77,7 +76,8 @@ def attention(
         out, lse = _of_splits(call, form, tile, target, tuple(results))
     else:
         grid = (rows[0] * form.heads * tiles,)
-        out, lse = _launch(forward_kernel, call, tiles, tile=tile, form=form, target=target, out=results, grid=grid)
+        options: dict[str, Any] = {"form": form, "target": target, "constants": {"TOGETHER": tile.together}}
+        out, lse = _launch(forward_kernel, call, tiles, tile=tile, out=results, grid=grid, **options)
     return out[..., :value_size], lse
 
 
@@ -85,37 +85,77 @@ def _of_splits(
     call: AttentionCall, form: Form, tile: Tile, target: Target, results: tuple[jax.ShapeDtypeStruct, ...]
 ) -> tuple[jax.Array, ...]:
     """Returns the results of a prepared call, whose splits have programs of their own."""
-    from pallas_kernels.attention.jax_triton.splits import merge_kernel, score_kernel, split_kernel
+    from pallas_kernels.attention.jax_triton.splits import merge_kernel, split_kernel
+
+    sequences, total = call.query.shape[0], call.query.shape[1] * form.group
+    splits, rows = -(-call.capacity // form.split), (sequences, form.heads, total)
+    parts = form.value_size // math.gcd(form.value_size, tile.columns) if tile.columns else 1
+    if tile.columns:
+        states = _by_columns(call, form, tile, target, parts)
+    else:
+        tiles = -(-total // tile.rows)
+        out = [_float32(splits, *rows), _float32(splits, *rows), _float32(splits, *rows, form.value_size)]
+        grid = (sequences * form.heads * tiles * splits,)
+        states = _launch(split_kernel, call, tiles, splits, tile=tile, form=form, target=target, out=out, grid=grid)
+    merging = merge_tile(total, form.value_size)
+    tiles, slices = -(-total // merging.rows), form.value_size // merging.columns
+    return _launch(
+        merge_kernel,
+        call,
+        tiles,
+        *states,
+        tile=merging,
+        form=replace(form, value_size=merging.columns),
+        target=target,
+        out=results,
+        grid=(sequences * form.heads * tiles, slices),
+        constants={"PARTS": parts, "SLICES": slices},
+    )
+
+
+def _by_columns(call: AttentionCall, form: Form, tile: Tile, target: Target, parts: int) -> tuple[jax.Array, ...]:
+    """Returns the states after each split of a prepared call, by programs for columns of the values."""
+    from pallas_kernels.attention.jax_triton.splits import column_kernel, score_kernel
 
     sequences, total = call.query.shape[0], call.query.shape[1] * form.group
     splits, blocks = (-(-call.capacity // size) for size in (form.split, form.key_block))
-    heads, tiles, rows = sequences * form.heads, -(-total // tile.rows), (sequences, form.heads, total)
-    few = replace(tile, rows=min(tile.rows, 1 << (total - 1).bit_length()))
+    tiles, rows = -(-total // tile.rows), (sequences, form.heads, total)
+    programs, blocks_of_split = sequences * form.heads * tiles, form.span // form.key_block
     options: dict[str, Any] = {"target": target}
-    scored, parts = jnp.asarray(call.limits), 1
-    if tile.columns:
-        of_scores = replace(tile, warps=_WARPS_OF_SCORES, stages=1)
-        out, grid = [_float32(*rows, blocks * form.key_block)], (heads * tiles * blocks,)
-        (scored,) = _launch(score_kernel, call, tiles, blocks, tile=of_scores, form=form, out=out, grid=grid, **options)
-        parts, tile = form.value_size // math.gcd(form.value_size, tile.columns), few
-    out = [_float32(splits, *rows), _float32(splits * parts, *rows), _float32(splits, *rows, form.value_size)]
-    states = _launch(
-        split_kernel,
+    (scored,) = _launch(
+        score_kernel,
         call,
-        *(tiles, splits, blocks, scored),
-        tile=tile,
-        form=replace(form, value_size=form.value_size // parts),
-        out=out,
-        grid=(heads * tiles * splits, parts),
-        constants={"PARTS": parts, "SCORED": bool(tile.columns)},
+        tiles,
+        blocks,
+        tile=replace(tile, warps=_WARPS_OF_SCORES, stages=1),
+        form=form,
+        out=[_float32(*rows, blocks * form.key_block)],
+        grid=(programs * blocks,),
         **options,
     )
-    few = replace(few, warps=_WARPS_OF_MERGE, stages=_STAGES_OF_MERGE)
-    tiles = -(-total // few.rows)
-    grid, constants = (heads * tiles,), {"PARTS": parts}
-    return _launch(
-        merge_kernel, call, tiles, *states, tile=few, form=form, out=results, grid=grid, constants=constants, **options
+    out = [
+        _float32(splits, *rows),
+        _float32(splits * parts, *rows),
+        _float32(splits, *rows, form.value_size),
+        jax.ShapeDtypeStruct((splits * parts, *rows, form.span), call.query.dtype),
+        _float32(splits * parts, *rows, blocks_of_split),
+        _float32(splits * parts, *rows, blocks_of_split * _SUMS_OF_BLOCK),
+    ]
+    states = _launch(
+        column_kernel,
+        call,
+        tiles,
+        splits,
+        blocks,
+        scored,
+        tile=replace(tile, rows=min(tile.rows, 1 << (total - 1).bit_length())),
+        form=replace(form, value_size=form.value_size // parts),
+        out=out,
+        grid=(programs * splits, parts),
+        constants={"PARTS": parts},
+        **options,
     )
+    return states[:3]
 
 
 def _launch(

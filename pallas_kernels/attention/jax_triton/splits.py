@@ -3,9 +3,10 @@
 import triton
 import triton.language as tl
 
-from pallas_kernels.attention.jax_triton._online import State, attend, height_of, merged, nothing
+from pallas_kernels.attention.jax_triton._online import State, add_blocks, attend, height_of, merged, nothing
 from pallas_kernels.attention.jax_triton._pieces import (
     Heads,
+    all_finite,
     dot_of_heads,
     heads_of_keys,
     heads_of_rows,
@@ -25,6 +26,7 @@ from pallas_kernels.attention.jax_triton._tile import (
     limits_of,
     rows_at,
 )
+from pallas_kernels.attention.jax_triton._weights import ROWS_AT_ONCE, Weights, add_weighted_blocks, write_weights
 
 
 @triton.jit
@@ -129,25 +131,97 @@ def split_kernel(
     entries,
     tiles,
     splits,
-    blocks,
-    scored,
     maximum,
     sums,
     weighted,
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
-    PARTS: tl.constexpr,
-    SCORED: tl.constexpr,
     form: tl.constexpr,
 ):
     """Computes the state of `ROWS` rows of a sequence and a key head after the keys of a split in each program.
 
     The arrays and sizes are those of `Arrays`; `tiles` counts the tiles of a sequence and a key head, `splits` the
-    splits of the capacity, `blocks` its blocks. `scored` is the result of `score_kernel` if `SCORED`. Each program has
-    one of `PARTS` parts of the values' columns, whose width is that of the form. `maximum` is (splits, B, K, T * N / K)
+    splits of the capacity. `maximum` and `sums` are (splits, B, K, T * N / K) float32, `weighted` has the columns of
+    the values for each. Splits of which no row of a tile sees a key are not written.
+    """
+    arrays = Arrays(
+        query,
+        key,
+        value,
+        limits,
+        page_table,
+        alibi_slopes,
+        sinks,
+        value_scale,
+        bias,
+        mask,
+        sequences,
+        queries,
+        capacity,
+        entries,
+    )
+    BLOCKS: tl.constexpr = form.split // form.key_block
+    COUNT: tl.constexpr = piece_count(form.value_size, form.widest_piece)
+    index = tl.program_id(0)
+    rest = index // form.heads
+    sequence = (rest % sequences).to(tl.int64)
+    split = rest // sequences % splits
+    tile = rest // sequences // splits
+    own = limits_of(arrays, sequence)
+    rows = rows_at(arrays, own, sequence, index % form.heads, tile * ROWS, ROWS, False, form)
+    bounds = bounds_of(own, rows, True, form)
+    begin, whole, end = blocks_seen(bounds, form.key_block)
+    begin, end = tl.maximum(begin, split * BLOCKS), tl.minimum(end, (split + 1) * BLOCKS)
+    if begin < end:
+        pieces = limbs_of_all(heads_of_rows(query, rows, form.size), form.size, form)
+        state = attend(arrays, rows, bounds, pieces, begin, whole, end, ROWS, STAGES, False, False, form)
+        place = line_of_split(arrays, rows, split, form) + rows.in_line
+        tl.store(maximum + place, state.maximum, mask=rows.exists)
+        tl.store(sums + place, state.sums, mask=rows.exists)
+        heads = heads_of_split(weighted, arrays, rows, split, form.value_size, form)
+        for i in tl.static_range(COUNT):
+            tl.store(places(heads, form.value_size, i, form), state.weighted[i], mask=rows.exists[:, None])
+
+
+@triton.jit
+def column_kernel(
+    query,
+    key,
+    value,
+    limits,
+    page_table,
+    alibi_slopes,
+    sinks,
+    value_scale,
+    bias,
+    mask,
+    sequences,
+    queries,
+    capacity,
+    entries,
+    tiles,
+    splits,
+    blocks,
+    scored,
+    maximum,
+    sums,
+    weighted,
+    exact,
+    maxima,
+    columns,
+    ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
+    PARTS: tl.constexpr,
+    form: tl.constexpr,
+):
+    """Computes some columns of the state of `ROWS` rows of a sequence and a key head after a split in each program.
+
+    The arrays and sizes are those of `Arrays`; `tiles` counts the tiles of a sequence and a key head, `splits` the
+    splits of the capacity, `blocks` its blocks. `scored` is the result of `score_kernel`. Each program has one of
+    `PARTS` parts of the values' columns, whose width is that of the form. `maximum` is (splits, B, K, T * N / K)
     float32, `sums` has these for each part, `weighted` the columns of all parts for each. A row that sees a value that
     is not finite has a sum that is nan in the parts of the value. Splits of which no row of a tile sees a key are not
-    written.
+    written. `exact`, `maxima` and `columns` are the `Weights` of each split and part.
     """
     arrays = Arrays(
         query,
@@ -168,29 +242,36 @@ def split_kernel(
     BLOCKS: tl.constexpr = form.split // form.key_block
     COUNT: tl.constexpr = piece_count(form.value_size, form.widest_piece)
     WIDTH: tl.constexpr = form.value_size * PARTS
+    HEIGHT: tl.constexpr = height_of(ROWS)
+    AT_ONCE: tl.constexpr = min(ROWS, ROWS_AT_ONCE)
     index, part = tl.program_id(0), tl.program_id(1)
-    rest = index // form.heads
+    rest, head = index // form.heads, index % form.heads
     sequence = (rest % sequences).to(tl.int64)
     split = rest // sequences % splits
-    tile = rest // sequences // splits
+    first = rest // sequences // splits * ROWS
     own = limits_of(arrays, sequence)
-    rows = rows_at(arrays, own, sequence, index % form.heads, tile * ROWS, ROWS, False, form)
+    rows = rows_at(arrays, own, sequence, head, first, ROWS, False, form)
+    summed = rows_at(arrays, own, sequence, head, first, HEIGHT, False, form)
     bounds = bounds_of(own, rows, True, form)
-    begin, whole, end = blocks_seen(bounds, form.key_block)
+    begin, _whole, end = blocks_seen(bounds, form.key_block)
     begin, end = tl.maximum(begin, split * BLOCKS), tl.minimum(end, (split + 1) * BLOCKS)
     if begin < end:
-        if SCORED:
-            pieces, lines = (), lines_of_scores(scored, rows, blocks, form)
-        else:
-            pieces, lines = limbs_of_all(heads_of_rows(query, rows, form.size), form.size, form), None
-        state = attend(arrays, rows, bounds, pieces, lines, begin, whole, end, ROWS, STAGES, False, form)
-        place = line_of_split(arrays, rows, split, form) + rows.in_line
+        weights = Weights(exact, maxima, columns)
+        line = line_of_split(arrays, rows, split * PARTS + part, form)
+        for following in tl.static_range(0, ROWS, AT_ONCE):
+            some = rows_at(arrays, own, sequence, head, first + following, AT_ONCE, False, form)
+            found = lines_of_scores(scored, some, blocks, form)
+            write_weights(weights, line + some.in_line, some.exists, found, split, begin, end, form)
+        tl.debug_barrier()
+        of_rows, of_summed = line + rows.in_line, line + summed.in_line
+        state = add_weighted_blocks(arrays, rows, weights, of_rows, of_summed, split, begin, end, STAGES, form)
+        if not all_finite(state.weighted):
+            lines = lines_of_scores(scored, rows, blocks, form)
+            state = add_blocks(arrays, rows, bounds, (), lines, begin, begin, end, ROWS, True, 1, False, False, form)
         if part == 0:
+            place = line_of_split(arrays, rows, split, form) + rows.in_line
             tl.store(maximum + place, state.maximum, mask=rows.exists)
-        of_part = line_of_split(arrays, rows, split * PARTS + part, form) + rows.in_line
-        tl.store(sums + of_part, state.sums, mask=rows.exists)
-        HEIGHT: tl.constexpr = height_of(ROWS)
-        summed = rows_at(arrays, own, sequence, index % form.heads, tile * ROWS, HEIGHT, False, form)
+        tl.store(sums + of_rows, state.sums, mask=rows.exists)
         exists = summed.exists & (tl.arange(0, HEIGHT) < ROWS)
         heads = heads_of_split(weighted + part * form.value_size, arrays, summed, split, WIDTH, form)
         for i in tl.static_range(COUNT):
@@ -222,12 +303,14 @@ def merge_kernel(
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
     PARTS: tl.constexpr,
+    SLICES: tl.constexpr,
     form: tl.constexpr,
 ):
     """Merges the splits of `ROWS` rows of a sequence and a key head in ascending order in each program.
 
     The arrays and sizes are those of `Arrays`; `tiles` counts the tiles of a sequence and a key head. `maximum`, `sums`
-    and `weighted` are those of `split_kernel`, the results those of `forward_kernel`.
+    and `weighted` are those of `column_kernel`, or with one part those of `split_kernel`, the results those of
+    `forward_kernel`. Each program has one of `SLICES` slices of the values' columns, whose width is that of the form.
     """
     arrays = Arrays(
         query,
@@ -247,7 +330,8 @@ def merge_kernel(
     )
     BLOCKS: tl.constexpr = form.split // form.key_block
     COUNT: tl.constexpr = piece_count(form.value_size, form.widest_piece)
-    index = tl.program_id(0)
+    WIDTH: tl.constexpr = form.value_size * SLICES
+    index, columns = tl.program_id(0), tl.program_id(1)
     rest = index // form.heads
     sequence = (rest % sequences).to(tl.int64)
     own = limits_of(arrays, sequence)
@@ -259,10 +343,10 @@ def merge_kernel(
         for part in tl.static_range(1, PARTS):
             other = tl.load(sums + line_of_split(arrays, rows, split * PARTS + part, form) + rows.in_line)
             total = tl.where(other != other, other, total)
-        heads = heads_of_split(weighted, arrays, rows, split, form.value_size, form)
+        heads = heads_of_split(weighted + columns * form.value_size, arrays, rows, split, WIDTH, form)
         values = ()
         for i in tl.static_range(COUNT):
             values = values + (tl.load(places(heads, form.value_size, i, form)),)
         place = line_of_split(arrays, rows, split, form) + rows.in_line
         state = merged(state, State(tl.load(maximum + place), total, values), ROWS, ROWS)
-    write_results(arrays, rows, own, state, out, lse, form)
+    write_results(arrays, rows, own, state, out, lse, columns, SLICES, form)

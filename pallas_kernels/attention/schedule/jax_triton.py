@@ -1,5 +1,6 @@
 """Schedules of the attention kernels written in Triton, by the width of a head. None changes a bit."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -15,6 +16,7 @@ class Tile:
         apart: Whether each split of the keys has a program of its own, which a second kernel needs; forward pass only.
         columns: Columns of the values of a program, if `apart`: the scores of each block of keys have a program of
             their own then, in one more kernel. 0 for programs that compute their scores and have all columns.
+        together: Whether the values of a block are awaited with its keys; only in programs of all splits.
     """
 
     rows: int
@@ -22,6 +24,7 @@ class Tile:
     stages: int
     apart: bool = False
     columns: int = 0
+    together: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,9 @@ bytes of an element."""
 _FEW_PROGRAMS_OF_8_BITS: Final = 128
 """The same where keys and values have 8 bits, whose conversion is most of the work."""
 
+_COLUMNS_OF_MERGE: Final = 64
+"""Columns of the values of a program that merges splits; half of them for few rows."""
+
 _MULTIPROCESSORS: Final = 132
 
 _FEW_BLOCKS: Final = 8
@@ -61,6 +67,7 @@ _SCRATCH_BYTES: Final = 64 << 20
 _ROWS_BELOW_TCGEN05: Final = 32
 _NARROW: Final = 64
 _WIDE: Final = 128
+_WIDER: Final = 192
 _WIDEST: Final = 256
 
 # By the widest head and the bytes of an element: what fits into the shared memory of an RTX 40.
@@ -70,10 +77,12 @@ _MANY: Final = {
     _WIDEST: {2: Tile(32, 8, 1), 4: Tile(32, 8, 1)},
 }
 # With wgmma, on GPUs that have more shared memory. Measured on an H100: with heads of 128 and 64 rows in a program,
-# what is read from the L2 cache is the limit; with heads of 64, several such programs on a multiprocessor are faster.
+# what is read from the L2 cache is the limit; with heads of 64, a warp that has 32 rows reads half of that.
 # With heads of 256, 64 rows and 8 warps, two groups of 4 warps share the rows and exchange their weights.
-_MANY_BY_WGMMA: Final = _MANY | {
+_MANY_BY_WGMMA: Final = {
+    _NARROW: {2: Tile(128, 4, 3, together=True), 4: Tile(64, 4, 1)},
     _WIDE: {2: Tile(128, 8, 3), 4: Tile(64, 4, 1)},
+    _WIDER: {2: Tile(128, 8, 3, together=True), 4: Tile(32, 8, 1)},
     _WIDEST: {2: Tile(128, 8, 2), 4: Tile(32, 8, 1)},
 }
 _FEW: Final = {
@@ -85,7 +94,7 @@ _FEW_BY_WGMMA: Final = _FEW | {
     _WIDEST: {2: Tile(FEW_ROWS, 4, 3), 4: Tile(FEW_ROWS, 8, 1)},
 }
 # With programs for columns, by the bytes of an element; and for few programs that convert 8 bits.
-_BY_COLUMNS: Final = {2: Tile(FEW_ROWS, 2, 8, True, 64), 4: Tile(FEW_ROWS, 4, 4, True, 32)}
+_BY_COLUMNS: Final = {2: Tile(FEW_ROWS, 2, 8, True, 32), 4: Tile(FEW_ROWS, 4, 4, True, 32)}
 _BY_COLUMNS_OF_8_BITS: Final = Tile(FEW_ROWS, 4, 3, True, 32)
 _BACKWARD: Final = {
     _NARROW: {
@@ -140,11 +149,11 @@ def attention_tile(
 
     Example:
         >>> attention_tile(128, 2, 8192, frozenset({"mma"}), heads=8, splits=4, blocks=64)
-        Tile(rows=64, warps=4, stages=2, apart=False, columns=0)
+        Tile(rows=64, warps=4, stages=2, apart=False, columns=0, together=False)
         >>> attention_tile(128, 2, 4, frozenset({"mma"}), heads=8, splits=8, blocks=128)
-        Tile(rows=16, warps=2, stages=3, apart=True, columns=0)
+        Tile(rows=16, warps=2, stages=3, apart=True, columns=0, together=False)
         >>> attention_tile(128, 2, 4, frozenset({"mma"}), heads=8, splits=2, blocks=32)
-        Tile(rows=16, warps=2, stages=8, apart=True, columns=64)
+        Tile(rows=16, warps=2, stages=8, apart=True, columns=32, together=False)
     """
     if rows > FEW_ROWS:
         tiles = _MANY_BY_WGMMA if "wgmma" in features else _MANY
@@ -159,9 +168,29 @@ def attention_tile(
     programs = heads * -(-rows // tile.rows)
     scratch = 4 * size * heads * rows * splits
     apart = splits > 1 and programs < _FULL and scratch <= _SCRATCH_BYTES
+    if stored_in_8_bits:
+        tile = replace(tile, together=False)  # values that are converted early would take registers
     if stored_in_8_bits and rows <= FEW_ROWS and programs * (splits if apart else 1) <= _MULTIPROCESSORS:
         tile = replace(tile, warps=max(tile.warps, 4))  # a multiprocessor has no other warps that convert
     return replace(tile, apart=apart)
+
+
+def merge_tile(rows: int, value_size: int) -> Tile:
+    """Returns the tile of the kernel that merges splits, with the columns of a program.
+
+    Args:
+        rows: Rows of a sequence and a key head.
+        value_size: Width of a head of the values, a multiple of 16.
+
+    Example:
+        >>> merge_tile(4, 128)
+        Tile(rows=4, warps=1, stages=8, apart=False, columns=32, together=False)
+        >>> merge_tile(256, 256)
+        Tile(rows=16, warps=4, stages=8, apart=False, columns=64, together=False)
+    """
+    few = min(FEW_ROWS, 1 << (rows - 1).bit_length())
+    columns = math.gcd(value_size, _COLUMNS_OF_MERGE if few == FEW_ROWS else _COLUMNS_OF_MERGE // 2)
+    return Tile(few, 4 if few == FEW_ROWS else 1, 8, columns=columns)
 
 
 def backward_tiles(size: int, item_bytes: int, features: frozenset[str]) -> BackwardTiles:
@@ -174,7 +203,7 @@ def backward_tiles(size: int, item_bytes: int, features: frozenset[str]) -> Back
 
     Example:
         >>> backward_tiles(64, 2, frozenset({"mma"})).keys
-        Tile(rows=32, warps=4, stages=2, apart=False, columns=0)
+        Tile(rows=32, warps=4, stages=2, apart=False, columns=0, together=False)
     """
     tiles = _BACKWARD_BY_WGMMA if "wgmma" in features else _BACKWARD
     chosen = next((by_bytes[item_bytes] for widest, by_bytes in tiles.items() if size <= widest), None)

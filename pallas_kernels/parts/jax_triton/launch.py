@@ -11,7 +11,7 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from pallas_kernels.parts.jax_triton.library import call, pinned_settings
+from pallas_kernels.parts.jax_triton.library import call, limited_shared_memory, pinned_settings
 from pallas_kernels.parts.xla.manual_axes import result_type
 from pallas_kernels.target import Target
 
@@ -103,7 +103,8 @@ def launch(
         The results.
 
     Raises:
-        UnsupportedError: When lowered, if jax-triton has another interface, or Triton is set to interpret kernels.
+        UnsupportedError: When lowered, if jax-triton has another interface, Triton is set to interpret kernels, or the
+            kernel needs more shared memory than a thread block of the GPU can have.
     """
     arrays = [a for a in arguments if not isinstance(a, int)]
     x, y, z = (*grid, 1, 1)[:3]
@@ -152,7 +153,7 @@ _lower: Final = mlir.lower_fun(_call)
 
 
 def _rule(ctx: Any, *operands: Any, described: Launch) -> Any:
-    with pinned_settings():
+    with pinned_settings(), limited_shared_memory(described.name, described.target):
         return _lower(ctx, *operands, described=described)
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 import jax
 
 from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.target import Target
 
 _ITS_CACHE: Final = "TRITON_CACHE_DIR"  # importing jax-triton changes this environment variable
 _PINNED: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -129,6 +130,43 @@ def pinned_settings() -> Iterator[None]:
                 if hasattr(knob_group, knob):
                     setattr(knob_group, knob, value)
         yield
+
+
+@contextlib.contextmanager
+def limited_shared_memory(name: str, target: Target) -> Iterator[None]:
+    """Refuses to compile a kernel inside that needs more shared memory than a thread block of the GPU can have.
+
+    Otherwise the first launch fails, in the middle of a program. jax-triton does not return how much Triton needs, so
+    the compiler's step that follows is wrapped; around an earlier one jax-triton replaces the error by one of its own.
+
+    Args:
+        name: Name of the kernel.
+        target: The GPU.
+
+    Raises:
+        UnsupportedError: When a kernel is compiled inside, in this thread, that does not fit.
+    """
+    from triton.backends.nvidia.compiler import CUDABackend
+
+    step, thread = CUDABackend.make_ptx, threading.get_ident()
+    parameters = inspect.signature(step)
+
+    @functools.wraps(step)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        needed = parameters.bind(*args, **kwargs).arguments["metadata"]["shared"]
+        if threading.get_ident() == thread and needed > target.shared_memory:
+            raise UnsupportedError(
+                f"{name}: expected a schedule that needs at most {target.shared_memory} bytes of shared memory on"
+                f" {target}, got one that needs {needed}; choose a smaller tile or fewer stages."
+            )
+        return step(*args, **kwargs)
+
+    with _lock:
+        CUDABackend.make_ptx = checked
+        try:
+            yield
+        finally:
+            CUDABackend.make_ptx = step
 
 
 def _restore(knob_group: Any, values: Mapping[str, Any]) -> None:
