@@ -64,7 +64,7 @@ def measure(console: Console, arguments: Arguments) -> Demo:
     kind = "texts" if arguments.text else "chat prompts"
     console.print(
         f"{model} on {device}, jax {jax.__version__}: {len(prompts)} {kind}, up to {arguments.tokens} tokens each, "
-        f"greedy, {precision(arguments)}",
+        f"greedy, {precision(arguments)}; seconds include compiling",
         highlight=False,
         markup=False,
         soft_wrap=True,
