@@ -59,6 +59,8 @@ def measure(console: Console, arguments: Arguments) -> Demo:
         DemoError: If the comparison cannot be made.
     """
     model, checkpoint, tokenizer = _open_checkpoint(arguments.model)
+    if arguments.dtype == "auto":
+        arguments = dataclasses.replace(arguments, dtype=checkpoint.dtype)
     prompts = _encode(checkpoint, tokenizer, arguments)
     device = str(jax.devices()[0].device_kind)
     kind = "texts" if arguments.text else "chat prompts"
