@@ -6,9 +6,11 @@ import gc
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from typing import Any
 
 import pytest
+from _pytest.doctest import DoctestModule
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 # Mosaic's interpreter runs a program for each warpgroup, which wait for each other: with fewer threads than programs,
@@ -21,6 +23,9 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="bijax-tests-")
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "1e9"
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+
+# The processes that tests start import the same modules: they are compiled once, not by each process.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import jax  # reads the environment
 
@@ -63,6 +68,12 @@ def _what_is_patched_stays_here(request: pytest.FixtureRequest) -> Iterator[None
         yield
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Generator[None, Any, list[pytest.Collector]]:
+    """Modules of tests have no doctests: those that are programs of their own are not imported to look for some."""
+    return [found for found in (yield) if not isinstance(found, DoctestModule)]
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

@@ -8,11 +8,11 @@ from typing import Any, Literal
 from bijax.demo.prompts import BUILT_IN, choose_prompts
 from bijax.demo.ways import BATCH_SIZES, CHUNK, QUICK_BATCH_SIZES
 
-type Dtype = Literal["bfloat16", "float16", "float32"]
+type Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 
 PROMPTS, TOKENS = len(BUILT_IN), 32
 QUICK_PROMPTS, QUICK_TOKENS = 2, 20
-DTYPES: tuple[Dtype, ...] = ("bfloat16", "float16", "float32")
+DTYPES: tuple[Dtype, ...] = ("auto", "bfloat16", "float16", "float32")
 
 DESCRIPTION = """\
 Generates texts with a real model, greedily: each prompt alone, then in batches of {batches} with changing neighbours,
@@ -31,7 +31,7 @@ class Arguments:
         prompts: At least one prompt.
         text: Whether the prompts are continued as raw text, not answered.
         tokens: Maximum length of a text, in tokens; at least 1.
-        dtype: Dtype of weights and computation.
+        dtype: Dtype of weights and computation; "auto" for the checkpoint's.
         seed: How prompts are grouped into batches; at least 0.
         quick: Whether to take fewer ways of computing.
         quantize: "int8" for int8 linear layers, or None.
@@ -115,7 +115,8 @@ def add_demo_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParse
         "--dtype",
         choices=DTYPES,
         default="bfloat16",
-        help="dtype of weights and computation (default: %(default)s, in which most models are served)",
+        help="dtype of weights and computation; auto: the checkpoint's (default: %(default)s, in which most models are "
+        "served)",
     )
     parser.add_argument(
         "--seed", type=_from_zero, default=0, metavar="N", help="seed for grouping prompts into batches (default: 0)"

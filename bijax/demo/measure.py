@@ -59,12 +59,14 @@ def measure(console: Console, arguments: Arguments) -> Demo:
         DemoError: If the comparison cannot be made.
     """
     model, checkpoint, tokenizer = _open_checkpoint(arguments.model)
+    if arguments.dtype == "auto":
+        arguments = dataclasses.replace(arguments, dtype=checkpoint.dtype)
     prompts = _encode(checkpoint, tokenizer, arguments)
     device = str(jax.devices()[0].device_kind)
     kind = "texts" if arguments.text else "chat prompts"
     console.print(
         f"{model} on {device}, jax {jax.__version__}: {len(prompts)} {kind}, up to {arguments.tokens} tokens each, "
-        f"greedy, {precision(arguments)}",
+        f"greedy, {precision(arguments)}; seconds include compiling",
         highlight=False,
         markup=False,
         soft_wrap=True,

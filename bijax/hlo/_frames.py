@@ -12,6 +12,7 @@ from typing import Any, Final
 
 _LIBRARIES: Final = re.compile(
     r"/bijax/(?:core|dispatch|lax|ops|hlo|transform|parallel|testing|sampling|serving)/|/(?:pallas_kernels|flax_layers|(?:site|dist)-packages)/"
+    r"|/jax/(?:_src|experimental)/"  # where JAX is used from a checkout
 )
 _PARTS: Final = {
     "FileNames": r'(\d+) "((?:[^"\\]|\\.)*)"',

@@ -45,15 +45,19 @@ def gated_delta_rule(
     b, tokens, h, v = value.shape
     sizes = Sizes(value.dtype.name, key.shape[3], v, heads=b * h, tokens=tokens)
     plan = schedule or chunks_schedule(sizes, target.features)
-    rows = rows_of_chunks(x, plan=plan, target=target)
     options: dict[str, Any] = {"scale": scale, "keep_edges": keep_edges}
     if plan.mosaic:
-        from pallas_kernels.delta_rule.hopper import scan as hopper
+        from pallas_kernels.delta_rule.hopper.rows import Tokens
+        from pallas_kernels.delta_rule.hopper.rows import rows as of_chunks
+        from pallas_kernels.delta_rule.hopper.scan import Chunks
+        from pallas_kernels.delta_rule.hopper.scan import scan as walk
 
-        inverse, weights, logs, betas = rows
-        chunks = hopper.Chunks(query, key, value, inverse, weights, logs, betas, state, lengths)
-        found: Arrays = hopper.scan(chunks, **options, stages=plan.stages)
+        inverse, weights, logs, betas, grown, later = of_chunks(Tokens(query, key, g, beta, lengths))
+        chunks = Chunks(query, key, value, inverse, weights, grown, later, betas, state, lengths)
+        found: Arrays = walk(chunks, **options, stages=plan.stages)
+        rows: Arrays = (inverse, weights, logs, betas)
     else:
+        rows = rows_of_chunks(x, plan=plan, target=target)
         found = scan(x, rows, **options, plan=plan, target=target)
     y, last, edges = repaired(x, rows, found, **options, plan=plan, target=target)
     return (y, last, edges) if keep_edges else (y, last)

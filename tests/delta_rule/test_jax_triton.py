@@ -89,9 +89,9 @@ def test_the_kernels_compile(target: str, kind: str) -> None:
     few = KINDS[kind].get("tokens", 256) <= 8
     names = ["rows_kernel", "columns_kernel", "edges_kernel"] if KINDS[kind].get("batch", 1) > 16 else ["decode_kernel"]
     if not few:
-        # On Hopper the walk of a prompt is a Mosaic kernel.
-        walk = [] if (target, kind) == ("sm_90", "prefill") else ["scan_kernel"]
-        names = ["chunk_kernel", *walk, "careful_scan_kernel"]
+        # On Hopper Mosaic kernels compute prompts.
+        mosaic = (target, kind) == ("sm_90", "prefill")
+        names = [*([] if mosaic else ["chunk_kernel", "scan_kernel"]), "careful_scan_kernel"]
     assert [launch.name.replace("extend_", "") for launch in found] == names
     for launch in found:
         # Atomic operations count programs, and no number is computed by them.

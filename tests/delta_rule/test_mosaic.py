@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels.delta_rule.hopper.rows import Tokens, rows
 from pallas_kernels.delta_rule.hopper.scan import Chunks, scan
 from tests.mosaic import Races, interpreter
 
@@ -33,15 +34,15 @@ def sequences(dtype: str, sizes: tuple[int, int, int, int], tokens: int, lengths
         betas[i] *= ~after[:, 0]
     state = rng.standard_normal((b, h, d, v)) / 2
     narrow = [jnp.asarray(x, dtype) for x in (query, key, value, inverse, weights)]
-    wide = [jnp.asarray(x, jnp.float32) for x in (logs, betas, state)]
+    wide = [jnp.asarray(x, jnp.float32) for x in (np.exp2(logs), np.exp2(logs[..., -1:] - logs), betas, state)]
     return Chunks(*narrow, *wide, jnp.asarray(lengths, jnp.int32))
 
 
 def expected(x: Chunks, dtype: str, scale: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Outputs, last states, and states at edges in float64, rounded where the contract says."""
-    q, k, value, inverse, weights, logs, betas, start = (np.asarray(a, np.float64) for a in x[:8])
+    q, k, value, inverse, weights, grown, later, betas, start = (np.asarray(a, np.float64) for a in x[:9])
     (b, _, h, v), d, group = value.shape, k.shape[3], value.shape[2] // k.shape[2]
-    y, last, edges = np.zeros_like(value), np.zeros_like(start), np.zeros((b, logs.shape[2], h, d, v))
+    y, last, edges = np.zeros_like(value), np.zeros_like(start), np.zeros((b, betas.shape[2], h, d, v))
     for i, head in np.ndindex(b, h):
         s, length = start[i, head], int(x.lengths[i])
         for chunk in range(-(-length // 64)):
@@ -51,11 +52,11 @@ def expected(x: Chunks, dtype: str, scale: float) -> tuple[np.ndarray, np.ndarra
             keys, queries, told = (np.zeros((64, width)) for width in (d, d, v))
             keys[:count], queries[:count] = k[i, rows, head // group], q[i, rows, head // group]
             told[:count] = value[i, rows, head]
-            g, t, p = logs[i, head, chunk], inverse[i, head, chunk].T, weights[i, head, chunk].T
-            grown, narrow = np.exp2(g)[:, None], rounded(s, dtype)
-            r = rounded(betas[i, head, chunk][:, None] * (told - grown * (keys @ narrow)), dtype)
-            y[i, rows, head] = (scale * (grown * (queries @ narrow) + p @ r))[:count]
-            s = np.exp2(g[-1]) * s + keys.T @ rounded((t @ r) * np.exp2(g[-1] - g)[:, None], dtype)
+            of_chunk, t, p = (i, head, chunk), inverse[i, head, chunk].T, weights[i, head, chunk].T
+            decay, narrow = grown[of_chunk][:, None], rounded(s, dtype)
+            r = rounded(betas[of_chunk][:, None] * (told - decay * (keys @ narrow)), dtype)
+            y[i, rows, head] = (scale * (decay * (queries @ narrow) + p @ r))[:count]
+            s = decay[-1] * s + keys.T @ rounded((t @ r) * later[of_chunk][:, None], dtype)
         last[i, head] = s
     return y, last, edges
 
@@ -77,6 +78,51 @@ def test_numbers(dtype: str, sizes: tuple[int, int, int, int], lengths: list[int
     assert races() == 0
 
 
+def tokens(dtype: str, sizes: tuple[int, int, int], count: int, lengths: list[int]) -> Tokens:
+    """Random tokens with nan after their ends; keys have length 1."""
+    (j, h, d), b, rng = sizes, len(lengths), np.random.default_rng(0)
+    query, key = rng.standard_normal((2, b, count, j, d))
+    key /= np.linalg.norm(key, axis=-1, keepdims=True)
+    g, beta = -np.abs(rng.standard_normal((b, count, h))) / 9, rng.uniform(0, 1, (b, count, h))
+    for i, length in enumerate(lengths):
+        for x in (query, key, g, beta):
+            x[i, length:] = np.nan
+    narrow, wide = (jnp.asarray(x, dtype) for x in (query, key)), (jnp.asarray(x, jnp.float32) for x in (g, beta))
+    return Tokens(*narrow, *wide, jnp.asarray(lengths, jnp.int32))
+
+
+@pytest.mark.tier("full")
+@pytest.mark.parametrize(("dtype", "size"), [("bfloat16", 64), ("float16", 128)])
+def test_rows_of_chunks(dtype: str, size: int, races: Races) -> None:
+    lengths = [136, 70]
+    x = tokens(dtype, (1, 2, size), 136, lengths)
+    x = x._replace(g=x.g.at[0, 3, 1].set(jnp.inf), key=x.key.at[1, 66, 0, 0].set(jnp.nan))
+    t, p, logs, betas, grown, later = (np.asarray(a, np.float64) for a in rows(x, interpret=interpreter()))
+    query, key = (np.asarray(a, np.float64) for a in x[:2])
+    for i, head, chunk in np.ndindex(2, 2, 3):
+        place = slice(chunk * 64, min(chunk * 64 + 64, lengths[i]))
+        n = place.stop - place.start
+        if n <= 0:
+            continue
+        q, k, at = query[i, place, 0], key[i, place, 0], (i, head, chunk)
+        g, beta = (np.asarray(a, np.float64)[i, place, head] for a in (x.g, x.beta))
+        lost = np.isnan(k).any(1)
+        broken, known = lost | ~np.isfinite(g), np.argmax([*lost, True])
+        k, beta = np.where(lost[:, None], 0, k), np.where(broken, 0, beta)
+        sums = np.cumsum(np.where(np.isfinite(g), g, 0)) * np.log2(np.e)
+        np.testing.assert_array_equal(np.isnan(betas[at][:n]), broken)
+        age = np.tril(np.exp2(np.minimum(sums[:, None] - sums, 0)))
+        inverse = np.linalg.inv(np.eye(n) + np.tril(beta[:, None] * (k @ k.T) * age, -1))
+        weights = (q @ k.T * age) @ inverse
+        for ours, exact, count in ((t, inverse, n), (p, weights, known)):
+            found, exact = ours[at].T[:count], exact[:count, :count]
+            assert np.linalg.norm(found[:, :count] - exact) < 8e-3 * np.linalg.norm(exact)
+            assert not np.triu(found, 1).any()
+        for found, exact in ((logs, sums), (grown, np.exp2(sums)), (later, np.exp2(sums[-1] - sums))):
+            np.testing.assert_allclose(found[at][:n], exact, rtol=1e-5, atol=1e-6)
+    assert races() == 0
+
+
 @pytest.mark.tier("full")
 def test_columns_with_nan_are_flagged() -> None:
     x = sequences("bfloat16", (1, 1, 64, 128), 64, [64])
@@ -91,3 +137,9 @@ def test_programs_for_a_gpu(keep_edges: bool) -> None:
     x = jax.eval_shape(lambda: sequences("bfloat16", (1, 2, 128, 128), 200, [200]))
     program = jax.jit(functools.partial(scan, scale=0.5, keep_edges=keep_edges, stages=3)).trace(x)
     assert "delta_rule_scan" in program.lower(lowering_platforms=("cuda",)).as_text()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_program_of_rows_for_a_gpu(dtype: str) -> None:
+    x = jax.eval_shape(lambda: tokens(dtype, (1, 2, 128), 200, [200]))
+    assert "mma.sync" in jax.jit(rows).trace(x).lower(lowering_platforms=("cuda",)).as_text()

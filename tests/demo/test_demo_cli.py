@@ -41,7 +41,8 @@ class ByteTokenizer:
 @pytest.fixture
 def demo(monkeypatch, tmp_path, capsys):
     """Runs `bijax demo` with fake models; returns the exit code, what it printed, and its JSON if it wrote one."""
-    checkpoint = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=1000), tokenizer=ByteTokenizer())
+    config = SimpleNamespace(max_position_embeddings=1000)
+    checkpoint = SimpleNamespace(config=config, tokenizer=ByteTokenizer(), dtype="float16")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(measure, "smollm2_path", lambda: tmp_path / "fake.gguf")
     monkeypatch.setattr(measure, "load_checkpoint", lambda path: checkpoint)
@@ -61,6 +62,13 @@ def demo(monkeypatch, tmp_path, capsys):
         return code, capsys.readouterr(), json.loads(written.read_text()) if written.exists() else None
 
     return call
+
+
+def test_the_dtype_of_the_checkpoint(demo):
+    code, printed, found = demo("--quick", "--dtype", "auto", "--json", "figures.json")
+    assert code == 0
+    assert "greedy, float16;" in printed.out
+    assert found["arguments"]["dtype"] == "float16"
 
 
 def test_texts_without_a_chat_template(demo, monkeypatch):

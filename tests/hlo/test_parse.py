@@ -168,4 +168,5 @@ def test_the_users_line_is_the_innermost_outside_of_libraries():
     inner, mine, outer = ("/x/pallas_kernels/rows/tiled.py", 1), ("/me/bijax/train.py", 2), ("/me/main.py", 3)
     assert user_line([inner, mine, outer]) == "/me/bijax/train.py:2"
     assert user_line([inner]) == ""
+    assert user_line([("/src/jax/jax/_src/lax/lax.py", 1), mine]) == "/me/bijax/train.py:2"
     assert user_line([]) == ""

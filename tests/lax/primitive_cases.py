@@ -34,7 +34,7 @@ def equations(function: Callable[..., Any], *args: Any, name: str) -> list[Any]:
 
 def normal(seed: int, *shape: int, dtype: str = "float32") -> jax.Array:
     """Returns normal numbers."""
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape).astype(np.float32)).astype(dtype)
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape).astype(np.float32).astype(jnp.dtype(dtype)))
 
 
 def compared(equation: Any, rule: Callable[..., jax.Array], *, seed: int = 0) -> tuple[jax.Array, jax.Array]:

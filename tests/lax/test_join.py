@@ -12,6 +12,7 @@ from jax import lax
 import bijax
 from bijax.testing import assert_bits_equal
 from pallas_kernels.parts.xla.join import join
+from tests.tiers import tiered
 
 CASES = {
     "halves of heads": ((2, 5, 3, 4), (2, 5, 3, 4), 3),
@@ -26,7 +27,7 @@ CASES = {
 
 def arrays(name: str, dtype: str = "float32") -> list[jax.Array]:
     rng = np.random.default_rng(0)
-    return [jnp.asarray(rng.integers(0, 100, shape), dtype) for shape in CASES[name][:2]]
+    return [jnp.asarray(rng.integers(0, 100, shape).astype(jnp.dtype(dtype))) for shape in CASES[name][:2]]
 
 
 def joined_shapes(lowered: jax.stages.Lowered) -> list[str]:
@@ -35,12 +36,14 @@ def joined_shapes(lowered: jax.stages.Lowered) -> list[str]:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool"])
+@pytest.mark.parametrize("dtype", tiered(["float32", "bfloat16", "int8", "bool"], fast=["float32", "bool"]))
 def test_values(name: str, dtype: str) -> None:
     x, axis = arrays(name, dtype), CASES[name][2]
-    assert_bits_equal(jax.jit(join, static_argnums=1)(x, axis), lax.concatenate(x, axis))
-    assert_bits_equal(join(x, axis), lax.concatenate(x, axis))
-    assert_bits_equal(jax.jit(bijax.invariant(lambda *x: lax.concatenate(x, axis)))(*x), lax.concatenate(x, axis))
+    expected = np.concatenate(x, axis)
+    assert_bits_equal(jax.jit(join, static_argnums=1)(x, axis), expected)
+    assert_bits_equal(jax.jit(bijax.invariant(lambda *x: lax.concatenate(x, axis)))(*x), expected)
+    if dtype == "float32":  # each piece is a program of its own
+        assert_bits_equal(join(x, axis), expected)
 
 
 @pytest.mark.parametrize("transform", [lambda f: f, bijax.invariant], ids=["join", "invariant"])

@@ -119,11 +119,13 @@ def test_products_of_the_oracle(count: list[int]) -> None:
     y = jax.jit(bijax.moe_quant_group_gemm)(x, scale, w, columns, np.int32(count))
     expert = np.repeat(np.arange(3), count)
     expected = np.zeros((9, 8), oracles.BF16)
+    given = [np.asarray(array) for array in (x, w, scale, columns)]  # whose parts are no programs
     for row, e in enumerate(expert):
-        one = oracles.quantized_product(x[row : row + 1], w[e], scale[row : row + 1], columns[e])
+        of_row, of_expert, row_scale, column_scales = given[0][[row]], given[1][e], given[2][[row]], given[3][e]
+        one = oracles.quantized_product(of_row, of_expert, row_scale, column_scales)
         expected[row] = one[0]
         if row == 0:
-            assert_bits_equal(bijax.moe_quant_matmul(x[:1], scale[:1], w[e], columns[e]), one)
+            assert_bits_equal(bijax.moe_quant_matmul(of_row, row_scale, of_expert, column_scales), one)
     assert_bits_equal(y, expected)
     bad = columns.at[2].set(jnp.nan), scale.at[8].set(jnp.nan)
     rows = bijax.moe_quant_group_gemm(x, bad[1], w, bad[0], count, preferred_element_type="float32")
@@ -131,9 +133,9 @@ def test_products_of_the_oracle(count: list[int]) -> None:
 
     xf, wf = normal(4, 9, 40, dtype="bfloat16"), normal(5, 3, 40, 8, dtype="bfloat16")
     z = bijax.group_matmul(xf, wf, count)
-    exact = np.zeros((9, 8))
+    exact, rows, weights = np.zeros((9, 8)), np.asarray(xf, np.float64), np.asarray(wf, np.float64)
     for row, e in enumerate(expert):
-        exact[row] = np.asarray(xf[row], np.float64) @ np.asarray(wf[e], np.float64)
+        exact[row] = rows[row] @ weights[e]
     assert np.abs(np.asarray(z, np.float64) - exact).max() <= 2.0**-8 * np.abs(exact).max()
     assert not np.asarray(z[sum(count) :], np.float32).any()
 

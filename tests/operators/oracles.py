@@ -58,7 +58,7 @@ def rotary(
     qkv: Any, sin: Any, cos: Any, kv_heads: int, starts: Any, lengths: Any, offset: int = 0, interleaved: bool = False
 ) -> Array:
     """Rotates the heads of queries and keys of padded (B, L, H, D) or packed (T, H, D) tokens."""
-    out = np.array(qkv)
+    out, sin, cos = np.array(qkv), np.asarray(sin), np.asarray(cos)
     rows = [out[b] for b in range(len(lengths))] if out.ndim == 4 else np.split(out, np.cumsum(lengths)[:-1])
     for tokens, start, length in zip(rows, starts, lengths, strict=True):
         for t in range(length):

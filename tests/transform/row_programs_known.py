@@ -154,6 +154,12 @@ _STATISTICS = (
     Program("layers", _layers, (X, ones((3, 6, 6))), APART, axes=_WEIGHTS),
 )
 
+
+def _two_keys(row: Any, number: Any) -> Any:
+    first, second = jax.random.split(jax.random.fold_in(KEY, number))
+    return row + jax.random.normal(first, (6,)) + jax.random.beta(second, 2.0, 3.0)
+
+
 _POSITIONS = (
     Program("noise from one key", lambda x: x + jax.random.normal(KEY, x.shape), (X,), MIXES, ("random_bits",)),
     Program(
@@ -171,6 +177,7 @@ _POSITIONS = (
         ("random_bits",),
     ),
     Program("keys of rows", _noise_of_rows, (X, jnp.arange(4)), APART),
+    Program("two keys of each row", lambda x, i: jax.vmap(_two_keys)(x, i), (X, jnp.arange(4)), APART),
     Program("noise that rows share", lambda x: x + jax.random.normal(KEY, (6,)), (X,), APART),
     Program("number of the row", lambda x: x + jnp.arange(4.0)[:, None], (X,), MIXES, ("add",)),
     Program("place in the row", lambda x: x + jnp.arange(6.0), (X,), APART),
@@ -196,6 +203,9 @@ _MOVES = (
         ("scatter-add",),
         _WEIGHTS,
     ),
+    Program("columns one by one", lambda x: sum(column for column in x.T), (X,), APART),
+    Program("rows one by one", lambda x: list(x), (X,), APART),
+    Program("a sum of rows one by one", lambda x: sum(row for row in x), (X,), MIXES, ("add",)),
     Program("written by row", lambda x: x.at[jnp.arange(4), 2].set(0), (X,), APART),
     Program("other rows", lambda x: x[jnp.array([1, 0, 3, 2])], (X,), MIXES, ("gather",)),
     Program("order of rows", lambda x: x[jnp.argsort(x[:, 0])], (X,), MIXES, ("sort",)),

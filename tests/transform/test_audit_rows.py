@@ -168,7 +168,7 @@ def test_every_primitive_with_a_rule_is_followed_or_named_here() -> None:
         " dot_product_attention_fp8_fwd dot_product_attention_fp8_fwd_wrapper dot_product_attention_fwd"
         " dot_product_attention_fwd_wrapper ffi_call io_callback mosaic_gpu_p pallas_call pbroadcast_dynamic ppermute"
         " ppermute_done ppermute_start pure_callback ragged_all_to_all reduce_scatter relayout scaled_dot stage"
-        " scaled_matmul scaled_matmul_wrapper scatter_apply tile tpu_custom_call triton_kernel_call unstack"
+        " scaled_matmul scaled_matmul_wrapper scatter_apply tile tpu_custom_call triton_kernel_call"
         " broadcast_to preduced reduced_vary_cast reduced_vary_cast_p vary_unreduced_cast vary_unreduced_cast_p".split()
     )
     programs = {n for n in registry.named() if registry.is_program(n)}

@@ -156,7 +156,7 @@ CASES: dict[str, tuple[Program, np.ndarray]] = {
     "scatters that multiply": (multiplied, paired(12)),
     "betainc": (incomplete, real(12)),
 }
-QUICK_ALONE = ["factorisations", "complex numbers", "rotary embedding", "betainc"]
+QUICK_ALONE = ["factorisations", "complex numbers", "rotary embedding"]
 
 
 @functools.cache

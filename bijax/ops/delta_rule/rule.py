@@ -174,7 +174,8 @@ def gated_delta_rule_extend(
     kept = check_state(op, state, sizes, tokens.value.dtype)
     first = check_start(op, start, kept, sizes)
     counted, invalid = _counted(check_lengths(op, lengths, sizes), sizes["T"])
-    invalid = invalid | (first < kept.edge) | (first > kept.length)
+    if start is not None:
+        invalid = invalid | (first < kept.edge) | (first > kept.length)
     counted = jnp.where(invalid, 0, counted)
     if 0 in tokens.value.shape or sizes["D"] == 0:
         return tokens.value, kept

@@ -69,12 +69,16 @@ def reshape(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     value, old, new = values[0], eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
     if math.prod(old) != math.prod(new):  # the last axis holds the parts of a number
         return _remapped(flow, eqn, value, {a: a for a in range(min(len(old), len(new)))})
+    return [_reshaped(flow, eqn, value, old, new)]
+
+
+def _reshaped(flow: Flow, eqn: Any, value: Value, old: tuple[int, ...], new: tuple[int, ...]) -> Value:
     if value.rows is None:
         varies = {(n, place) for a, place in value.varies for n in (overlapping(a, old, new) if a >= 0 else [a])}
         known = _apply(value, lambda a: a.reshape(new))
-        return [Value(None, value.mixing, value.scaled, value.sums, frozenset(varies), known)]
+        return Value(None, value.mixing, value.scaled, value.sums, frozenset(varies), known)
     rows = reshaped(value.rows, old, new)
-    return [placed(flow, eqn, values, rows, is_lost=rows is None)]
+    return placed(flow, eqn, [value], rows, is_lost=rows is None)
 
 
 @rule("rev")
@@ -108,12 +112,26 @@ def _sliced(flow: Flow, eqn: Any, value: Value, shape: tuple[int, ...], bounds: 
 @rule("split bijax_cut")
 def split(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     """Returns the parts of an array."""
+    return _parts(flow, eqn, values[0], eqn.params["sizes"])
+
+
+@rule("unstack")
+def unstack(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
+    """Returns the entries along an axis, without it; `a, b = jax.random.split(key)` is one."""
+    axis, shape = eqn.params["axis"], eqn.invars[0].aval.shape
+    parts = _parts(flow, eqn, values[0], [1] * shape[axis])
+    one, without = (*shape[:axis], 1, *shape[axis + 1 :]), (*shape[:axis], *shape[axis + 1 :])
+    return [_reshaped(flow, eqn, part, one, without) for part in parts]
+
+
+def _parts(flow: Flow, eqn: Any, value: Value, sizes: Sequence[int]) -> list[Value]:
+    """Returns the parts of an array that is cut along the axis of an equation."""
     axis, shape = eqn.params["axis"], eqn.invars[0].aval.shape
     results, start = [], 0
-    for size in eqn.params["sizes"]:
+    for size in sizes:
         low, high = [0] * len(shape), list(shape)
         low[axis], high[axis] = start, start + size
-        results.append(_sliced(flow, eqn, values[0], shape, (low, high, [1] * len(shape))))
+        results.append(_sliced(flow, eqn, value, shape, (low, high, [1] * len(shape))))
         start += size
     return results
 

@@ -1,8 +1,8 @@
 """Outputs and states of whole sequences, from T and P of their chunks, in the order of `MmaDeltaRuleContract`.
 
-A block has 64 columns of the values of a head and walks over its chunks; TMA reads chunks ahead. One warpgroup computes
-residuals and states, which depend on one another, and passes both to a second one, which computes the outputs. Tiles
-are transposed: wgmma's rows are the columns of the values. So each product is an operand of the next one in the
+A block has 64 columns of the values of a head and walks over its chunks, which a warpgroup reads ahead by TMA. Another
+one computes residuals and states, which depend on one another, and passes both to a third, which computes the outputs.
+Tiles are transposed: wgmma's rows are the columns of the values. So each product is an operand of the next one in the
 registers that it is in, and the other operands (keys, queries, T, P) are read from shared memory as TMA wrote them.
 """
 
@@ -26,6 +26,7 @@ from pallas_kernels.delta_rule.hopper.transposed import (
 )
 from pallas_kernels.parts.hopper.launch import launch
 from pallas_kernels.parts.hopper.products import finish, share, start
+from pallas_kernels.parts.hopper.stages import await_free, drain
 from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, Arithmetic, across, filled, tiled
 
 COLUMN: Final = TILE.reduce(0)
@@ -45,7 +46,8 @@ class Chunks(NamedTuple):
         value: (B, T, H, V).
         inverse: (B, H, N, 64, 64) T of the contract, columns first.
         weights: (B, H, N, 64, 64) P, columns first.
-        logs: (B, H, N, 64) float32, G.
+        grown: (B, H, N, 64) float32, E(G).
+        later: (B, H, N, 64) float32, E(G of the last row - G).
         betas: (B, H, N, 64) float32, nan for a row that makes its head nan.
         state: (B, H, D, V) float32.
         lengths: (B,) int32.
@@ -56,13 +58,15 @@ class Chunks(NamedTuple):
     value: Any
     inverse: Any
     weights: Any
-    logs: Any
+    grown: Any
+    later: Any
     betas: Any
     state: Any
     lengths: Any
 
 
-_COPIES: Final = 7  # of a chunk
+_COPIES: Final = 8  # of a chunk
+_REGISTERS: Final = (240, 160, 40)
 
 
 class _Memory(NamedTuple):
@@ -74,10 +78,11 @@ class _Memory(NamedTuple):
         value: (stages, 64, 64).
         inverse: (stages, 64, 64).
         weights: (stages, 64, 64).
-        logs: (stages, 64) float32.
+        grown: (stages, 64) float32.
+        later: (stages, 64) float32.
         betas: (stages, 64) float32.
         full: A barrier for each stage.
-        free: A barrier for each stage: the warpgroup of states has read it.
+        free: A barrier for each stage.
         state: (64, D) the rounded state.
         residual: (64, 64) the residuals.
         state_full: A barrier.
@@ -92,7 +97,8 @@ class _Memory(NamedTuple):
     value: Any
     inverse: Any
     weights: Any
-    logs: Any
+    grown: Any
+    later: Any
     betas: Any
     full: Any
     free: Any
@@ -120,10 +126,11 @@ class _Memory(NamedTuple):
             value=tiles(ROWS),
             inverse=tiles(ROWS),
             weights=tiles(ROWS),
-            logs=plgpu.SMEM((stages, ROWS), jnp.float32),
+            grown=plgpu.SMEM((stages, ROWS), jnp.float32),
+            later=plgpu.SMEM((stages, ROWS), jnp.float32),
             betas=plgpu.SMEM((stages, ROWS), jnp.float32),
             full=plgpu.Barrier(num_arrivals=_COPIES, num_barriers=stages),
-            free=plgpu.Barrier(num_barriers=stages),
+            free=plgpu.Barrier(num_arrivals=2, num_barriers=stages),
             state=tile(size),
             residual=tile(ROWS),
             state_full=plgpu.Barrier(),
@@ -182,18 +189,16 @@ class _Walk:
         numbers: jax.Array = plgpu.load(ref.at[slot], layout=COLUMN)
         return numbers
 
-    def exp2(self, x: jax.Array) -> jax.Array:
-        """Returns 2 ** x of a number for each row of a chunk."""
-        return Arithmetic(interpret=self.interpret, axis=0).exp2(x)
-
     def fetch(self, chunk: Any) -> None:
-        """Starts to read a chunk into its stage."""
+        """Starts to read a chunk into its stage, as soon as that is free."""
         slot = lax.rem(chunk, self.stages)
+        await_free(chunk, self.stages, self.memory.free.at[slot])
         x, m, full = self.given, self.memory, self.memory.full.at[slot]
         rows = pl.ds(chunk * ROWS, ROWS)
         plgpu.copy_gmem_to_smem(x.key.at[self.batch, rows, self.key_head], m.key.at[slot], full)
         plgpu.copy_gmem_to_smem(x.value.at[self.batch, rows, self.head, self.columns], m.value.at[slot], full)
-        for source, target in ((x.logs, m.logs), (x.betas, m.betas), (x.inverse, m.inverse), (x.weights, m.weights)):
+        of_head = ((x.grown, m.grown), (x.later, m.later), (x.betas, m.betas), (x.inverse, m.inverse))
+        for source, target in (*of_head, (x.weights, m.weights)):
             plgpu.copy_gmem_to_smem(source.at[self.batch, self.head, chunk], target.at[slot], full)
         plgpu.copy_gmem_to_smem(x.query.at[self.batch, rows, self.key_head], m.query.at[slot], full)
 
@@ -220,10 +225,9 @@ class _Walk:
         told = start(None, narrow, (keys,), interpret=interpret)
         self.pass_on(chunk, narrow, m.state, m.state_free, m.state_full)
         value = load_transposed(values, interpret).astype(jnp.float32)
-        logs, factor = self.of_rows(m.logs, slot), self.of_rows(m.betas, slot)
-        newest = jnp.full((ROWS,), m.logs[slot, ROWS - 1], jnp.float32)
-        grown, later = -self.exp2(logs), self.exp2(plgpu.layout_cast(newest, COLUMN) - logs)
-        whole = across(math.exp2(plgpu.layout_cast(newest, ROW)), state.shape[1])
+        grown, later, factor = -self.of_rows(m.grown, slot), self.of_rows(m.later, slot), self.of_rows(m.betas, slot)
+        newest = jnp.full((ROWS,), m.grown[slot, ROWS - 1], jnp.float32)
+        whole = across(plgpu.layout_cast(newest, ROW), state.shape[1])
         (told,) = finish(0, told, interpret=interpret)
         r = math.product(_down(factor), math.fused(_down(grown), told, value))
         r = jnp.where(jnp.abs(r) < _bound(dtype), r, jnp.nan).astype(dtype)
@@ -250,7 +254,7 @@ class _Walk:
         query = m.query.at[slot]
         plgpu.barrier_wait(m.full.at[slot])
         self.clear_rows(chunk, query)
-        grown = self.exp2(self.of_rows(m.logs, slot))
+        grown = self.of_rows(m.grown, slot)
         plgpu.barrier_wait(m.state_full)
         (asked,) = finish(0, start(None, (m.state,), (query,), interpret=interpret), interpret=interpret)
         plgpu.barrier_arrive(m.state_free)
@@ -259,12 +263,11 @@ class _Walk:
         y = start(asked, (m.residual,), (m.weights.at[slot],), right_along=False, interpret=interpret)
         (y,) = finish(0, y, interpret=interpret)
         plgpu.barrier_arrive(m.residual_free)
+        plgpu.barrier_arrive(m.free.at[slot])
         self.store((math.scaled(y, self.scale) + 0.0).astype(dtype), chunk, out)
-        plgpu.barrier_wait(m.free.at[slot])
-        pl.when(chunk + self.stages < self.whole)(lambda: self.fetch(chunk + self.stages))
 
     def store(self, y: jax.Array, chunk: Any, out: Any) -> None:
-        """Writes outputs (64 columns, 64 rows). After its barrier, every warp has read the stage."""
+        """Writes outputs (64 columns, 64 rows)."""
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         store_transposed(y, self.memory.out, self.interpret)
         plgpu.commit_smem()
@@ -301,7 +304,7 @@ def scan(
         1 for 64 columns of a head whose last state has a nan, of which nothing is to be used.
     """
     b, _, h, width = given.value.shape
-    key_heads, size, chunks = given.key.shape[2], given.key.shape[3], given.logs.shape[2]
+    key_heads, size, chunks = given.key.shape[2], given.key.shape[3], given.betas.shape[2]
     slices, group = width // ROWS, h // key_heads
     edges_shape = (b, chunks, *given.state.shape[1:]) if keep_edges else (1,)
     outputs = [
@@ -325,6 +328,8 @@ def scan(
 
         @pl.when(warpgroup == 0)
         def _() -> None:
+            plgpu.set_max_registers(_REGISTERS[0], action="increase")
+
             def one(chunk: Any, state: jax.Array) -> jax.Array:
                 keep(chunk, state)
                 return walk.move(chunk, state)
@@ -343,12 +348,17 @@ def scan(
 
         @pl.when(warpgroup == 1)
         def _() -> None:
-            for i in range(stages):
-                pl.when(i < walk.whole)(partial(walk.fetch, jnp.int32(i)))
+            plgpu.set_max_registers(_REGISTERS[1], action="decrease")
             pl.loop(0, walk.whole)(lambda chunk: walk.answer(chunk, out))
             nothing = filled((ROWS, ROWS), 0).astype(given.value.dtype)
             pl.loop(walk.whole, chunks)(lambda chunk: walk.store(nothing, chunk, out))
             plgpu.wait_smem_to_gmem(0)
+
+        @pl.when(warpgroup == 2)
+        def _() -> None:
+            plgpu.set_max_registers(_REGISTERS[2], action="decrease")
+            pl.loop(0, walk.whole)(walk.fetch)
+            drain((memory.free,), stages, walk.whole)
 
     return launch(
         "delta_rule_scan",
@@ -356,7 +366,7 @@ def scan(
         outputs,
         {"sequence": b, "slice": h * slices},
         [_Memory.types(stages, size, given.key.dtype)],
-        warpgroups={"warpgroup": 2},
+        warpgroups={"warpgroup": 3},
         parameters=FAST,
         interpret=interpret,
     )(given)
