@@ -79,8 +79,10 @@ _MANY: Final = {
 # With wgmma, on GPUs that have more shared memory. Measured on an H100: with heads of 128 and 64 rows in a program,
 # what is read from the L2 cache is the limit; with heads of 64, a warp that has 32 rows reads half of that.
 # With heads of 256, 64 rows and 8 warps, two groups of 4 warps share the rows and exchange their weights.
+_MANY_OF_NARROW: Final = Tile(128, 4, 3, together=True)
+_MANY_OF_NARROW_WITH_OPTIONS: Final = Tile(64, 4, 3)  # biases and masks of 128 rows would spill registers
 _MANY_BY_WGMMA: Final = {
-    _NARROW: {2: Tile(128, 4, 3, together=True), 4: Tile(64, 4, 1)},
+    _NARROW: {2: _MANY_OF_NARROW, 4: Tile(64, 4, 1)},
     _WIDE: {2: Tile(128, 8, 3), 4: Tile(64, 4, 1)},
     _WIDER: {2: Tile(128, 8, 3, together=True), 4: Tile(32, 8, 1)},
     _WIDEST: {2: Tile(128, 8, 2), 4: Tile(32, 8, 1)},
@@ -134,6 +136,7 @@ def attention_tile(
     splits: int,
     blocks: int,
     stored_in_8_bits: bool = False,
+    plain: bool = True,
 ) -> Tile:
     """Returns the tile of the forward kernel.
 
@@ -146,6 +149,7 @@ def attention_tile(
         splits: Splits of the keys.
         blocks: Blocks of the keys.
         stored_in_8_bits: Whether keys and values have 8 bits.
+        plain: Whether scores are products alone, without a cap, a bias, slopes or a mask.
 
     Example:
         >>> attention_tile(128, 2, 8192, frozenset({"mma"}), heads=8, splits=4, blocks=64)
@@ -168,6 +172,8 @@ def attention_tile(
     programs = heads * -(-rows // tile.rows)
     scratch = 4 * size * heads * rows * splits
     apart = splits > 1 and programs < _FULL and scratch <= _SCRATCH_BYTES
+    if not plain and tile == _MANY_OF_NARROW:
+        tile = _MANY_OF_NARROW_WITH_OPTIONS
     if stored_in_8_bits:
         tile = replace(tile, together=False)  # values that are converted early would take registers
     if stored_in_8_bits and rows <= FEW_ROWS and programs * (splits if apart else 1) <= _MULTIPROCESSORS:
