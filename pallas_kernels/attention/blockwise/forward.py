@@ -109,10 +109,10 @@ def block_step(
         maximum = larger(state.maximum, maximum)
     # A row whose scores are all -inf so far has no largest one to subtract.
     (shift,) = isolate(jnp.where(maximum == -jnp.inf, jnp.float32(0), maximum))
-    (weights,) = isolate(jnp.where(seen, jnp.exp(scores - shift[..., None]), jnp.float32(0)))
+    weights = softmax_weights(scores, shift, seen)
     decay = None if state is None else run_flat(lambda x: (jnp.exp(x),), state.maximum - shift)[0]
     block_total = lane_tree(weights, lax.add)
-    block_values = seen_product(weights, seen, values, (((3,), (1,)), ((0, 1), (0, 2))), fused=fused, finite=finite)
+    block_values = weighted_values(weights, seen, values, fused=fused, finite=finite)
     changed = rows.in_block(start, keys.shape[1])[:, None, :]
     if state is None or decay is None:
         # Neither sum can be -0, which adding the zero of the initial state would make +0.
@@ -124,6 +124,16 @@ def block_step(
         total, kept = isolate(state.total * decay, state.values * decay[..., None])
         new, old = State(maximum, total + block_total, kept + block_values), state
     return State(*isolate(*(_where_rows(changed, n, o) for n, o in zip(new, old, strict=True))))
+
+
+def softmax_weights(scores: jax.Array, shift: jax.Array, seen: jax.Array) -> jax.Array:
+    """Returns exp(score - shift) of scores (b, K, R, n) and shifts (b, K, R), zero where a key is not seen."""
+    return isolate(jnp.where(seen, jnp.exp(scores - shift[..., None]), jnp.float32(0)))[0]
+
+
+def weighted_values(weights: jax.Array, seen: jax.Array, values: jax.Array, *, fused: bool, finite: bool) -> jax.Array:
+    """Returns the sums (b, K, R, V) of values (b, n, K, V) with weights (b, K, R, n); see `seen_product`."""
+    return seen_product(weights, seen, values, (((3,), (1,)), ((0, 1), (0, 2))), fused=fused, finite=finite)
 
 
 def _where_rows(condition: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:

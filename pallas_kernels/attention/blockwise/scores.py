@@ -96,6 +96,11 @@ def seen_keys(rows: MaskBounds, start: jax.Array, keys: int, mask: jax.Array | N
     return seen if mask is None else seen & mask
 
 
+def products_with_keys(query: jax.Array, keys: jax.Array, *, fused: bool) -> jax.Array:
+    """Returns the products (b, K, R, n) of rows (b, K, R, H) and keys (b, n, K, H)."""
+    return dot(query, keys, (((3,), (3,)), ((0, 1), (0, 2))), fused=fused)
+
+
 class Scores(NamedTuple):
     """Scores (b, K, R, keys) of a block, as the softmax takes them.
 
@@ -131,7 +136,7 @@ def block_scores(
         soft_cap: That of the call.
         fused: As in the contract.
     """
-    raw = dot(query, keys, (((3,), (3,)), ((0, 1), (0, 2))), fused=fused)
+    raw = products_with_keys(query, keys, fused=fused)
     if soft_cap is None and arrays.bias is None and arrays.slopes is None:
         return Scores(isolate(jnp.where(seen, raw * factor, -jnp.inf))[0], None)
     # After a barrier a product is rounded before the sum.
