@@ -1,13 +1,22 @@
 """The pieces of a tile of one block of keys whose bits may depend on its shape, compared alone.
 
-These are its two products, which XLA gives to a library, and the exponentials of the scores. Everything else in such a
-tile is exact, correctly rounded, or computed on whole vectors of a fixed length, and barriers keep the pieces in
-kernels of their own wherever they are used. So a tile has the reference's bits if its pieces have them, and it is not
-compiled once more to be compared, which takes longer than comparing all products of a model. The tests compare whole
-tiles. A tile with a loop over blocks of keys is compared as a whole (`pallas_kernels.attention.cpu.launch`), since XLA
-may compile a small loop as one function.
+These are its two products, which XLA gives to a library, and the exponentials of the scores. A tile has the reference's
+bits if its pieces have them:
+
+- What is compiled here is what the program has: the same functions on operands of the same shapes, between barriers
+  that no fusion crosses, by the same compiler for the same processor.
+- Everything else in such a tile is one of three: a choice, a copy, or a comparison, which is exact; a sum, product,
+  quotient or largest number, which IEEE 754 rounds correctly whatever the vectors, as long as no product and sum are
+  contracted, which barriers prevent; or a function of whole vectors of a fixed length (`run_flat`). Norms and softmax
+  consist of the same operations and are compared with nothing. None of it depends on the processor.
+- There is no loop inside. XLA:CPU may compile a small loop as one function, across barriers, so a tile with a loop over
+  blocks of keys is compared as a whole (`pallas_kernels.attention.cpu.launch`).
+
+A whole tile would be compiled to be compared alone, which takes longer than comparing all products of a model. The
+tests compare whole tiles.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -15,10 +24,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.attention.blockwise.forward import softmax_weights, tile_rows, weighted_values
-from pallas_kernels.attention.blockwise.scores import products_with_keys, seen_keys
+from pallas_kernels.attention.blockwise.forward import WITH_VALUES, softmax_weights, tile_rows
+from pallas_kernels.attention.blockwise.scores import WITH_KEYS
 from pallas_kernels.attention.blockwise.tiling import ProgramShape
-from pallas_kernels.attention.mask_bounds import MaskBounds
+from pallas_kernels.attention.programs import dot
 from pallas_kernels.attention.schedule.cpu import REFERENCE, Tile
 from pallas_kernels.parts.xla.tiles import isolate
 from pallas_kernels.runtime.ahead_of_time import ahead_of_time
@@ -38,8 +47,7 @@ class Operands[T](NamedTuple):
         scores: (b, K, R, n) float32.
         shift: (b, K, R) float32, at least the row's largest score.
         weights: (b, K, R, n) float32, zero where a row does not see the key.
-        first: (b, R) int32, the first key that a row sees.
-        last: (b, R) int32, the end of the keys that it sees.
+        seen: (b, 1, R, n) bool, whether a row sees a key.
         keys: (b, n, K, H) float32.
         values: (b, n, K, V) float32.
     """
@@ -48,8 +56,7 @@ class Operands[T](NamedTuple):
     scores: T
     shift: T
     weights: T
-    first: T
-    last: T
+    seen: T
     keys: T
     values: T
 
@@ -92,25 +99,26 @@ def _expected(
 def _pieces(*operands: jax.Array) -> tuple[jax.Array, ...]:
     """Returns the products with keys (b, K, R, n), the softmax weights (b, K, R, n) and the values (b, K, R, V)."""
     given: Operands[jax.Array] = Operands(*isolate(*operands))
-    seen = seen_keys(MaskBounds(given.first, given.last), jnp.int32(0), given.keys.shape[1], None)
     return isolate(
-        products_with_keys(given.query, given.keys, fused=True),
-        softmax_weights(given.scores, given.shift, seen),
-        weighted_values(given.weights, seen, given.values, fused=True, finite=True),
+        dot(given.query, given.keys, WITH_KEYS, fused=True),
+        softmax_weights(given.scores, given.shift, given.seen),
+        dot(given.weights, given.values, WITH_VALUES, fused=True),
     )
 
 
+@functools.lru_cache(maxsize=64)
 def _compile(shape: ProgramShape, sequences: int, rows: int, keys: int) -> Callable[..., list[np.ndarray]]:
     heads, size, value_size = shape.heads, shape.size, shape.value_size
-    by_row, by_key = (sequences, heads, rows), (sequences, keys, heads)
+    by_row = (sequences, heads, rows)
     floats = ((*by_row, size), (*by_row, keys), by_row, (*by_row, keys))
     operands = [
         *(jax.ShapeDtypeStruct(s, jnp.float32) for s in floats),
-        *(jax.ShapeDtypeStruct((sequences, rows), jnp.int32) for _ in range(2)),
-        *(jax.ShapeDtypeStruct((*by_key, n), jnp.float32) for n in (size, value_size)),
+        jax.ShapeDtypeStruct((sequences, 1, rows, keys), jnp.bool_),
+        *(jax.ShapeDtypeStruct((sequences, keys, heads, n), jnp.float32) for n in (size, value_size)),
     ]
     compiled = ahead_of_time(_pieces, *operands)
-    return lambda *arrays: [np.asarray(x) for x in compiled(*arrays)]
+    # The program replaces -0 by +0 in what it makes of the values.
+    return lambda *arrays: [np.asarray(x) + np.float32(0) for x in compiled(*arrays)]
 
 
 def _probe(shape: ProgramShape, keys: int, trial: int) -> Operands[np.ndarray]:
@@ -131,18 +139,16 @@ def _probe(shape: ProgramShape, keys: int, trial: int) -> Operands[np.ndarray]:
     scores = np.where(seen, 9 * rng.standard_normal((*rows, keys)), -np.inf)
     shift = np.where((last > first)[:, None], scores.max(3), 0)
     weights = np.where(seen, np.exp2(rng.uniform(-24, 0, (*rows, keys))), 0)
-    return Operands(
-        *(a.astype(np.float32) for a in (query, scores, shift, weights)),
-        *(a.astype(np.int32) for a in (first, last)),
-        *(a.astype(np.float32) for a in (of_keys, values)),
-    )
+    floats = (query, scores, shift, weights, of_keys, values)
+    query, scores, shift, weights, of_keys, values = (a.astype(np.float32) for a in floats)
+    return Operands(query, scores, shift, weights, seen, of_keys, values)
 
 
 def _taken(probe: Operands[np.ndarray], sequences: np.ndarray, rows: np.ndarray) -> Operands[np.ndarray]:
     """Returns the operands of some sequences and some of their rows."""
     own = Operands(*(x[sequences] for x in probe))
-    by_row = {name: getattr(own, name)[:, :, rows] for name in ("query", "scores", "shift", "weights")}
-    return own._replace(**by_row, first=own.first[:, rows], last=own.last[:, rows])
+    by_row = {name: getattr(own, name)[:, :, rows] for name in ("query", "scores", "shift", "weights", "seen")}
+    return own._replace(**by_row)
 
 
 def _with_keys(probe: Operands[np.ndarray], keys: int) -> Operands[np.ndarray]:
@@ -152,5 +158,7 @@ def _with_keys(probe: Operands[np.ndarray], keys: int) -> Operands[np.ndarray]:
     return probe._replace(
         scores=np.pad(probe.scores, rest, constant_values=-np.inf),
         weights=np.pad(probe.weights, rest),
-        **{name: np.pad(getattr(probe, name), [rest[0], rest[3], *rest[:2]]) for name in ("keys", "values")},
+        seen=np.pad(probe.seen, rest),
+        keys=np.pad(probe.keys, [rest[0], rest[3], *rest[:2]]),
+        values=np.pad(probe.values, [rest[0], rest[3], *rest[:2]]),
     )
