@@ -139,9 +139,15 @@ def _probe(shape: ProgramShape, keys: int, trial: int) -> Operands[np.ndarray]:
     scores = np.where(seen, 9 * rng.standard_normal((*rows, keys)), -np.inf)
     shift = np.where((last > first)[:, None], scores.max(3), 0)
     weights = np.where(seen, np.exp2(rng.uniform(-24, 0, (*rows, keys))), 0)
-    floats = (query, scores, shift, weights, of_keys, values)
-    query, scores, shift, weights, of_keys, values = (a.astype(np.float32) for a in floats)
-    return Operands(query, scores, shift, weights, seen, of_keys, values)
+    return Operands(
+        query=query.astype(np.float32),
+        scores=scores.astype(np.float32),
+        shift=shift.astype(np.float32),
+        weights=weights.astype(np.float32),
+        seen=seen,
+        keys=of_keys.astype(np.float32),
+        values=values.astype(np.float32),
+    )
 
 
 def _taken(probe: Operands[np.ndarray], sequences: np.ndarray, rows: np.ndarray) -> Operands[np.ndarray]:
