@@ -8,6 +8,7 @@ import numpy as np
 
 from pallas_kernels.attention.call import AttentionCall
 from pallas_kernels.attention.pages import pages_inside
+from pallas_kernels.parts.xla.where import where
 
 
 def marked(limits: jax.Array | np.ndarray, valid: jax.Array | None) -> jax.Array | np.ndarray:
@@ -40,4 +41,4 @@ def poison(valid: jax.Array | None, *results: jax.Array) -> tuple[jax.Array, ...
     """Returns results (B, ...) with nan for sequences that are not valid."""
     if valid is None:
         return results
-    return tuple(jnp.where(valid.reshape(-1, *[1] * (r.ndim - 1)), r, jnp.asarray(jnp.nan, r.dtype)) for r in results)
+    return tuple(where(valid.reshape(-1, *[1] * (r.ndim - 1)), r, np.nan) for r in results)

@@ -4,7 +4,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+
+from pallas_kernels.parts.xla.where import where
 
 POSITION_LIMIT = 1 << 30
 """Positions stay below it, so that sums of positions and windows fit in int32."""
@@ -18,7 +21,7 @@ class MaskBounds(NamedTuple):
 
     def in_block(self, start: jax.Array, keys: int) -> jax.Array:
         """Returns whether any key of the block [start, start + keys) is seen."""
-        return jnp.maximum(self.first, start) < jnp.minimum(self.last, start + keys)
+        return lax.lt(lax.max(self.first, start), lax.min(self.last, lax.add(start, np.int32(keys))))
 
     def blocks(self, key_block: int) -> tuple[jax.Array, jax.Array]:
         """Returns the range of key blocks that holds all keys seen by anyone."""
@@ -61,5 +64,6 @@ def mask_bounds(
         before, after = (min(w, POSITION_LIMIT) for w in window)
         first = jnp.maximum(first, position - before)
         last = jnp.minimum(last, position + after + 1)
-    some = (queries >= 0) & (queries < query_lengths[:, None]) & (last > first)
-    return MaskBounds(jnp.where(some, first, 0), jnp.where(some, last, 0))
+    inside = lax.bitwise_and(lax.ge(queries, np.int32(0)), lax.lt(queries, query_lengths[:, None]))
+    some = lax.bitwise_and(inside, lax.gt(last, first))
+    return MaskBounds(where(some, first, 0), where(some, last, 0))

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from pallas_kernels.contract import XLA_FUNCTIONS, ElementwiseContract, honour
@@ -12,6 +13,7 @@ from pallas_kernels.parts.xla.join import join
 from pallas_kernels.parts.xla.lanes import run_flat
 from pallas_kernels.parts.xla.opaque import apart_from_sums
 from pallas_kernels.parts.xla.tiles import run_isolated
+from pallas_kernels.parts.xla.where import where
 
 Fence = Callable[[jax.Array], jax.Array]
 
@@ -170,7 +172,7 @@ def rotate_and_store(
     tables = (jnp.broadcast_to(table[:, None], first.shape) for table in (cos, sin))
     both = join(compute(rotate_pairs, first, second, *tables), first.ndim - 1)
     # A negative index would count from the end.
-    at = jnp.where(rows < 0, keys.shape[0], rows)
+    at = where(lax.lt(rows, np.int32(0)), keys.shape[0], rows)
     keys = keys.at[at].set(both[:, query_heads:], mode="drop")
     values = values.at[at].set(heads[:, query_heads + key_heads :], mode="drop")
     return both[:, :query_heads], keys, values
@@ -184,4 +186,5 @@ def rotate_and_store_on_gpu(*arrays: jax.Array, functions: ElementwiseContract) 
 def rotate_pairs(first: jax.Array, second: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Rotates pairs in float32; the four arrays have the same shape."""
     x, y = first.astype(jnp.float32), second.astype(jnp.float32)
-    return (x * cos - y * sin).astype(first.dtype), (y * cos + x * sin).astype(first.dtype)
+    along, across = lax.sub(lax.mul(x, cos), lax.mul(y, sin)), lax.add(lax.mul(y, cos), lax.mul(x, sin))
+    return along.astype(first.dtype), across.astype(first.dtype)

@@ -23,6 +23,7 @@ import jaxlib.version
 SWITCH = "BIJAX_LOWERING_CACHE"
 """Name of the environment variable that disables the caches."""
 
+_PACKAGE = Path(__file__).parents[1]
 _PROCESSOR = Path("/proc/cpuinfo")
 _DIGEST = hashlib.sha256().digest_size
 _PER_CORE = ("processor", "cpu MHz", "core id", "apicid", "initial apicid", "physical id", "bogomips", "BogoMIPS")
@@ -140,7 +141,7 @@ def _machine() -> str:
         jax.__version__,
         jaxlib.version.__version__,
         os.environ.get("XLA_FLAGS", ""),
-        source_digest(Path(__file__).parents[2]),
+        source_digest(_PACKAGE),
     )
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 

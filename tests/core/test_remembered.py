@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 import pytest
 
+import pallas_kernels
 from pallas_kernels.runtime import disk_cache as _remembered
 from pallas_kernels.runtime.disk_cache import remembered
 
@@ -85,3 +86,8 @@ def test_other_machine_code_is_compared_anew(cache: Path) -> None:
         finally:
             jax.config.update("jax_disable_most_optimizations", False)
         assert len(asked) == comparisons
+
+
+def test_what_is_remembered_depends_on_the_sources_of_the_kernels_alone() -> None:
+    """Not on those of the folder around the package, which may be that of all packages that are installed."""
+    assert Path(pallas_kernels.__file__).parent == _remembered._PACKAGE

@@ -1,6 +1,7 @@
 """Matmul: a row's bits at every batch size and position, in every dtype, and the contract itself, emulated."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import bijax
 from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report, hostile_rows
 from pallas_kernels.contract import MatmulContract, matmul_contract
 from pallas_kernels.matmul import cpu
+from pallas_kernels.matmul.cpu import launch
 from pallas_kernels.matmul.cpu.forms import panels
 from pallas_kernels.matmul.schedule.cpu import Step, matmul_ladder, steps_by_preference
 from tests.matmul.reference import emulate
@@ -135,6 +137,32 @@ def test_panels_of_the_weights_cover_all_columns(n: int, transpose: bool, turned
 def test_a_schedule_of_another_order_is_found_out() -> None:
     """The control of the comparison: one dot over the whole of K means another contract than blocks of 64."""
     assert not cpu.honours_contract(Step("whole", 8), 576, 256, MatmulContract(64), False)
+
+
+@pytest.mark.tier("full")
+@pytest.mark.parametrize(("k", "n", "block"), [(576, 960, 192), (192, 40, 96), (256, 192, 64), (1024, 64, 512)])
+def test_a_product_of_blocks_is_used_only_if_the_whole_program_agrees(
+    k: int, n: int, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a sum of blocks only the dot is compared; the rest of the program is exact or correctly rounded."""
+    agrees: Any = launch.honours_contract
+    for step in (Step(form, rows) for form in ("columns", "stacked") for rows in (2, 16, 64)):
+        for transpose in (False, True):
+            given = step, k, n, MatmulContract(block), transpose
+            by_its_dot = agrees.__wrapped__.__wrapped__(*given)
+            with monkeypatch.context() as patch:
+                patch.setattr(launch, "_LONGEST_SHORT", k)
+                assert agrees.__wrapped__.__wrapped__(*given) == by_its_dot, given
+
+
+def test_a_dot_of_blocks_with_other_bits_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = launch._STACKS["stacked"]
+    given = Step("stacked", 4), 192, 24, MatmulContract(96), False
+    agrees: Any = launch.honours_contract
+    assert agrees.__wrapped__.__wrapped__(*given)
+    one_bit = np.float32(1 + 2**-23)
+    monkeypatch.setitem(launch._STACKS, "stacked", lambda *a: right(*a).at[1, 3, 7].multiply(one_bit))
+    assert not agrees.__wrapped__.__wrapped__(*given)
 
 
 def test_preference_never_leaves_the_ladder_empty() -> None:

@@ -1,22 +1,33 @@
 """The forward pass: tiles of queries loop over the blocks of keys that they see."""
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from pallas_kernels.attention.blockwise.keys import FetchBlock
 from pallas_kernels.attention.blockwise.scores import NOTHING, ScoreArrays, block_scores, seen_keys
 from pallas_kernels.attention.call import AttentionOptions
 from pallas_kernels.attention.mask_bounds import MaskBounds
-from pallas_kernels.attention.programs import lane_tree, larger, seen_product
+from pallas_kernels.attention.programs import WIDTHS, lane_tree, larger, seen_product
 from pallas_kernels.attention.schedule.cpu import Tile
 from pallas_kernels.contract import AttentionContract
 from pallas_kernels.parts.xla.lanes import log, run_flat
 from pallas_kernels.parts.xla.tiles import FROM_ZERO, isolate
+from pallas_kernels.parts.xla.where import where
 
 _FEWEST_ROWS = 2  # a dot with a single row is another operation to XLA
+
+_FEWER_WIDTHS: Final = (8, 1)
+"""Of trees of maxima, and of sums of at most `_SHORT` lanes, on a CPU, which has the contracts with fused products. One
+kernel less takes less time to compile, and no more to run. It was not measured on GPUs."""
+
+_SHORT: Final = 64
+
+WITH_VALUES: Final = (((3,), (1,)), ((0, 1), (0, 2)))
+"""Dimensions of the product of weights (b, K, R, n) and values (b, n, K, V)."""
 
 
 class State(NamedTuple):
@@ -93,26 +104,31 @@ def block_step(
         keys: (b, n, K, H) float32, the first n keys of a block.
         values: (b, n, K, V) float32.
         rows: (b, R), what each row sees.
-        start: Absolute position of the block, int32.
+        start: Absolute position of the block, int32; a constant without a state, so that no kernel reads it.
         factor: Of the products of queries and keys, float32.
         arrays: Of the rows and keys, (b, K, R, n).
         soft_cap: That of the call.
         fused: As in the contract.
         finite: As in `Tile`.
     """
-    query, keys, values, start, factor = isolate(query, keys, values, start, factor)
-    seen = seen_keys(rows, start, keys.shape[1], arrays.mask)
+    if state is None:
+        query, keys, values, factor = isolate(query, keys, values, factor)
+    else:
+        query, keys, values, start, factor = isolate(query, keys, values, start, factor)
+    # In memory, since the branch for values that are not finite takes it: so it has a kernel that all layers share.
+    (seen,) = isolate(seen_keys(rows, start, keys.shape[1], arrays.mask))
     scores = block_scores(query, keys, seen, start, factor, arrays, soft_cap, fused=fused).masked
     # A nan among the scores may get lost here; it comes back with its own weight.
-    maximum = lane_tree(scores, larger)
+    maximum = lane_tree(scores, larger, _FEWER_WIDTHS if fused else WIDTHS)
     if state is not None:
         maximum = larger(state.maximum, maximum)
     # A row whose scores are all -inf so far has no largest one to subtract.
-    (shift,) = isolate(jnp.where(maximum == -jnp.inf, jnp.float32(0), maximum))
-    (weights,) = isolate(jnp.where(seen, jnp.exp(scores - shift[..., None]), jnp.float32(0)))
+    (shift,) = isolate(where(lax.eq(maximum, np.float32(-np.inf)), 0.0, maximum))
+    weights = softmax_weights(scores, shift, seen)
     decay = None if state is None else run_flat(lambda x: (jnp.exp(x),), state.maximum - shift)[0]
-    block_total = lane_tree(weights, lax.add)
-    block_values = seen_product(weights, seen, values, (((3,), (1,)), ((0, 1), (0, 2))), fused=fused, finite=finite)
+    short = fused and keys.shape[1] <= _SHORT
+    block_total = lane_tree(weights, lax.add, _FEWER_WIDTHS if short else WIDTHS)
+    block_values = seen_product(weights, seen, values, WITH_VALUES, fused=fused, finite=finite)
     changed = rows.in_block(start, keys.shape[1])[:, None, :]
     if state is None or decay is None:
         # Neither sum can be -0, which adding the zero of the initial state would make +0.
@@ -126,14 +142,19 @@ def block_step(
     return State(*isolate(*(_where_rows(changed, n, o) for n, o in zip(new, old, strict=True))))
 
 
+def softmax_weights(scores: jax.Array, shift: jax.Array, seen: jax.Array) -> jax.Array:
+    """Returns exp(score - shift) of scores (b, K, R, n) and shifts (b, K, R), zero where a key is not seen."""
+    return isolate(where(seen, lax.exp(lax.sub(scores, shift[..., None])), 0.0))[0]
+
+
 def _where_rows(condition: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
-    return jnp.where(condition.reshape(*condition.shape, *[1] * (new.ndim - 3)), new, old)
+    return where(condition.reshape(*condition.shape, *[1] * (new.ndim - 3)), new, old)
 
 
 def with_sinks(state: State, sinks: jax.Array) -> State:
     """Takes a score (b, K, R) into the sum of each row that belongs to no key."""
     maximum = larger(state.maximum, sinks)
-    (shift,) = isolate(jnp.where(maximum == -jnp.inf, jnp.float32(0), maximum))
+    (shift,) = isolate(where(lax.eq(maximum, np.float32(-np.inf)), 0.0, maximum))
     decay, weight = run_flat(lambda x, y: (jnp.exp(x), jnp.exp(y)), state.maximum - shift, sinks - shift)
     total, values = isolate(state.total * decay, state.values * decay[..., None])
     return State(*isolate(maximum, total + weight, values))
@@ -150,21 +171,21 @@ def finish(state: State, rows: MaskBounds, sinks: jax.Array | None, *, masked: b
         sinks: (b, K, R) scores that belong to no key, or None.
         masked: Whether there is a bias or a mask.
     """
-    some = (rows.last > rows.first)[:, None, :]
+    some = lax.gt(rows.last, rows.first)[:, None, :]
     if masked:
         some = some & (state.total != 0)
     if sinks is not None:
         state = with_sinks(state, sinks)
     # XLA turns a division by a broadcast into a product with the reciprocal where it sees one.
     (total,) = isolate(jnp.broadcast_to(state.total[..., None], state.values.shape))
-    out = jnp.where(some[..., None], state.values / total, jnp.float32(0))
-    lse = jnp.where(some, state.maximum + log(state.total), -jnp.inf)
+    out = where(some[..., None], lax.div(state.values, total), 0.0)
+    lse = where(some, lax.add(state.maximum, log(state.total)), -np.inf)
     return one_nan(out), one_nan(lse)
 
 
 def one_nan(x: jax.Array) -> jax.Array:
     """Returns `x` with one bit pattern for nan: which operand's nan goes on is left to the compiler."""
-    return jnp.where(jnp.isnan(x), jnp.float32(jnp.nan), x)
+    return where(lax.ne(x, x), np.nan, x)
 
 
 def attend(
@@ -230,7 +251,7 @@ def attend(
         def step(block: jax.Array, state: State | None) -> State:
             k = fetch_keys(first, block)
             v = k[..., :value_size] if fetch_values is None else fetch_values(first, block)
-            start = block * key_block
+            start = jnp.int32(0) if tile.one_block else block * key_block
             given = arrays.block(first, begin, start, tile).by_rows(heads, tile, query_heads, q.shape[2])
             fixed: dict[str, Any] = {"soft_cap": options.soft_cap, "fused": contract.fused, "finite": tile.finite}
             return block_step(state, q, k, v, rows, start, factor=factor, arrays=given, **fixed)

@@ -4,6 +4,7 @@ from typing import Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from pallas_kernels.attention.call import AttentionCall
@@ -12,6 +13,7 @@ from pallas_kernels.attention.programs import dot
 from pallas_kernels.attention.schedule.cpu import Tile
 from pallas_kernels.parts.xla.lanes import run_flat
 from pallas_kernels.parts.xla.tiles import FROM_ZERO, isolate
+from pallas_kernels.parts.xla.where import where
 
 
 class ScoreArrays(NamedTuple):
@@ -87,12 +89,15 @@ class ScoreArrays(NamedTuple):
 
 NOTHING: Final = ScoreArrays()
 
+WITH_KEYS: Final = (((3,), (3,)), ((0, 1), (0, 2)))
+"""Dimensions of the product of rows (b, K, R, H) and keys (b, n, K, H)."""
+
 
 def seen_keys(rows: MaskBounds, start: jax.Array, keys: int, mask: jax.Array | None) -> jax.Array:
     """Returns (b, 1, R, keys) bool, or (b, K, R, keys) with a mask: which keys of a block each row sees."""
-    position = start + lax.broadcasted_iota(jnp.int32, (1, 1, 1, keys), 3)
+    position = lax.add(start, lax.broadcasted_iota(jnp.int32, (1, 1, 1, keys), 3))
     first, last = (x[:, None, :, None] for x in rows)
-    seen = (position >= first) & (position < last)
+    seen = lax.bitwise_and(lax.ge(position, first), lax.lt(position, last))
     return seen if mask is None else seen & mask
 
 
@@ -131,11 +136,11 @@ def block_scores(
         soft_cap: That of the call.
         fused: As in the contract.
     """
-    raw = dot(query, keys, (((3,), (3,)), ((0, 1), (0, 2))), fused=fused)
+    raw = dot(query, keys, WITH_KEYS, fused=fused)
     if soft_cap is None and arrays.bias is None and arrays.slopes is None:
-        return Scores(isolate(jnp.where(seen, raw * factor, -jnp.inf))[0], None)
+        return Scores(isolate(where(seen, lax.mul(raw, factor), -np.inf))[0], None)
     # After a barrier a product is rounded before the sum.
-    (scores,) = isolate(raw * factor)
+    (scores,) = isolate(lax.mul(raw, factor))
     bent = None
     if soft_cap is not None:
         (bent,) = run_flat(lambda x: (jnp.tanh(x),), scores)
@@ -145,4 +150,4 @@ def block_scores(
     if arrays.slopes is not None and arrays.position is not None:
         position = start + lax.broadcasted_iota(jnp.int32, (1, 1, 1, keys.shape[1]), 3)
         scores = scores + isolate(arrays.slopes * (position - arrays.position).astype(jnp.float32))[0]
-    return Scores(isolate(jnp.where(seen, scores, -jnp.inf))[0], bent)
+    return Scores(isolate(where(seen, scores, -np.inf))[0], bent)

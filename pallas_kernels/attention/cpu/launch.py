@@ -17,6 +17,7 @@ from pallas_kernels.attention.blockwise.forward import attend
 from pallas_kernels.attention.blockwise.keys import Cache, contiguous_blocks
 from pallas_kernels.attention.blockwise.tiling import ProgramShape
 from pallas_kernels.attention.call import AttentionCall, AttentionOptions, AttentionResults
+from pallas_kernels.attention.cpu.pieces import pieces_agree
 from pallas_kernels.attention.mask_bounds import MaskBounds
 from pallas_kernels.attention.schedule.cpu import GRADIENT_REFERENCE, REFERENCE, Tile, attention_tiles, gradient_tiles
 from pallas_kernels.contract import XLA_FUNCTIONS, AttentionContract, ElementwiseContract, attention_contract
@@ -121,10 +122,10 @@ def _verified(batch: int, queries: int, capacity: int, shape: ProgramShape) -> T
 def honours_contract(tile: Tile, shape: ProgramShape) -> bool:
     """Returns whether a tile gives the reference's bits on this machine, at every position in it.
 
-    The comparison runs once per process and shape, on normal and on widely spread values, over two blocks of keys
-    (one for a tile of one block) that some rows see in full, some in part and some not at all. All are finite, so the
-    branch for other values, which would not run, is not compiled. The result depends on the machine and the jaxlib
-    version, never on time or on the batch.
+    The comparison runs once per process and shape, on normal and on widely spread values, over two blocks of keys that
+    some rows see in full, some in part and some not at all. All are finite, so the branch for other values, which would
+    not run, is not compiled. Of a tile of one block the pieces are compared (`pieces_agree`). The result depends on
+    the machine and the jaxlib version, never on time or on the batch.
 
     Args:
         tile: The tile to try.
@@ -132,9 +133,11 @@ def honours_contract(tile: Tile, shape: ProgramShape) -> bool:
     """
     if tile == REFERENCE:
         return _is_as_written(shape)
+    if tile.one_block:
+        return pieces_agree(tile, shape)
     sequences, queries = np.arange(tile.sequences) % _SEQUENCES, np.arange(tile.queries) % _QUERIES
     at = np.ix_(sequences, queries)
-    keys = tile.keys if tile.one_block or tile.keys < REFERENCE.keys else 2 * REFERENCE.keys
+    keys = tile.keys if tile.keys < REFERENCE.keys else 2 * REFERENCE.keys
     query, key, value, first, last = _probe(shape, keys)
     given = query[at], key[sequences], value[sequences], first[at], last[at]
     actual = _compile_and_run(_probe_program(tile, shape.capped), *given)

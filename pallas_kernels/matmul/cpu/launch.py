@@ -8,13 +8,14 @@ the contract's blocks for any number of rows; which is fastest depends on the ro
 
 import functools
 from collections.abc import Callable
+from typing import Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.contract import MatmulContract
-from pallas_kernels.matmul.cpu.forms import in_blocks, panels, stack_columns, stack_rows, transposed
+from pallas_kernels.matmul.cpu.forms import Stack, in_blocks, panels, stack_columns, stack_rows, transposed
 from pallas_kernels.matmul.cpu.verify import gives_expected, probe_rows, probe_weights, reference, trials
 from pallas_kernels.matmul.schedule.cpu import Step, matmul_ladder, steps_by_preference
 from pallas_kernels.parts.xla.tiles import isolate, isolated_dot, map_row_tiles, pad_columns, pad_rows, run_isolated
@@ -23,6 +24,14 @@ from pallas_kernels.runtime.disk_cache import remembered
 
 _REFERENCE = Step("gemv", 1)
 _FEWEST_COLUMNS = 8
+
+_STACKS: Final[dict[str, Stack]] = {"columns": stack_columns, "stacked": stack_rows}
+
+_MOST_BLOCKS: Final = 16
+"""Blocks that are added without a loop."""
+
+_LONGEST_SHORT: Final = 64
+"""Blocks of fewer elements are compared with all that is around them: XLA compiles short dots as element-wise code."""
 
 _Matmul = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -80,7 +89,7 @@ def _form(step: Step, contract: MatmulContract, transpose_w: bool) -> _Matmul:
     if step.form in ("panels", "turned"):
         turned = step.form == "turned"
         return lambda x, w: panels(x, w, contract.k_block, transpose_w=transpose_w, turned=turned)
-    stack = stack_columns if step.form == "columns" else stack_rows
+    stack = _STACKS[step.form]
     return lambda x, w: in_blocks(stack, x[None], (transposed(w) if transpose_w else w)[None], contract.k_block)[0]
 
 
@@ -99,22 +108,56 @@ def honours_contract(step: Step, k: int, n: int, contract: MatmulContract, trans
         contract: Order of the sum over K.
         transpose_w: Whether the weights are stored as (N, K).
     """
-    compiled = _compile(step, k, n, contract, transpose_w)
+    run, stored = _compile(step, k, n, contract, transpose_w)
 
     def agrees(trial: int) -> bool:
         rows = probe_rows(k, trial=trial)
         first = trial % len(rows)
         kinds = (first + np.arange(step.rows)) % len(rows)
-        actual = np.asarray(compiled(rows[kinds], probe_weights(k, n, transpose_w, trial)))
+        actual = run(rows[kinds], probe_weights(k, n, stored, trial))
         return gives_expected(actual, k, contract, first=first, trial=trial)
 
     return all(map(agrees, range(trials(step.rows, k, n))))
 
 
-def _compile(step: Step, k: int, n: int, contract: MatmulContract, transpose_w: bool) -> Callable[..., jax.Array]:
+def _compile(
+    step: Step, k: int, n: int, contract: MatmulContract, transpose_w: bool
+) -> tuple[Callable[[np.ndarray, np.ndarray], np.ndarray], bool]:
+    """Returns the function that is compared, and whether it takes weights (N, K)."""
+    block = contract.k_block
+    if step.form in _STACKS and not k % block and k <= _MOST_BLOCKS * block and block >= _LONGEST_SHORT:
+        return _product_of_blocks(step, k // block, block, n), False
     dot = _form(step, contract, transpose_w)
     shapes = (
         jax.ShapeDtypeStruct((step.rows, k), jnp.float32),
         jax.ShapeDtypeStruct((n, k) if transpose_w else (k, n), jnp.float32),
     )
-    return ahead_of_time(lambda x, w: run_isolated(lambda t: (dot(t, w),), x)[0], *shapes)
+    compiled = ahead_of_time(lambda x, w: run_isolated(lambda t: (dot(t, w),), x)[0], *shapes)
+    return lambda x, w: np.asarray(compiled(x, w)), transpose_w
+
+
+def _product_of_blocks(step: Step, blocks: int, block: int, n: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """Returns a product of which only the dot of all blocks is compiled, the part whose order depends on its shape.
+
+    The rest of the program, which moves operands and adds a few partial sums one after the other, is exact or correctly
+    rounded, in kernels that barriers separate from the dot, and takes five times as long to compile.
+    """
+    in_columns = step.form == "columns"
+    stack = _STACKS[step.form]
+    axes = (1, 2, 0) if in_columns else (1, 0, 2)
+    left = jax.ShapeDtypeStruct((blocks, block, step.rows) if in_columns else (blocks, step.rows, block), jnp.float32)
+    right = jax.ShapeDtypeStruct((blocks, block, n), jnp.float32)
+
+    def dot(x: jax.Array, w: jax.Array) -> jax.Array:
+        x, w = isolate(x, w)
+        return isolate(stack(x, w, in_columns))[0]
+
+    compiled = ahead_of_time(dot, left, right)
+
+    def run(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+        cut = x.reshape(step.rows, blocks, block).transpose(axes)
+        partials = np.asarray(compiled(np.ascontiguousarray(cut), w.reshape(blocks, block, n)))
+        total: np.ndarray = functools.reduce(np.add, partials)
+        return total
+
+    return run

@@ -71,14 +71,16 @@ def probe_weights(k: int, n: int, transpose_w: bool, trial: int = 0) -> np.ndarr
     The number of kinds is prime, so that each position in a vector or tile sees all of them.
     """
     kinds = _kinds_of_columns(k, n, trial)
+    some = kinds.shape[1]
+    cut = n - n % some
     if transpose_w:
-        weights = _aligned((n, k))
-        for start in range(0, n, KINDS_OF_COLUMNS):
-            weights[start : start + KINDS_OF_COLUMNS] = kinds[:, : n - start].T
-        return weights
-    weights = _aligned((k, n))
-    for start in range(0, n, KINDS_OF_COLUMNS):
-        weights[:, start : start + KINDS_OF_COLUMNS] = kinds[:, : n - start]
+        weights, kinds = _aligned((n, k)), np.ascontiguousarray(kinds.T)
+        weights[:cut].reshape(-1, some, k)[:] = kinds
+        weights[cut:] = kinds[: n - cut]
+    else:
+        weights = _aligned((k, n))
+        weights[:, :cut].reshape(k, -1, some)[:] = kinds[:, None]
+        weights[:, cut:] = kinds[:, : n - cut]
     return weights
 
 
@@ -104,9 +106,9 @@ def _kinds_of_columns(k: int, n: int, trial: int) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=1024)
-def _expected(k: int, n: int, contract: MatmulContract, trial: int) -> np.ndarray:
-    """Returns the contract's products (3, kinds) of `probe_rows` and the column kinds of `probe_weights`."""
-    rows, weights = probe_rows(k, contract.dtype, trial), _kinds_of_columns(k, n, trial).astype(contract.dtype)
+def _expected(k: int, kinds: int, contract: MatmulContract, trial: int) -> np.ndarray:
+    """Returns the contract's products (3, kinds) of `probe_rows` and the first column kinds of `probe_weights`."""
+    rows, weights = probe_rows(k, contract.dtype, trial), _kinds_of_columns(k, kinds, trial).astype(contract.dtype)
     if contract.dtype == "float32" and _compiler_fuses():
         return fused_chains(rows, weights, contract.k_block)
     return _compiled_products(rows, weights, contract)
@@ -123,7 +125,8 @@ def gives_expected(actual: np.ndarray, k: int, contract: MatmulContract, *, firs
         trial: Index of the operand set.
     """
     n = actual.shape[-1]
-    kinds = np.take(_expected(k, n, contract, trial), np.arange(n) % KINDS_OF_COLUMNS, axis=1)
+    expected = _expected(k, min(n, KINDS_OF_COLUMNS), contract, trial)
+    kinds = np.take(expected, np.arange(n) % KINDS_OF_COLUMNS, axis=1)
     kinds = np.roll(kinds, -first, axis=0)
     unsigned = f"u{actual.itemsize}"
     found, wanted = actual.reshape(-1, n).view(unsigned), kinds.view(unsigned)
