@@ -172,7 +172,7 @@ def rotate_and_store(
     tables = (jnp.broadcast_to(table[:, None], first.shape) for table in (cos, sin))
     both = join(compute(rotate_pairs, first, second, *tables), first.ndim - 1)
     # A negative index would count from the end.
-    at = where(lax.lt(rows, np.int32(0)), keys.shape[0], rows)
+    at = where(lax.lt(rows, np.asarray(0, rows.dtype)), keys.shape[0], rows)
     keys = keys.at[at].set(both[:, query_heads:], mode="drop")
     values = values.at[at].set(heads[:, query_heads + key_heads :], mode="drop")
     return both[:, :query_heads], keys, values
@@ -185,6 +185,8 @@ def rotate_and_store_on_gpu(*arrays: jax.Array, functions: ElementwiseContract) 
 
 def rotate_pairs(first: jax.Array, second: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Rotates pairs in float32; the four arrays have the same shape."""
-    x, y = first.astype(jnp.float32), second.astype(jnp.float32)
+    dtype = jnp.result_type(jnp.float32, cos, sin)
+    x, y = (a.astype(jnp.float32).astype(dtype) for a in (first, second))
+    cos, sin = cos.astype(dtype), sin.astype(dtype)
     along, across = lax.sub(lax.mul(x, cos), lax.mul(y, sin)), lax.add(lax.mul(y, cos), lax.mul(x, sin))
     return along.astype(first.dtype), across.astype(first.dtype)

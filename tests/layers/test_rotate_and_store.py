@@ -4,10 +4,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import bijax
-from bijax.ops.rotary.heads import rotate_heads, store_rows
+from bijax.ops.rotary.heads import rotate_and_store, rotate_heads, store_rows
 from bijax.testing import assert_bits_equal
 from flax_layers import INVARIANT, PLAIN, Ops
 from tests.layers.rotate_checks import assert_same
@@ -102,3 +103,18 @@ def test_its_contract() -> None:
     assert "elementwise/v1/f32-xla" in str(found)
     x, cos, sin = given[:3]
     assert_bits_equal(rotate_heads(x, cos, sin)[1], rotate_heads(x[1], cos[1], sin[1]))
+
+
+def test_tables_of_another_dtype_are_widened() -> None:
+    rng = np.random.default_rng(0)
+    x, cos, sin = (jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in ((2, 3, 2, 8), *[(2, 3, 4)] * 2))
+    narrow = [table.astype(jnp.bfloat16) for table in (cos, sin)]
+    assert_bits_equal(rotate_heads(x, *narrow), rotate_heads(x, *(table.astype(jnp.float32) for table in narrow)))
+
+
+def test_rows_of_64_bits() -> None:
+    heads, tables = jnp.ones((1, 1, 3, 2), jnp.float32), [jnp.ones((1, 1, 1), jnp.float32)] * 2
+    caches = [jnp.zeros((1, 2, 1, 2), jnp.float32)] * 2
+    expected = rotate_and_store(heads, *tables, jnp.array([1], jnp.int32), *caches)
+    with jax.enable_x64(True):
+        assert_bits_equal(rotate_and_store(heads, *tables, jnp.array([1], jnp.int64), *caches), expected)
