@@ -240,7 +240,7 @@ class ServedPartitionedLlama:
 
     def plain(self) -> ServedPartitionedLlama:
         """Returns the model with the same shards and stock JAX operations, such as `jax.lax.psum`, without overlap."""
-        return ServedPartitionedLlama(self.model.with_ops(PLAIN), one_program=self.one_program, cache_dtype=self._cache)
+        return self._like(self.model.with_ops(PLAIN), None, self._cache)
 
     def with_weights(self, weights: Any) -> ServedPartitionedLlama:
         """Returns the model with other weights, in the same shards.

@@ -120,8 +120,7 @@ class DraftingPartitionedLlama(ServedPartitionedLlama):
 
     def plain(self) -> DraftingPartitionedLlama:
         """Returns the model with the same shards and stock JAX operations; see `ServedPartitionedLlama.plain`."""
-        how: dict[str, Any] = {"one_program": self.one_program, "cache_dtype": self._cache}
-        return DraftingPartitionedLlama(self.model.with_ops(PLAIN), self.draft_head.with_ops(PLAIN), **how)
+        return self._like(self.model.with_ops(PLAIN), None, self._cache, self.draft_head.with_ops(PLAIN))
 
     def with_weights(self, weights: Any) -> ServedPartitionedLlama:
         """Returns the model with other weights, in the same shards.
@@ -137,16 +136,18 @@ class DraftingPartitionedLlama(ServedPartitionedLlama):
         if isinstance(weights, tuple) and len(weights) == 2 and isinstance(weights[1], MTPHead):
             weights, head = weights
             changed = dataclasses.replace(self.draft_head, params=partition_head(head, self.model).params)
-            how: dict[str, Any] = {"one_program": self.one_program, "overlap": self.overlap}
-            with_head = DraftingPartitionedLlama(self.model, changed, **how, cache_dtype=self._cache)
-            return with_head.with_weights(weights)
+            return self._like(self.model, self.overlap, self._cache, changed).with_weights(weights)
         return super().with_weights(weights)
 
     def _like(
-        self, model: PartitionedLlama, overlap: Overlap | None, cache: str | QuantizedCache | None
-    ) -> ServedPartitionedLlama:
+        self,
+        model: PartitionedLlama,
+        overlap: Overlap | None,
+        cache: str | QuantizedCache | None,
+        head: PartitionedHead | None = None,
+    ) -> DraftingPartitionedLlama:
         how: dict[str, Any] = {"one_program": self.one_program, "overlap": overlap, "cache_dtype": cache}
-        return DraftingPartitionedLlama(model, self.draft_head, **how)
+        return DraftingPartitionedLlama(model, self.draft_head if head is None else head, **how)
 
 
 def _split(pages: Any) -> tuple[Pages, Any]:

@@ -19,6 +19,12 @@ Axes = tuple[tuple[int, ...], tuple[int, ...]]
 DotDimensions = tuple[Axes, Axes]
 Binary = Callable[[jax.Array, jax.Array], jax.Array]
 
+WITH_KEYS: Final = (((3,), (3,)), ((0, 1), (0, 2)))
+"""Dimensions of the product of rows (b, K, R, H) and keys (b, n, K, H)."""
+
+WITH_VALUES: Final = (((3,), (1,)), ((0, 1), (0, 2)))
+"""Dimensions of the product of weights (b, K, R, n) and values (b, n, K, V)."""
+
 WIDTHS: Final = (32, 8, 1)
 """Lanes that each kernel of a tree leaves."""
 

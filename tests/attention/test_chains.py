@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 
 from bijax.testing import assert_bits_equal, bits
+from pallas_kernels.attention.programs import WITH_KEYS, WITH_VALUES
 from pallas_kernels.contract import SCORE_BLOCK
 from pallas_kernels.matmul.cpu.exact import fused_chains
 from pallas_kernels.parts.xla.fused_chain import fused_dot
@@ -16,9 +17,6 @@ from pallas_kernels.parts.xla.tiles import DimensionNumbers, isolate
 from tests.tiers import tiered
 
 Product = Callable[[jax.Array, jax.Array, DimensionNumbers], jax.Array]
-
-VALUES = ((3,), (1,)), ((0, 1), (0, 2))
-SCORES = ((3,), (3,)), ((0, 1), (0, 2))
 
 # Rows, length of the sum, columns. XLA runs some sizes of each kind in another order.
 OF_VALUES = [
@@ -41,7 +39,7 @@ def differing(product: Product, sizes: tuple[int, int, int], dimensions: Dimensi
     (rows, length, columns), heads = sizes, 2
     x = rng.standard_normal((1, heads, rows, length)).astype(np.float32)
     y = rng.standard_normal((1, heads, length, columns)).astype(np.float32)
-    axes = (0, 2, 1, 3) if dimensions == VALUES else (0, 3, 1, 2)
+    axes = (0, 2, 1, 3) if dimensions == WITH_VALUES else (0, 3, 1, 2)
     found = jax.jit(lambda x, y: product(*isolate(x, y), dimensions))(x, y.transpose(axes))
     wanted = np.stack([fused_chains(a, b, SCORE_BLOCK) for a, b in zip(x[0], y[0], strict=True)])
     return int(np.count_nonzero(bits(np.asarray(found)[0]) != bits(wanted)))
@@ -52,19 +50,19 @@ ours = functools.partial(fused_dot, block=SCORE_BLOCK)
 
 @pytest.mark.parametrize("sizes", tiered(OF_VALUES, fast=[(2, 128, 8), (64, 128, 80), (16, 128, 512)]))
 def test_products_with_values(sizes: tuple[int, int, int]) -> None:
-    assert differing(ours, sizes, VALUES) == 0
+    assert differing(ours, sizes, WITH_VALUES) == 0
 
 
 @pytest.mark.parametrize("sizes", tiered(OF_SCORES, fast=[(16, 80, 128), (2, 576, 128)]))
 def test_scores(sizes: tuple[int, int, int]) -> None:
-    assert differing(ours, sizes, SCORES) == 0
+    assert differing(ours, sizes, WITH_KEYS) == 0
 
 
 def test_control_plain_products_are_no_chains() -> None:
     """The sizes of the tests above are among those that XLA sums in another order."""
     plain = functools.partial(lax.dot_general, precision=lax.Precision.HIGHEST)
     for sizes in ((2, 128, 8), (64, 128, 80), (16, 128, 512)):
-        assert differing(plain, sizes, VALUES) > 0
+        assert differing(plain, sizes, WITH_VALUES) > 0
 
 
 def test_sizes_without_elements() -> None:

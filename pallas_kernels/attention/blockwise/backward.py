@@ -15,7 +15,7 @@ from pallas_kernels.attention.blockwise.forward import from_rows, one_nan
 from pallas_kernels.attention.blockwise.gradient_rows import Rows, Shared
 from pallas_kernels.attention.blockwise.scores import ScoreArrays, block_scores, seen_keys
 from pallas_kernels.attention.call import AttentionCall, AttentionResults
-from pallas_kernels.attention.programs import dot, seen_product, stacked
+from pallas_kernels.attention.programs import WITH_KEYS, WITH_VALUES, dot, seen_product, stacked
 from pallas_kernels.attention.schedule.cpu import Tile
 from pallas_kernels.contract import AttentionContract
 from pallas_kernels.parts.xla.tiles import FROM_ZERO, isolate
@@ -171,7 +171,7 @@ def _block(rows: Rows, keys: jax.Array, values: jax.Array, start: jax.Array, sha
     # With a bias a row may have nothing but scores of -inf.
     lse = jnp.where(rows.lse == -jnp.inf, jnp.float32(0), rows.lse) if given.given else rows.lse
     (weights,) = isolate(jnp.where(seen, jnp.exp(scores - lse[..., None]), jnp.float32(0)))
-    slopes = dot(rows.cotangent, values, (((3,), (3,)), ((0, 1), (0, 2))), fused=fused)
+    slopes = dot(rows.cotangent, values, WITH_KEYS, fused=fused)
     (slopes,) = isolate(jnp.where(seen, weights * (slopes - rows.delta[..., None]), jnp.float32(0)))
     return _Pair(seen, weights, slopes, bent)
 
@@ -186,7 +186,7 @@ def _block_gradients(
         (square,) = isolate(bent * bent)
         (slopes,) = isolate(jnp.where(seen, slopes * (1 - square), jnp.float32(0)))
     how = {"fused": shared.contract.fused, "finite": shared.tile.finite}
-    query = sums.query + seen_product(slopes, seen, keys, (((3,), (1,)), ((0, 1), (0, 2))), **how)
+    query = sums.query + seen_product(slopes, seen, keys, WITH_VALUES, **how)
 
     def chains(*pair: jax.Array) -> jax.Array:
         # Keys and values take the same path, side by side: (2 or 1, 1, K, chains, rows of a chain, ...).

@@ -11,7 +11,7 @@ from pallas_kernels.attention.blockwise.keys import FetchBlock
 from pallas_kernels.attention.blockwise.scores import NOTHING, ScoreArrays, block_scores, seen_keys
 from pallas_kernels.attention.call import AttentionOptions
 from pallas_kernels.attention.mask_bounds import MaskBounds
-from pallas_kernels.attention.programs import WIDTHS, lane_tree, larger, seen_product
+from pallas_kernels.attention.programs import WIDTHS, WITH_VALUES, lane_tree, larger, seen_product
 from pallas_kernels.attention.schedule.cpu import Tile
 from pallas_kernels.contract import AttentionContract
 from pallas_kernels.parts.xla.lanes import log, run_flat
@@ -25,9 +25,6 @@ _FEWER_WIDTHS: Final = (8, 1)
 kernel less takes less time to compile, and no more to run. It was not measured on GPUs."""
 
 _SHORT: Final = 64
-
-WITH_VALUES: Final = (((3,), (1,)), ((0, 1), (0, 2)))
-"""Dimensions of the product of weights (b, K, R, n) and values (b, n, K, V)."""
 
 
 class State(NamedTuple):

@@ -9,7 +9,7 @@ from jax import lax
 
 from pallas_kernels.attention.call import AttentionCall
 from pallas_kernels.attention.mask_bounds import MaskBounds
-from pallas_kernels.attention.programs import dot
+from pallas_kernels.attention.programs import WITH_KEYS, dot
 from pallas_kernels.attention.schedule.cpu import Tile
 from pallas_kernels.parts.xla.lanes import run_flat
 from pallas_kernels.parts.xla.tiles import FROM_ZERO, isolate
@@ -88,9 +88,6 @@ class ScoreArrays(NamedTuple):
 
 
 NOTHING: Final = ScoreArrays()
-
-WITH_KEYS: Final = (((3,), (3,)), ((0, 1), (0, 2)))
-"""Dimensions of the product of rows (b, K, R, H) and keys (b, n, K, H)."""
 
 
 def seen_keys(rows: MaskBounds, start: jax.Array, keys: int, mask: jax.Array | None) -> jax.Array:

@@ -24,10 +24,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.attention.blockwise.forward import WITH_VALUES, softmax_weights, tile_rows
-from pallas_kernels.attention.blockwise.scores import WITH_KEYS
+from pallas_kernels.attention.blockwise.forward import softmax_weights, tile_rows
 from pallas_kernels.attention.blockwise.tiling import ProgramShape
-from pallas_kernels.attention.programs import dot
+from pallas_kernels.attention.programs import WITH_KEYS, WITH_VALUES, dot
 from pallas_kernels.attention.schedule.cpu import REFERENCE, Tile
 from pallas_kernels.parts.xla.tiles import isolate
 from pallas_kernels.runtime.ahead_of_time import ahead_of_time

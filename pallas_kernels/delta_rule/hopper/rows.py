@@ -16,7 +16,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, math, memref
 
 from pallas_kernels.contract import MmaDeltaRuleContract
-from pallas_kernels.delta_rule.hopper.scan import COLUMN
+from pallas_kernels.delta_rule.hopper.scan import COLUMN, clear_rows
 from pallas_kernels.delta_rule.hopper.substitution import substitute
 from pallas_kernels.parts.hopper.inline import fragmented, held, inline
 from pallas_kernels.parts.hopper.launch import launch
@@ -124,7 +124,7 @@ def rows(x: Tokens, *, interpret: Any = False) -> list[jax.Array]:
             plgpu.copy_gmem_to_smem(x.query.at[batch, place, key_head], m.query, m.full)
             _gates(x.g.at[batch, :, head], x.beta.at[batch, :, head], chunk * ROWS, left, m, emulated)
             plgpu.barrier_wait(m.full)
-            _clear_rows(left, m.key, m.query)
+            clear_rows(left, m.key, m.query)
             _coefficients(m, emulated)
             t, p = substitute(m.coefficients, m.seen, m.betas, emulated)
             plgpu.commit_smem()  # every warp has read the coefficients
@@ -147,18 +147,6 @@ def rows(x: Tokens, *, interpret: Any = False) -> list[jax.Array]:
             interpret=interpret,
         )(x)
     )
-
-
-def _clear_rows(left: Any, *refs: Any) -> None:
-    """Replaces rows after the sequence's end, which may hold anything, by zeros."""
-
-    @pl.when(left < ROWS)
-    def _() -> None:
-        for ref in refs:
-            tile = plgpu.load(ref, layout=TILE)
-            row = plgpu.broadcasted_iota(jnp.int32, tile.shape, 0, layout=TILE)
-            ref[...] = jnp.where(row < left, tile, jnp.zeros((), tile.dtype))
-        plgpu.commit_smem()
 
 
 def _coefficients(m: _Memory, interpret: bool) -> None:

@@ -37,6 +37,23 @@ FAST: Final = plgpu.CompilerParams(
 )
 
 
+def clear_rows(left: Any, *refs: Any) -> None:
+    """Replaces the rows of a chunk after the end of its sequence, which may hold anything, by zeros.
+
+    Args:
+        left: Tokens of the sequence from the chunk's first on; nothing is done for a whole chunk.
+        *refs: Shared memory (64, columns).
+    """
+
+    @pl.when(left < ROWS)
+    def _() -> None:
+        for ref in refs:
+            tile = plgpu.load(ref, layout=TILE)
+            row = plgpu.broadcasted_iota(jnp.int32, tile.shape, 0, layout=TILE)
+            ref[...] = jnp.where(row < left, tile, jnp.zeros((), tile.dtype))
+        plgpu.commit_smem()
+
+
 class Chunks(NamedTuple):
     """What a block reads: arrays in GPU memory.
 
@@ -203,16 +220,8 @@ class _Walk:
         plgpu.copy_gmem_to_smem(x.query.at[self.batch, rows, self.key_head], m.query.at[slot], full)
 
     def clear_rows(self, chunk: Any, *refs: Any) -> None:
-        """Replaces rows after the sequence's end, which may hold anything, by zeros."""
-        left = self.count - chunk * ROWS
-
-        @pl.when(left < ROWS)
-        def _() -> None:
-            for ref in refs:
-                tile = plgpu.load(ref, layout=TILE)
-                row = plgpu.broadcasted_iota(jnp.int32, tile.shape, 0, layout=TILE)
-                ref[...] = jnp.where(row < left, tile, jnp.zeros((), tile.dtype))
-            plgpu.commit_smem()
+        """Replaces rows of a chunk after the sequence's end by zeros."""
+        clear_rows(self.count - chunk * ROWS, *refs)
 
     def move(self, chunk: Any, state: jax.Array) -> jax.Array:
         """Passes the state and the residuals of a chunk on; returns the state (64, D) after it."""
