@@ -84,6 +84,15 @@ def fold(partials: jax.Array) -> jax.Array:
     return add(total, partials[:, 1 + loops * _UNROLLED :])
 
 
+def each_row(x: jax.Array, w: jax.Array, k_block: int) -> jax.Array:
+    """(M, K) x (K, N): a product for each row, which reads the weights M times, but copies nothing.
+
+    A library that takes several rows at once brings the weights into another order first.
+    """
+    rows = (in_blocks(stack_rows, x[i : i + 1][None], w[None], k_block)[0] for i in range(x.shape[0]))
+    return jnp.concatenate(isolate(*rows))
+
+
 def panels(x: jax.Array, w: jax.Array, k_block: int, *, transpose_w: bool, turned: bool = False) -> jax.Array:
     """(M, K) x (K, N), or (N, K): a panel of result columns at a time, with a separate product per block of K.
 

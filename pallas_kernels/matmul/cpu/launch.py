@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.contract import MatmulContract
-from pallas_kernels.matmul.cpu.forms import Stack, in_blocks, panels, stack_columns, stack_rows, transposed
+from pallas_kernels.matmul.cpu.forms import Stack, each_row, in_blocks, panels, stack_columns, stack_rows, transposed
+from pallas_kernels.matmul.cpu.narrow_weights import panel_width, widened_in_panels
 from pallas_kernels.matmul.cpu.verify import gives_expected, probe_rows, probe_weights, reference, trials
 from pallas_kernels.matmul.schedule.cpu import Step, matmul_ladder, steps_by_preference
 from pallas_kernels.parts.xla.tiles import isolate, isolated_dot, map_row_tiles, pad_columns, pad_rows, run_isolated
@@ -59,7 +60,13 @@ def matmul(x: jax.Array, w: jax.Array, *, contract: MatmulContract, transpose_w:
     (m, k), n = x.shape, w.shape[0 if transpose_w else 1]
     if 0 in (m, k, n):
         return jnp.zeros((m, n), jnp.float32)
-    x, w = (a.astype(jnp.float32) for a in isolate(x, w))
+    x, w = isolate(x, w)
+    x = x.astype(jnp.float32)
+    width = panel_width(k, n) if w.dtype.itemsize < x.dtype.itemsize else n
+    if width < n:
+        product = functools.partial(matmul, contract=contract, transpose_w=transpose_w)
+        return widened_in_panels(product, x, w, width, transpose_w=transpose_w)
+    w = w.astype(jnp.float32)
     if n < _FEWEST_COLUMNS:  # XLA compiles a dot with a single column as another operation
         w = pad_rows(w, _FEWEST_COLUMNS) if transpose_w else pad_columns(w, _FEWEST_COLUMNS)
         return matmul(x, w, contract=contract, transpose_w=transpose_w)[:, :n]
@@ -83,6 +90,8 @@ def _form(step: Step, contract: MatmulContract, transpose_w: bool) -> _Matmul:
     """Returns the program of a step."""
     if step == _REFERENCE:
         return lambda x, w: reference(x, w, contract.k_block, transpose_w=transpose_w)
+    if step.form == "each":
+        return lambda x, w: each_row(x, w, contract.k_block)
     if step.form == "whole":
         dims = (((1,), (1 if transpose_w else 0,)), ((), ()))
         return lambda x, w: isolated_dot(x, w, dims)

@@ -31,6 +31,7 @@ def _ladder(forms_for: Callable[[int], tuple[str, ...]], tiles: tuple[int, ...] 
 _LONG: Final = (_GEMV, *_ladder(lambda rows: ("whole", "stacked"), _TILES[1:]))
 _SHORT: Final = (
     _GEMV,
+    Step("each", 2),
     *_ladder(lambda rows: ("columns", "stacked", "panels") if rows <= 32 else ("stacked", "columns")),
 )
 _TRANSPOSED: Final = _ladder(lambda rows: ("whole", "panels", "stacked"))
