@@ -176,7 +176,21 @@ def run(benchmark: str, cases: Sequence[Any], measure: Callable[[Any], dict[str,
     """Measures all cases with a progress bar, prints the table and writes the JSON."""
     parser = argparse.ArgumentParser(description=f"Benchmark {benchmark}.")
     add_json(parser)
+    parser.add_argument(
+        "--part", type=_part, default=(1, 1), metavar="I/N", help="only the I-th of N parts of the cases"
+    )
     arguments = parser.parse_args()
-    cells = [measure(case) for case in track(cases, description=benchmark, console=Console(stderr=True))]
+    index, parts = arguments.part
+    chosen = cases[index - 1 :: parts]
+    cells = [measure(case) for case in track(chosen, description=benchmark, console=Console(stderr=True))]
     show(benchmark, cells)
     save(benchmark, cells, arguments.json)
+
+
+def _part(text: str) -> tuple[int, int]:
+    """Reads "I/N"."""
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    index, parts = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 1 <= index <= parts:
+        raise argparse.ArgumentTypeError(f"must be I/N with 1 <= I <= N, got {text!r}")
+    return index, parts
