@@ -132,7 +132,7 @@ class ServedLlama:
 
     def init_states(self, num_slots: int) -> States:
         """Returns the states of each layer with linear attention."""
-        return list(self.model.init_states(num_slots))
+        return list(self.model.init_slots(num_slots))
 
     def init_snapshots(self, number: int) -> list[DeltaNetSnapshot]:
         """Returns room for snapshots of each layer with linear attention."""

@@ -22,11 +22,11 @@ from .layers.delta_net_state import STATE_INTERVAL, DeltaNetSnapshot
 from .llama import Llama
 from .overlap_operations import Places
 from .overlapped_programs import OverlappedBlocks, extend_overlapped
-from .parallel_delta_net import state_specs
+from .parallel_delta_net import slot_specs
 from .partition import partition
 from .partitioned import PartitionedLlama
 from .partitioned_programs import OnMesh, ScaledBlock, extend_on, heads_cut, norm_on, project_on, start_on
-from .partitioned_states import init_snapshots_on, init_states_on, keep_state_on, restore_state_on
+from .partitioned_states import init_slots_on, init_snapshots_on, keep_state_on, restore_state_on
 from .quantized_cache import QuantizedCache
 from .served_states import Pages, States, by_kind, by_layer
 
@@ -84,7 +84,7 @@ class ServedPartitionedLlama:
         known: dict[OnMesh, OnMesh] = {}  # structures that are equal become one object
         self._blocks: list[tuple[OnMesh, tuple[jax.Array, ...], int]] = []
         for index, (block, spec) in enumerate(zip(arrays.blocks, specs.blocks, strict=True)):
-            kept = state_specs(model.axis) if self._linear[index] else self._kept
+            kept = slot_specs(model.axis) if self._linear[index] else self._kept
             parts = ScaledBlock(block, self._scales(index)), ScaledBlock(spec, self._scale_specs)
             structure, parameters = self._part(*parts, kept)
             self._blocks.append((known.setdefault(structure, structure), parameters, arrays.rotary_of(index)))
@@ -157,7 +157,7 @@ class ServedPartitionedLlama:
 
     def init_states(self, num_slots: int) -> States:
         """Returns the states of each layer with linear attention, sharded by heads."""
-        return init_states_on(self.mesh, self.model.axis, self._arrays, num_slots)
+        return init_slots_on(self.mesh, self.model.axis, self._arrays, num_slots)
 
     def init_snapshots(self, number: int) -> list[DeltaNetSnapshot]:
         """Returns room for snapshots of each layer with linear attention, sharded by heads."""
