@@ -40,10 +40,17 @@ def dot(a: jax.Array, b: jax.Array, dimensions: DotDimensions, *, fused: bool) -
     """
     if not fused:
         return rounded_dot(a, b, dimensions)
+    # With the stacked axes first, XLA:CPU takes a right operand stored either way. So keys and values share one kernel
+    # that moves them, and keys, which XLA would also transpose, take no longer than values.
+    contracted, (batch, other_batch) = dimensions
+    order = (*other_batch, *(axis for axis in range(b.ndim) if axis not in other_batch))
+    if order != tuple(range(b.ndim)):
+        b = row_major(b.transpose(order))
+    dimensions = (contracted[0], (order.index(contracted[1][0]),)), (batch, tuple(range(len(other_batch))))
     return fused_dot(a, b, dimensions, block=SCORE_BLOCK)
 
 
-def lane_tree(x: jax.Array, op: Binary, widths: Sequence[int] = WIDTHS) -> jax.Array:
+def lane_tree(x: jax.Array, op: Binary, widths: Sequence[int] = WIDTHS, *, isolated: bool = True) -> jax.Array:
     """Reduces the last axis by a halving tree: lane i with lane i + n/2, and so on.
 
     The operations are exact or correctly rounded, so that their bits do not depend on how they are compiled. A few
@@ -54,6 +61,7 @@ def lane_tree(x: jax.Array, op: Binary, widths: Sequence[int] = WIDTHS) -> jax.A
         x: (..., n), n a power of two.
         op: `lax.add` or `larger`.
         widths: Lanes that each kernel leaves, 1 at the end. They do not affect the bits.
+        isolated: Whether a barrier follows. Without one, what uses the result joins the last kernel.
 
     Returns:
         (...).
@@ -65,7 +73,7 @@ def lane_tree(x: jax.Array, op: Binary, widths: Sequence[int] = WIDTHS) -> jax.A
         while len(parts) > 1:
             half = len(parts) // 2
             parts = [op(a, b) for a, b in zip(parts[:half], parts[half:], strict=True)]
-        (x,) = isolate(parts[0])
+        (x,) = isolate(parts[0]) if isolated or width > 1 else parts
     return x[..., 0].reshape(before)
 
 
@@ -126,9 +134,10 @@ def _product_with_specials(
 ) -> jax.Array:
     """Adds what IEEE arithmetic makes of nan and infinities to the product of the finite values."""
     infinite = where(lax.eq(lax.abs(values), np.float32(np.inf)), lax.sign(values), 0.0)
-    # Sums of small integers are exact in any order, and one dot with another batch dimension takes two of them.
-    left = stacked(lax.sign(weights), jnp.broadcast_to(seen, weights.shape).astype(jnp.float32))
-    right = stacked(infinite, lax.bitwise_not(lax.is_finite(values)).astype(jnp.float32))
+    finite = where(lax.is_finite(values), values, 0.0)
+    # One dot with another batch dimension takes all three sums; those of small integers are exact in any order.
+    left = stacked(lax.sign(weights), jnp.broadcast_to(seen, weights.shape).astype(jnp.float32), weights)
+    right = stacked(infinite, lax.bitwise_not(lax.is_finite(values)).astype(jnp.float32), finite)
     contracted, batched = dimensions
     first = (*batched[1], *contracted[1])
     order = (*first, *(axis for axis in range(values.ndim) if axis not in first))
@@ -137,17 +146,14 @@ def _product_with_specials(
     sums = dot(
         left, right, ((_shifted(contracted[0]), (len(first),)), ((0, *_shifted(batched[0])), batch)), fused=fused
     )
-    finite = where(lax.is_finite(values), values, 0.0)
-    product = dot(weights, finite, dimensions, fused=fused)
-    shape = product.shape
     # Flat arrays, which XLA:CPU compiles to one loop.
-    sums, product = isolate(sums.reshape(2, -1), product.reshape(-1))
-    signs, specials = sums[0], sums[1]
+    (flat,) = isolate(sums.reshape(3, -1))
+    signs, specials, product = flat[0], flat[1], flat[2]
     # Infinities of one sign give it, anything else that is seen gives nan: a nan, an infinity with the weight zero,
     # and infinities of both signs.
     signed = lax.add(product, lax.mul(signs, np.float32(np.inf)))
     result = where(lax.eq(lax.abs(signs), specials), signed, np.nan)
-    return isolate(where(lax.eq(specials, np.float32(0)), product, result))[0].reshape(shape)
+    return isolate(where(lax.eq(specials, np.float32(0)), product, result))[0].reshape(sums.shape[1:])
 
 
 def stacked(*arrays: jax.Array) -> jax.Array:

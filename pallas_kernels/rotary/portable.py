@@ -12,7 +12,7 @@ from pallas_kernels.contract import XLA_FUNCTIONS, ElementwiseContract, honour
 from pallas_kernels.parts.xla.join import join
 from pallas_kernels.parts.xla.lanes import run_flat
 from pallas_kernels.parts.xla.opaque import apart_from_sums
-from pallas_kernels.parts.xla.tiles import run_isolated
+from pallas_kernels.parts.xla.tiles import isolate, run_isolated
 from pallas_kernels.parts.xla.where import where
 
 Fence = Callable[[jax.Array], jax.Array]
@@ -122,6 +122,22 @@ def _partner(x: jax.Array, interleaved: bool) -> jax.Array:
     return jnp.where(first, -other, other).reshape(x.shape)
 
 
+def _store(cache: jax.Array, at: jax.Array, heads: jax.Array) -> jax.Array:
+    """Writes the last K heads of each token, (T, N, H), to its row of a cache (R, K, H)."""
+    return cache.at[at].set(heads[:, heads.shape[1] - cache.shape[1] :], mode="drop")
+
+
+def _store_columns(cache: jax.Array, at: jax.Array, heads: jax.Array) -> jax.Array:
+    """`_store` with heads side by side in the rows of matrices: XLA:CPU copies long rows in one loop.
+
+    Loops over heads take three times as long to compile.
+    """
+    rows, width = cache.shape[0], cache.shape[1] * cache.shape[2]
+    (columns,) = isolate(heads.reshape(heads.shape[0], heads.shape[1] * heads.shape[2]))
+    columns = columns[:, columns.shape[1] - width :]
+    return cache.reshape(rows, width).at[at].set(columns, mode="drop").reshape(cache.shape)
+
+
 def rotate_and_store(
     heads: jax.Array,
     cos: jax.Array,
@@ -133,6 +149,7 @@ def rotate_and_store(
     *,
     functions: ElementwiseContract = XLA_FUNCTIONS,
     compute: Callable[..., tuple[jax.Array, ...]] = run_flat,
+    store: Callable[[jax.Array, jax.Array, jax.Array], jax.Array] = _store_columns,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Rotates queries and keys, and writes keys and values to the caches.
 
@@ -150,6 +167,7 @@ def rotate_and_store(
             example their normalized values.
         functions: How element-wise code is computed.
         compute: Runs an element-wise program on arrays of one shape.
+        store: Writes the last heads of each token to a cache.
 
     Returns:
         The rotated queries (T, N, H), and `keys` and `values` with the new rows.
@@ -173,14 +191,14 @@ def rotate_and_store(
     both = join(compute(rotate_pairs, first, second, *tables), first.ndim - 1)
     # A negative index would count from the end.
     at = where(lax.lt(rows, np.asarray(0, rows.dtype)), keys.shape[0], rows)
-    keys = keys.at[at].set(both[:, query_heads:], mode="drop")
-    values = values.at[at].set(heads[:, query_heads + key_heads :], mode="drop")
-    return both[:, :query_heads], keys, values
+    return both[:, :query_heads], store(keys, at, both), store(values, at, heads)
 
 
 def rotate_and_store_on_gpu(*arrays: jax.Array, functions: ElementwiseContract) -> tuple[jax.Array, ...]:
     """`rotate_and_store` for platforms where fences in the lowering keep XLA from contracting products with sums."""
-    return rotate_and_store(*arrays, functions=functions, compute=lambda program, *arrays: program(*arrays))
+    return rotate_and_store(
+        *arrays, functions=functions, compute=lambda program, *arrays: program(*arrays), store=_store
+    )
 
 
 def rotate_pairs(first: jax.Array, second: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array]:

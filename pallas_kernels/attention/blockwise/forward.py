@@ -1,5 +1,6 @@
 """The forward pass: tiles of queries loop over the blocks of keys that they see."""
 
+import math
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -11,7 +12,7 @@ from pallas_kernels.attention.blockwise.keys import FetchBlock
 from pallas_kernels.attention.blockwise.scores import NOTHING, ScoreArrays, block_scores, seen_keys
 from pallas_kernels.attention.call import AttentionOptions
 from pallas_kernels.attention.mask_bounds import MaskBounds
-from pallas_kernels.attention.programs import WIDTHS, WITH_VALUES, lane_tree, larger, seen_product
+from pallas_kernels.attention.programs import WIDTHS, WITH_VALUES, lane_tree, larger, seen_product, stacked
 from pallas_kernels.attention.schedule.cpu import Tile
 from pallas_kernels.contract import AttentionContract
 from pallas_kernels.parts.xla.lanes import log, run_flat
@@ -57,7 +58,10 @@ def tile_rows(queries: int, group: int) -> int:
 def to_rows(x: jax.Array, heads: int) -> jax.Array:
     """Brings queries (b, t, N, ...) into the rows (b, K, R, ...) of their key heads, query by query."""
     b, t, n = x.shape[:3]
-    rows = jnp.moveaxis(x.reshape(b, t, heads, n // heads, *x.shape[3:]), 2, 1)
+    width = n // heads * math.prod(x.shape[3:])
+    rows = jnp.moveaxis(x.reshape(b, t, heads, width), 2, 1)
+    # As a matrix, whose long rows XLA:CPU copies in one loop: a third of the time to compile loops over heads.
+    (rows,) = isolate(rows.reshape(b * heads * t, width))
     rows = rows.reshape(b, heads, t * (n // heads), *x.shape[3:])
     missing = tile_rows(t, n // heads) - rows.shape[2]
     if missing:
@@ -116,7 +120,7 @@ def block_step(
     (seen,) = isolate(seen_keys(rows, start, keys.shape[1], arrays.mask))
     scores = block_scores(query, keys, seen, start, factor, arrays, soft_cap, fused=fused).masked
     # A nan among the scores may get lost here; it comes back with its own weight.
-    maximum = lane_tree(scores, larger, _FEWER_WIDTHS if fused else WIDTHS)
+    maximum = lane_tree(scores, larger, _FEWER_WIDTHS if fused else WIDTHS, isolated=False)
     if state is not None:
         maximum = larger(state.maximum, maximum)
     # A row whose scores are all -inf so far has no largest one to subtract.
@@ -136,7 +140,9 @@ def block_step(
         # After a barrier the product is rounded before the sum, wherever the element stands in a vector.
         total, kept = isolate(state.total * decay, state.values * decay[..., None])
         new, old = State(maximum, total + block_total, kept + block_values), state
-    return State(*isolate(*(_where_rows(changed, n, o) for n, o in zip(new, old, strict=True))))
+    chosen = (_where_rows(changed, n, o) for n, o in zip(new, old, strict=True))
+    # What follows a single block does not have to wait for the state in memory: choices are exact in any kernel.
+    return State(*chosen) if state is None else State(*isolate(*chosen))
 
 
 def softmax_weights(scores: jax.Array, shift: jax.Array, seen: jax.Array) -> jax.Array:
@@ -243,7 +249,8 @@ def attend(
 
         q = to_rows(part(query).astype(jnp.float32), heads)
         queries = MaskBounds(part(what.first), part(what.last))
-        rows = MaskBounds(*isolate(*mask_bounds_of_rows(queries, group)))
+        (bounds,) = isolate(stacked(*mask_bounds_of_rows(queries, group)))  # one kernel, not one each
+        rows = MaskBounds(bounds[0], bounds[1])
 
         def step(block: jax.Array, state: State | None) -> State:
             k = fetch_keys(first, block)
