@@ -13,6 +13,7 @@ from bijax.core.primitive import Arrays, Kernel, define_kernel, fold_rows, unfol
 from bijax.dispatch.kernels import run_kernel
 from bijax.dispatch.matmul import Product, multiply
 from pallas_kernels.contract import DeltaRuleContract
+from pallas_kernels.registry import find
 from pallas_kernels.target import Target
 
 CHUNK: Final = DeltaRuleContract().chunk
@@ -24,11 +25,13 @@ def _define(operation: str, shapes: Kernel) -> Kernel:
             precision = "highest" if x.dtype == jnp.float32 else "default"
             return multiply(target, x, w, product=Product("float32", transpose_w, precision))[0]
 
-        # The cores of a CPU have enough to do with the heads of one sequence.
-        together = target.platform != "cpu"
         key, value = arrays[1:3]
         sizes = value.dtype.name, key.shape[-1], value.shape[-1]
-        found: Arrays = run_kernel(operation, target, sizes, *arrays, product=product, together=together, **parameters)
+        _, _, contracts = find(operation, target, sizes, *arrays, **parameters)
+        if isinstance(contracts["contract"], DeltaRuleContract):  # other contracts have products of their own
+            # The cores of a CPU have enough to do with the heads of one sequence.
+            parameters |= {"product": product, "together": target.platform != "cpu"}
+        found: Arrays = run_kernel(operation, target, sizes, *arrays, **parameters)
         return found
 
     def fold(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dict[str, Any]) -> Arrays:

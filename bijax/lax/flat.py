@@ -71,8 +71,10 @@ def _cbrt(x: jax.Array) -> jax.Array:
     root = _each(lax.exp, _over(_each(lax.log, size), 3))
     (square,) = isolate(root * root)
     root = root - _over(root - size / square, 3)  # a step of Newton's method
-    ordinary = (size > 0) & (size < jnp.inf)
-    return jnp.where(ordinary, lax.sign(x) * root, x)
+    # A comparison with zero may see a subnormal number, whose logarithm is that of zero.
+    least = float(np.finfo(x.dtype).tiny)
+    ordinary = (size >= least) & (size < jnp.inf)
+    return jnp.where(ordinary, lax.sign(x) * root, jnp.where(size < least, 0 * x, x))
 
 
 # XLA:CPU computes these differently when they stand alone and when it fuses them or calls them from a loop.

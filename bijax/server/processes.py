@@ -15,7 +15,7 @@ from bijax.serving import Engine, EngineOptions, ModelOptions
 from bijax.serving.cache_size import choose_num_pages
 from bijax.serving.errors import EngineError
 from bijax.serving.fingerprint import fingerprint
-from bijax.serving.load import load_model
+from bijax.serving.load import load_adapters, load_models
 from bijax.serving.processes import LeadingEngine, connect, follow, smallest_of_all
 from flax_layers.checkpoint import Checkpoint, Weights
 
@@ -70,14 +70,22 @@ def open_engine(
     check_processes(version=jax.__version__, **given)
     digests: dict[str, str] = {}
 
-    def read(name: str) -> np.ndarray:
-        value = checkpoint.weights[name]
+    def note(name: str, value: np.ndarray) -> np.ndarray:
         digests[name] = hashlib.sha256(np.ascontiguousarray(value)).hexdigest()
         return value
 
+    def read(name: str) -> np.ndarray:
+        return note(name, checkpoint.weights[name])
+
+    adapters = load_adapters(checkpoint, model_options)
+    for adapter, lora in adapters.items():
+        for side, matrices in (("A", lora.down), ("B", lora.up)):
+            for layer, matrix in matrices.items():
+                note(f"{adapter}: {layer}.lora_{side}", matrix * np.float32(lora.scaling))
+
     log.info("loading the weights")
     hashed = dataclasses.replace(checkpoint, weights=Weights(checkpoint.weights.shapes, read))
-    model = load_model(hashed, model_options)
+    [model] = load_models(hashed, model_options, adapters=adapters)
     check_processes(weights=digests)
     longest = min(model.max_length, engine_options.max_length or model.max_length)
     pages = smallest_of_all(choose_num_pages(model, engine_options, max_length=longest))

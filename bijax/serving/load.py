@@ -115,8 +115,9 @@ def load_models(
         if isinstance(weights, Llama):
             return ServedLlama(weights, adapters=adapters, cache_dtype=cache_dtype, draft_head=head)
         if head is None:
-            return ServedPartitionedLlama(weights, cache_dtype=cache_dtype)
-        return DraftingPartitionedLlama(weights, partition_head(head, weights), cache_dtype=cache_dtype)
+            return ServedPartitionedLlama(weights, adapters=adapters, cache_dtype=cache_dtype)
+        cut = partition_head(head, weights)
+        return DraftingPartitionedLlama(weights, cut, adapters=adapters, cache_dtype=cache_dtype)
 
     return [served(w) for w in weights]
 
@@ -157,7 +158,9 @@ def check_model(checkpoint: Checkpoint, options: ModelOptions, *, number: int = 
 
 
 def check_overlap(checkpoint: Checkpoint, options: ModelOptions, engine: EngineOptions) -> None:
-    """Checks, before weights are read, that a model has experts on several devices if overlap is asked for.
+    """Checks, before weights are read, that a model can overlap if that is asked for.
+
+    It needs experts on several devices, and no adapters.
 
     Args:
         checkpoint: As for `load_model`.
@@ -165,12 +168,16 @@ def check_overlap(checkpoint: Checkpoint, options: ModelOptions, engine: EngineO
         engine: Of the engine.
 
     Raises:
-        ValueError: If it has not.
+        ValueError: If it cannot.
     """
     devices = (options.tensor_parallel_size or 1) * options.expert_parallel_size
-    if engine.overlap() is None or (checkpoint.config.experts is not None and devices > 1):
+    if engine.overlap() is None:
         return
     name = "enable_two_batch_overlap" if engine.enable_two_batch_overlap else "enable_single_batch_overlap"
+    if options.lora_paths:
+        raise ValueError(f"{name} must not be set with lora_paths, got {options.lora_paths!r}; leave either out.")
+    if checkpoint.config.experts is not None and devices > 1:
+        return
     has = f"experts on {devices} device" if checkpoint.config.experts is not None else "no experts"
     raise ValueError(
         f"{name} needs a model with experts on several devices, got one with {has}; set tensor_parallel_size and"

@@ -109,8 +109,3 @@ class ModelOptions(Options):
                 f"ModelOptions: tensor_parallel_size must be at most tensor_parallel_leaves, got"
                 f" {self.tensor_parallel_size} and {self.tensor_parallel_leaves}."
             )
-        if self.lora_paths:
-            raise ValueError(
-                "ModelOptions: lora_paths must be empty with tensor_parallel_size, got"
-                f" {self.lora_paths!r}; adapters are not cut over devices."
-            )

@@ -10,11 +10,11 @@ import numpy as np
 
 from .adapters import Group, Stacks, attach
 from .block import Block, Rotary, Stream, added, project, start_tokens
-from .layers import DeltaNetState, Embed, KVCache, LayerCache, Linear, RMSNorm, RotaryEmbedding
+from .layers import DeltaNetSlots, DeltaNetState, Embed, KVCache, LayerCache, Linear, RMSNorm, RotaryEmbedding
 from .llama import Llama
 
-type Stored = tuple[jax.Array, jax.Array | None] | DeltaNetState
-"""What a layer keeps: keys and values, latents without values, or a state."""
+type Stored = tuple[jax.Array, jax.Array | None] | DeltaNetState | DeltaNetSlots
+"""What a layer keeps: keys and values, latents without values, or states, each its sequence's own or in slots."""
 
 
 class Additions(NamedTuple):
@@ -139,7 +139,7 @@ class LayeredModel:
     def __init__(self, model: Llama, cache: KVCache) -> None:
         self._model = model
         self._layers = Layers(model)
-        self._stored = [
+        self._stored: list[Stored] = [
             layer if isinstance(layer, DeltaNetState) else (layer.keys, layer.values)
             for layer in cache.layers(model.config)
         ]
@@ -215,13 +215,12 @@ def extend_block(
 ) -> tuple[Stream, Stored]:
     """Runs a block on new tokens, with what its layer keeps; see `Layers.extend`."""
     if isinstance(stored, DeltaNetState):
-        held = stored if slots is None else stored.rows(slots, start)
-        stream, after = block.extend(stream, rotary, held, start=start, lengths=lengths)
-        new = cast(DeltaNetState, after)
-        if slots is None:
-            return stream, new
-        # The slot of a row of padding must not be written.
-        return stream, stored.with_rows(jnp.where(lengths > 0, slots, len(stored.inputs)), new)
+        stream, after = block.extend(stream, rotary, stored, start=start, lengths=lengths)
+        return stream, cast(DeltaNetState, after)
+    if isinstance(stored, DeltaNetSlots):
+        own = cast(jax.Array, slots)
+        stream, after = block.extend(stream, rotary, stored.rows(own, start), start=start, lengths=lengths)
+        return stream, stored.with_rows(own, cast(DeltaNetState, after), lengths)
     cache = LayerCache(*stored, page_table, common_prefix, cache_scales)
     stream, after = block.extend(stream, rotary, cache, start=start, lengths=lengths)
     written = cast(LayerCache, after)

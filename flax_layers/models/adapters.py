@@ -40,13 +40,17 @@ class Stack(NamedTuple):
         adapted: (G, out) bool, the columns that an adapter changes. The others keep the bits of the base.
     """
 
-    down: jax.Array
-    up: jax.Array
-    adapted: jax.Array
+    down: Any
+    up: Any
+    adapted: Any
+
+    def adapt(self, base: Any, stacks: tuple[Any, ...], groups: tuple[Group, ...]) -> AdaptedLinear:
+        """Returns a layer with adapters of this kind."""
+        return AdaptedLinear(base, stacks, groups)
 
 
-type Stacks = dict[str, tuple[Stack, ...]]
-"""The linear layers of a block that adapters change, by name; a stack for each rank."""
+type Stacks = dict[str, tuple[Any, ...]]
+"""The linear layers of a block that adapters change, by name; a `Stack` for each rank, cut over devices or not."""
 
 
 class Group(NamedTuple):
@@ -100,6 +104,11 @@ class Adapters:
         Raises:
             ValueError: If an adapter changes a layer that the model does not have.
         """
+        return jax.tree.map(jnp.asarray, cls.on_host(model, adapters))
+
+    @classmethod
+    def on_host(cls, model: Llama, adapters: Mapping[str, LoRA]) -> Adapters:
+        """Returns the same in arrays of the host; the model needs no arrays."""
         loras = list(adapters.values())
         by_rank: dict[int, list[int]] = {}
         for index, lora in enumerate(loras):
@@ -156,17 +165,25 @@ class AdaptedLinear:
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps x (..., in_features) to (..., out_features)."""
-        y, ops = self._base(x), self._base.ops
+        y = self._base(x)
         rows, out = x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
         for stack, group in zip(self._stacks, self._groups, strict=True):
-            sorted_rows = rows.astype(stack.down.dtype)[group.order]
-            inner = ops.group_matmul(sorted_rows, stack.down, group.sizes)
-            change = ops.group_matmul(inner, stack.up, group.sizes)[group.places].astype(out.dtype)
-            nothing = jnp.zeros((1, out.shape[1]), bool)
-            adapted = jnp.concatenate([stack.adapted, nothing])[group.adapter]
+            inner = self._down(rows.astype(stack.down.dtype)[group.order], stack, group)
+            change, adapted = self._up(inner, stack, group)
             # Not a sum with zeros: -0.0 + 0.0 is 0.0.
-            out = jnp.where(adapted, out + change, out)
+            out = jnp.where(adapted, out + change.astype(out.dtype), out)
         return out.reshape(y.shape)
+
+    def _down(self, rows: jax.Array, stack: Any, group: Group) -> jax.Array:
+        """Multiplies rows, sorted by adapter, by the first matrices."""
+        inner: jax.Array = self._base.ops.group_matmul(rows, stack.down, group.sizes)
+        return inner
+
+    def _up(self, inner: jax.Array, stack: Any, group: Group) -> tuple[jax.Array, jax.Array]:
+        """Multiplies by the second matrices; returns that for each token, and which numbers are changed."""
+        change = self._base.ops.group_matmul(inner, stack.up, group.sizes)[group.places]
+        nothing = jnp.zeros((1, change.shape[1]), bool)
+        return change, jnp.concatenate([stack.adapted, nothing])[group.adapter]
 
 
 def attach(block: Block, stacks: Stacks, groups: tuple[Group, ...]) -> None:
@@ -174,7 +191,7 @@ def attach(block: Block, stacks: Stacks, groups: tuple[Group, ...]) -> None:
     for name, of_layer in stacks.items():
         part, _, layer = name.partition(".")
         module = getattr(block, part)
-        object.__setattr__(module, layer, AdaptedLinear(getattr(module, layer), of_layer, groups))
+        object.__setattr__(module, layer, of_layer[0].adapt(getattr(module, layer), of_layer, groups))
 
 
 def _stacks(block: Block, prefix: str, kinds: list[tuple[LoRA, ...]], dtype: Any) -> Stacks:
@@ -184,7 +201,7 @@ def _stacks(block: Block, prefix: str, kinds: list[tuple[LoRA, ...]], dtype: Any
         # A layer that no adapter changes in any block has none. Blocks of a kind must have the same ones.
         if layer is None or not any(key.endswith(parts) for kind in kinds for lora in kind for key in lora.down):
             continue
-        widths = _widths(block, name, layer)
+        widths = layer_widths(block, name) or (layer.out_features,)
         found[name] = tuple(
             _stack([[(lora, f"{prefix}.{part}") for part in parts] for lora in kind], layer.in_features, widths, dtype)
             for kind in kinds
@@ -205,7 +222,7 @@ def _stack(given: list[list[tuple[LoRA, str]]], features: int, widths: tuple[int
             down[index, :, inner] = lora.down[name].T
             up[index, inner, columns] = lora.up[name].T * np.float32(lora.scaling)
             adapted[index, columns] = True
-    return Stack(jnp.asarray(down, dtype), jnp.asarray(up, dtype), jnp.asarray(adapted))
+    return Stack(down.astype(jnp.dtype(dtype)), up.astype(jnp.dtype(dtype)), adapted)
 
 
 def _find(block: Block, name: str) -> Any:
@@ -218,10 +235,10 @@ def _find(block: Block, name: str) -> Any:
     return found if hasattr(found, "in_features") else None
 
 
-def _widths(block: Block, name: str, layer: Any) -> tuple[int, ...]:
-    """Returns the columns of each part of a linear layer."""
+def layer_widths(block: Block, name: str) -> tuple[int, ...] | None:
+    """Returns the columns of each part of a linear layer, which a mesh cuts; None for layers whose rows it cuts."""
     attention = block.attention
     if name == "attention.qkv" and isinstance(attention, Attention):
         return tuple(n * attention.head_dim for n in (attention.num_heads, *[attention.num_kv_heads] * 2))
     parts = len(_LAYERS[name])
-    return (layer.out_features // parts,) * parts
+    return (_find(block, name).out_features // parts,) * parts if parts > 1 else None

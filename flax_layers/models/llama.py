@@ -13,7 +13,7 @@ from flax import nnx
 from .._signature import ConstructorSignature
 from ..ops import INVARIANT, Ops
 from .block import Block, Rotary, Stream, check_room, project, start_tokens
-from .layers import DeltaNetState, Embed, GatedDeltaNet, KVCache, Linear, RMSNorm, RotaryEmbedding
+from .layers import DeltaNetSlots, DeltaNetState, Embed, GatedDeltaNet, KVCache, Linear, RMSNorm, RotaryEmbedding
 from .llama_weights import load_weights
 
 if TYPE_CHECKING:
@@ -250,8 +250,14 @@ class Llama(nnx.Module):
 
     def init_states(self, batch: int) -> tuple[DeltaNetState, ...]:
         """Returns the states of sequences without tokens, for each layer with linear attention."""
-        layers = [block.attention for block in self.blocks if isinstance(block.attention, GatedDeltaNet)]
-        return tuple(layer.init_state(batch, self.dtype) for layer in layers)
+        return tuple(layer.init_state(batch, self.dtype) for layer in self._linear_layers())
+
+    def init_slots(self, number: int) -> tuple[DeltaNetSlots, ...]:
+        """Returns slots for the states of running sequences, for each layer with linear attention."""
+        return tuple(layer.init_slots(number, self.dtype) for layer in self._linear_layers())
+
+    def _linear_layers(self) -> list[GatedDeltaNet]:
+        return [block.attention for block in self.blocks if isinstance(block.attention, GatedDeltaNet)]
 
     def cache_sizes(self) -> dict[str, Any]:
         """Returns the arguments of `KVCache.paged` that the model fixes."""

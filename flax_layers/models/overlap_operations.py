@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from bijax.parallel import (
@@ -24,7 +23,7 @@ from bijax.parallel import (
 
 from ._layered import Stored
 from .block import Block, normalized
-from .layers import DeltaNetState, GatedDeltaNet, LayerCache
+from .layers import DeltaNetSlots, GatedDeltaNet, LayerCache
 from .layers.moe import router_logits, select_experts, shared_outputs
 from .parallel_experts import ParallelMoE
 
@@ -74,12 +73,10 @@ def _attn_core(block: Block, known: Values) -> Values:
     where = {"start": places.start, "lengths": places.lengths}
     kept: Stored = known["kept"]
     if isinstance(block.attention, GatedDeltaNet):
-        if not isinstance(kept, DeltaNetState) or places.slots is None:
+        if not isinstance(kept, DeltaNetSlots) or places.slots is None:
             raise TypeError(f"Block: a layer of linear attention keeps states in slots, got a {type(kept).__name__}.")
         y, state = block.attention.extend(known["normed"], kept.rows(places.slots, places.start), **where)
-        # The slot of a row of padding must not be written.
-        slots = jnp.where(places.lengths > 0, places.slots, len(kept.inputs))
-        kept = kept.with_rows(slots, state)
+        kept = kept.with_rows(places.slots, state, places.lengths)
     else:
         keys, values = known["kept"]
         cache = LayerCache(keys, values, places.page_table, places.common_prefix, known["cache_scales"])

@@ -24,7 +24,7 @@ from .batch_children import child_places, child_rows, join_rows
 from .block import Block, Rotary, added
 from .overlap_operations import OPERATIONS, Places, Values
 from .parallel_experts import ParallelMoE
-from .partitioned_programs import OnMesh, ScaledBlock
+from .partitioned_programs import OnMesh, ServedBlock
 
 type Stage = Callable[[Values, list[Stored]], tuple[Values, list[Stored]]]
 
@@ -125,7 +125,7 @@ def _in_turn(
 @functools.partial(jax.jit, static_argnames=("structure", "names"))
 def _stage(structure: OnMesh, names: tuple[str, ...], arrays: tuple[jax.Array, ...], values: Values) -> Values:
     """Runs the operations of a stage: one function for all blocks of a kind and for halves of the same shape."""
-    scaled: ScaledBlock = jax.tree.unflatten(structure.tree, arrays)
-    known = {**values, "cache_scales": scaled.cache_scales}
-    found = run_operations([functools.partial(OPERATIONS[name], scaled.block) for name in names], known)
+    served: ServedBlock = jax.tree.unflatten(structure.tree, arrays)
+    known = {**values, "cache_scales": served.cache_scales}
+    found = run_operations([functools.partial(OPERATIONS[name], served.block) for name in names], known)
     return {name: value for name, value in found.items() if name != "cache_scales"}

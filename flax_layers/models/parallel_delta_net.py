@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 import bijax
 
 from ..ops import PLAIN
-from .layers import DeltaNetState, GatedDeltaNet
+from .layers import DeltaNetSlots, DeltaNetState, GatedDeltaNet
 from .layers.delta_net_state import STATE_INTERVAL, DeltaNetSnapshot
 from .parallel_cut import Cut, CutLayer
 from .parallel_heads import by_heads
@@ -123,6 +123,21 @@ def state_specs(axis: str) -> DeltaNetState:
             length=cast(Any, P()),
         ),
         cast(Any, P(None, None, axis)),
+    )
+
+
+def slot_specs(axis: str) -> DeltaNetSlots:
+    """Returns how the slots of a layer are sharded, as its states."""
+    heads: Any = P(None, axis, None, None)
+    return DeltaNetSlots(
+        state=heads,
+        key=heads,
+        residual=heads,
+        triangle=heads,
+        decay=cast(Any, P(None, axis, None)),
+        edge=cast(Any, P()),
+        length=cast(Any, P()),
+        inputs=cast(Any, P(None, None, axis)),
     )
 
 

@@ -179,11 +179,11 @@ def place_weights(
             parts = stored_in_int8(str(name), value)
         else:
             parts = {str(name): value}
-        own.update({part: _placed(array, where[part]) for part, array in parts.items()})
+        own.update({part: place(array, where[part]) for part, array in parts.items()})
     return dict(placed)
 
 
-def _placed(value: np.ndarray, sharding: Any) -> jax.Array:
+def place(value: np.ndarray, sharding: Any) -> jax.Array:
     """Returns an array of the host on devices, of which other processes may own some.
 
     Of several processes each places its own part, without comparing what `jax.device_put` would send to all.

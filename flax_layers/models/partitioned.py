@@ -11,22 +11,20 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from ..ops import Ops
 from .layers import KVCache
 from .layers.embed import check_token_ids
 from .llama import Llama
 from .parallel_delta_net import state_specs
-from .partition_layers import WEIGHTS, at, cut_layers
+from .partition_layers import at, cut_layers
+from .partitioned_module import Params, PartitionedModule
 from .partitioned_states import init_states_on
 
 if TYPE_CHECKING:
     from ..checkpoint import LlamaConfig
 
-type Params = dict[str, Any]
-
 
 @dataclasses.dataclass(frozen=True)
-class PartitionedLlama:
+class PartitionedLlama(PartitionedModule[Llama]):
     """A model over the devices of a mesh; made by `partition`, which documents its use.
 
     Attributes:
@@ -119,26 +117,6 @@ class PartitionedLlama:
             params: This device's part of the parameters, cut by `specs`.
         """
         return self.merged(params, self.rest)
-
-    def merged(self, params: Params, rest: Any) -> Llama:
-        """Returns the model of one device with other leaves: arrays, or one object for each, such as a `PartitionSpec`.
-
-        Args:
-            params: A tree with the structure of `params`.
-            rest: One with the structure of `rest`.
-        """
-        state = jax.tree.unflatten(jax.tree.structure(self._abstract), jax.tree.leaves(params))
-        model: Llama = nnx.merge(self.graph, state, rest)
-        return model
-
-    def with_ops(self, ops: Ops) -> PartitionedLlama:
-        """Returns the model with the same parameters and other operations.
-
-        Args:
-            ops: The operations; with `PLAIN` products and sums are JAX's, whose bits depend on the number of devices.
-        """
-        split: Any = nnx.split(nnx.with_attributes(self.local(self.params), ops=ops), WEIGHTS, ...)
-        return dataclasses.replace(self, graph=split[0])
 
     def whole(self, params: Params) -> Params:
         """Returns parameters, or their gradients, with the structure and the shapes that one device's model has.

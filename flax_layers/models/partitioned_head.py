@@ -10,20 +10,18 @@ from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from ..ops import Ops
 from .mtp import MTPHead
 from .partition_checks import check_config, check_layers, check_mesh
-from .partition_layers import WEIGHTS, block_layers, cut_block, laid_out
+from .partition_layers import block_layers, cut_block, laid_out
 from .partitioned import PartitionedLlama
+from .partitioned_module import Params, PartitionedModule
 
 if TYPE_CHECKING:
     from ..checkpoint import LlamaConfig
 
-type Params = dict[str, Any]
-
 
 @dataclasses.dataclass(frozen=True)
-class PartitionedHead:
+class PartitionedHead(PartitionedModule[MTPHead]):
     """A head over the devices of a mesh; made by `partition_head`.
 
     Attributes:
@@ -40,17 +38,6 @@ class PartitionedHead:
     rest: Any = dataclasses.field(repr=False)
     graph: Any = dataclasses.field(repr=False)
     _abstract: Any = dataclasses.field(repr=False)
-
-    def merged(self, params: Params, rest: Any) -> MTPHead:
-        """Returns the head of one device with these leaves, as `PartitionedLlama.merged`."""
-        state = jax.tree.unflatten(jax.tree.structure(self._abstract), jax.tree.leaves(params))
-        head: MTPHead = nnx.merge(self.graph, state, rest)
-        return head
-
-    def with_ops(self, ops: Ops) -> PartitionedHead:
-        """Returns the head with the same parameters and other operations."""
-        split: Any = nnx.split(nnx.with_attributes(self.merged(self.params, self.rest), ops=ops), WEIGHTS, ...)
-        return dataclasses.replace(self, graph=split[0])
 
 
 def partition_head(head: MTPHead, model: PartitionedLlama) -> PartitionedHead:

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 from bijax.core.hashed_once import HashedOnce
 
 from ._layered import Stored, extend_block
+from .adapters import Group, Stacks, attach
 from .block import Block, Rotary, Stream, added, project, start_positions, start_tokens
 
 
@@ -30,16 +31,18 @@ class OnMesh(HashedOnce):
         self.tree, self.specs, self.mesh, self.axis, self.kept = tree, specs, mesh, axis, kept
 
 
-class ScaledBlock(NamedTuple):
+class ServedBlock(NamedTuple):
     """A block of a model that is served.
 
     Attributes:
         block: Its modules.
         cache_scales: Those of keys and values in a cache of 8 bits, (K,) or (K, H); None for other caches.
+        stacks: The adapters of its linear layers, or None.
     """
 
     block: Block
     cache_scales: tuple[jax.Array, jax.Array] | None
+    stacks: Stacks | None = None
 
 
 def heads_cut(axis: str) -> P:
@@ -80,21 +83,27 @@ def extend_on(
     lengths: jax.Array,
     common_prefix: jax.Array | None,
     slots: jax.Array | None,
+    groups: tuple[Group, ...] | None = None,
     *,
     alone: bool,
 ) -> tuple[Stream, Stored]:
-    """Runs a block; with `alone` the addition at its end too, which is else left to the norm of the next one."""
+    """Runs a block; with `alone` the addition at its end too, which is else left to the norm of the next one.
 
-    def run(arrays: Any, stream: Stream, rotary: Rotary, stored: Stored, *places: Any) -> Any:
-        scaled: ScaledBlock = jax.tree.unflatten(structure.tree, arrays)
-        given = (*places, scaled.cache_scales)
-        stream, kept = extend_block(scaled.block, stream, rotary, stored, *given)
+    `groups` says which tokens have which adapter; None for none.
+    """
+
+    def run(arrays: Any, stream: Stream, rotary: Rotary, stored: Stored, groups: Any, *places: Any) -> Any:
+        served: ServedBlock = jax.tree.unflatten(structure.tree, arrays)
+        if groups is not None and served.stacks is not None:
+            attach(served.block, served.stacks, groups)
+        given = (*places, served.cache_scales)
+        stream, kept = extend_block(served.block, stream, rotary, stored, *given)
         return (added(stream), None) if alone else stream, kept
 
-    in_specs = (structure.specs, P(), P(), structure.kept, P(), P(), P(), P(), P())
+    in_specs = (structure.specs, P(), P(), structure.kept, P(), P(), P(), P(), P(), P())
     mapped = jax.shard_map(run, mesh=structure.mesh, in_specs=in_specs, out_specs=(P(), structure.kept))
     places = (page_table, start, lengths, common_prefix, slots)
-    found: tuple[Stream, Stored] = mapped(arrays, stream, rotary, stored, *places)
+    found: tuple[Stream, Stored] = mapped(arrays, stream, rotary, stored, groups, *places)
     return found
 
 

@@ -10,14 +10,14 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from ..ops import Ops
-from .layers import DeltaNetState
+from .layers import DeltaNetSlots, DeltaNetState
 from .layers.delta_net_state import DeltaNetSnapshot
 from .llama import Llama
-from .parallel_delta_net import snapshot_specs, state_specs
+from .parallel_delta_net import slot_specs, snapshot_specs, state_specs
 from .served_states import States, init_snapshots, with_snapshot, with_state
 
 
-def init_states_on(mesh: Mesh, axis: str, local: Llama, batch: int) -> States:
+def init_states_on(mesh: Mesh, axis: str, local: Llama, batch: int) -> list[DeltaNetState]:
     """Returns the states of sequences without tokens, for each layer with linear attention.
 
     Args:
@@ -27,6 +27,11 @@ def init_states_on(mesh: Mesh, axis: str, local: Llama, batch: int) -> States:
         batch: Number of sequences.
     """
     return _made(mesh, lambda: list(local.init_states(batch)), state_specs(axis))
+
+
+def init_slots_on(mesh: Mesh, axis: str, local: Llama, number: int) -> States:
+    """Returns slots for the states of each layer with linear attention; the arguments are those of `init_states_on`."""
+    return _made(mesh, lambda: list(local.init_slots(number)), slot_specs(axis))
 
 
 def init_snapshots_on(mesh: Mesh, axis: str, local: Llama, number: int) -> list[DeltaNetSnapshot]:
@@ -65,22 +70,22 @@ def _made(mesh: Mesh, make: Callable[[], Any], specs: Any) -> Any:
 
 @functools.partial(jax.jit, static_argnames=("mesh", "axis", "ops"), donate_argnames="snapshots")
 def _keep(
-    state: DeltaNetState, snapshots: DeltaNetSnapshot, numbers: jax.Array, *, mesh: Mesh, axis: str, ops: Ops
+    state: DeltaNetSlots, snapshots: DeltaNetSnapshot, numbers: jax.Array, *, mesh: Mesh, axis: str, ops: Ops
 ) -> DeltaNetSnapshot:
-    def run(state: DeltaNetState, snapshots: DeltaNetSnapshot, numbers: jax.Array) -> DeltaNetSnapshot:
+    def run(state: DeltaNetSlots, snapshots: DeltaNetSnapshot, numbers: jax.Array) -> DeltaNetSnapshot:
         return with_state(snapshots, state, numbers, ops=ops)
 
     held = snapshot_specs(axis)
-    mapped = jax.shard_map(run, mesh=mesh, in_specs=(state_specs(axis), held, P()), out_specs=held)
+    mapped = jax.shard_map(run, mesh=mesh, in_specs=(slot_specs(axis), held, P()), out_specs=held)
     found: DeltaNetSnapshot = mapped(state, snapshots, numbers)
     return found
 
 
 @functools.partial(jax.jit, static_argnames=("mesh", "axis"), donate_argnames="state")
 def _restore(
-    state: DeltaNetState, snapshots: DeltaNetSnapshot, numbers: jax.Array, *, mesh: Mesh, axis: str
-) -> DeltaNetState:
-    kept = state_specs(axis)
+    state: DeltaNetSlots, snapshots: DeltaNetSnapshot, numbers: jax.Array, *, mesh: Mesh, axis: str
+) -> DeltaNetSlots:
+    kept = slot_specs(axis)
     mapped = jax.shard_map(with_snapshot, mesh=mesh, in_specs=(kept, snapshot_specs(axis), P()), out_specs=kept)
-    found: DeltaNetState = mapped(state, snapshots, numbers)
+    found: DeltaNetSlots = mapped(state, snapshots, numbers)
     return found

@@ -18,6 +18,7 @@ from .adapters import Adapters
 from .layers.delta_net_state import STATE_INTERVAL, DeltaNetSnapshot
 from .llama import Llama
 from .mtp import MTPHead
+from .parallel_adapters import cut_adapters
 from .partition import partition
 from .partitioned_head import partition_head
 from .quantized_cache import QuantizedCache
@@ -132,7 +133,7 @@ class ServedLlama:
 
     def init_states(self, num_slots: int) -> States:
         """Returns the states of each layer with linear attention."""
-        return list(self.model.init_states(num_slots))
+        return list(self.model.init_slots(num_slots))
 
     def init_snapshots(self, number: int) -> list[DeltaNetSnapshot]:
         """Returns room for snapshots of each layer with linear attention."""
@@ -246,15 +247,16 @@ class ServedLlama:
         The arguments, errors and bits are those of `partition`.
 
         Raises:
-            ValueError: As `partition`, or if it has adapters, which are not cut.
+            ValueError: As `partition`.
         """
-        if self._adapters is not None:
-            raise ValueError("ServedLlama: a model that is cut over devices must not have adapters; leave them out.")
         cut = partition(self.model, mesh, axis=axis, expert_axis=expert_axis, leaves=leaves)
-        cache_dtype = None if self._cache is None else self._cache.dtype
+        more: dict[str, Any] = {
+            "cache_dtype": None if self._cache is None else self._cache.dtype,
+            "adapters": None if self._adapters is None else cut_adapters(cut, self._adapters),
+        }
         if self.draft_head is None:
-            return ServedPartitionedLlama(cut, cache_dtype=cache_dtype)
-        return DraftingPartitionedLlama(cut, partition_head(self.draft_head, cut), cache_dtype=cache_dtype)
+            return ServedPartitionedLlama(cut, **more)
+        return DraftingPartitionedLlama(cut, partition_head(self.draft_head, cut), **more)
 
     def plain(self) -> "ServedLlama":
         """Returns the model with the same weights and stock JAX operations."""

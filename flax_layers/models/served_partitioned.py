@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import numpy as np
-from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -17,18 +16,24 @@ from bijax.parallel import Overlap
 from pallas_kernels.contract import SplitAttentionContract
 
 from ..ops import PLAIN
+from .adapters import Adapters
 from .block import Stream
 from .layers.delta_net_state import STATE_INTERVAL, DeltaNetSnapshot
 from .llama import Llama
 from .overlap_operations import Places
 from .overlapped_programs import OverlappedBlocks, extend_overlapped
-from .parallel_delta_net import state_specs
-from .partition import partition
+from .parallel_adapters import adapter_specs, cut_adapters
+from .parallel_delta_net import slot_specs
 from .partitioned import PartitionedLlama
-from .partitioned_programs import OnMesh, ScaledBlock, extend_on, heads_cut, norm_on, project_on, start_on
-from .partitioned_states import init_snapshots_on, init_states_on, keep_state_on, restore_state_on
+from .partitioned_programs import OnMesh, ServedBlock, extend_on, heads_cut, norm_on, project_on, start_on
+from .partitioned_states import init_slots_on, init_snapshots_on, keep_state_on, restore_state_on
+from .partitioned_weights import with_weights
 from .quantized_cache import QuantizedCache
+from .served_programs import sort
 from .served_states import Pages, States, by_kind, by_layer
+
+if TYPE_CHECKING:
+    from ..checkpoint import LoRA
 
 type Part = tuple[OnMesh, tuple[jax.Array, ...]]
 
@@ -46,6 +51,11 @@ class ServedPartitionedLlama:
         one_program: As for `ServedLlama`.
         overlap: See `overlapped`, which checks it. Where a batch overlaps, all blocks are one program.
         cache_dtype: As for `ServedLlama`; the scales of a cache of 8 bits are cut as its heads.
+        adapters: As for `ServedLlama`; each device has its part of them.
+
+    Raises:
+        ValueError: If an adapter changes a layer that the model does not have, there is no such cache, or there are
+            adapters with overlap.
 
     Guarantee: row-invariant, and with the same bits on 1, 2, 4, ... `leaves` devices, as `PartitionedLlama`.
 
@@ -68,8 +78,12 @@ class ServedPartitionedLlama:
         one_program: bool | None = None,
         overlap: Overlap | None = None,
         cache_dtype: str | QuantizedCache | None = None,
+        adapters: Mapping[str, LoRA] | Adapters | None = None,
     ) -> None:
         self.model = model
+        self._adapters = cut_adapters(model, adapters) if isinstance(adapters, Mapping) and adapters else None
+        if isinstance(adapters, Adapters):  # those of a `ServedPartitionedLlama`, which are cut
+            self._adapters = adapters
         self._cache = QuantizedCache.choose(model, cache_dtype) if isinstance(cache_dtype, str) else cache_dtype
         self.overlap = overlap
         if one_program is None:
@@ -84,8 +98,12 @@ class ServedPartitionedLlama:
         known: dict[OnMesh, OnMesh] = {}  # structures that are equal become one object
         self._blocks: list[tuple[OnMesh, tuple[jax.Array, ...], int]] = []
         for index, (block, spec) in enumerate(zip(arrays.blocks, specs.blocks, strict=True)):
-            kept = state_specs(model.axis) if self._linear[index] else self._kept
-            parts = ScaledBlock(block, self._scales(index)), ScaledBlock(spec, self._scale_specs)
+            kept = slot_specs(model.axis) if self._linear[index] else self._kept
+            stacks = None if self._adapters is None else self._adapters.blocks[index]
+            parts = (
+                ServedBlock(block, self._scales(index), stacks),
+                ServedBlock(spec, self._scale_specs, adapter_specs(model.axis, stacks)),
+            )
             structure, parameters = self._part(*parts, kept)
             self._blocks.append((known.setdefault(structure, structure), parameters, arrays.rotary_of(index)))
         blocks = tuple((block, rotary) for block, _, rotary in self._blocks)
@@ -127,6 +145,11 @@ class ServedPartitionedLlama:
         return self.model.config.max_position_embeddings
 
     @property
+    def adapter_names(self) -> tuple[str, ...]:
+        """The adapters that requests can choose."""
+        return () if self._adapters is None else self._adapters.names
+
+    @property
     def least_common_prefix(self) -> int | None:
         """As `ServedLlama.least_common_prefix`."""
         if not self.one_program or self._is_plain or self.model.config.latent is not None:
@@ -157,7 +180,7 @@ class ServedPartitionedLlama:
 
     def init_states(self, num_slots: int) -> States:
         """Returns the states of each layer with linear attention, sharded by heads."""
-        return init_states_on(self.mesh, self.model.axis, self._arrays, num_slots)
+        return init_slots_on(self.mesh, self.model.axis, self._arrays, num_slots)
 
     def init_snapshots(self, number: int) -> list[DeltaNetSnapshot]:
         """Returns room for snapshots of each layer with linear attention, sharded by heads."""
@@ -186,6 +209,7 @@ class ServedPartitionedLlama:
         common_prefix: jax.Array | None = None,
         *,
         slots: jax.Array | None = None,
+        adapters: jax.Array | None = None,
     ) -> tuple[jax.Array, Any]:
         """Appends tokens to sequences; see `ServedLlama.extend`."""
         stateful = slots is not None
@@ -198,10 +222,13 @@ class ServedPartitionedLlama:
             places, own = Places(page_table, start, lengths, common_prefix, slots), tuple(b[1] for b in self._blocks)
             hidden, kept_by_all = extend_overlapped(self._overlapped, own, x, angles, stored, places, split=split)
             return hidden, by_kind(kept_by_all) if stateful else kept_by_all
+        groups = None
+        if adapters is not None and self._adapters is not None:
+            groups = sort(self._adapters.members, adapters, length=tokens.shape[1])
         stream: Stream = (x, None)
         written, last = [], len(self._blocks) - 1
         for index, ((structure, parameters, rotary), layer) in enumerate(zip(self._blocks, stored, strict=True)):
-            given = (angles[rotary], layer, page_table, start, lengths, common_prefix, slots)
+            given = (angles[rotary], layer, page_table, start, lengths, common_prefix, slots, groups)
             alone = not self.one_program or index == last
             stream, kept = extend_on(structure, parameters, stream, *given, alone=alone)
             written.append(kept)
@@ -226,7 +253,7 @@ class ServedPartitionedLlama:
         """Returns the model with the communication of its experts beside computing; None for without.
 
         Raises:
-            ValueError: If its experts are not on several devices, or it has stock JAX operations.
+            ValueError: If its experts are not on several devices, or it has stock JAX operations or adapters.
 
         Guarantee: the bits are those without.
         """
@@ -235,6 +262,11 @@ class ServedPartitionedLlama:
             raise ValueError(
                 "ServedPartitionedLlama: overlap needs experts on several devices and invariant operations, got a model"
                 f" with {has}; pass None."
+            )
+        if overlap is not None and self._adapters is not None:
+            raise ValueError(
+                "ServedPartitionedLlama: overlap needs a model without adapters, got"
+                f" {', '.join(self.adapter_names)}; leave either out."
             )
         return self._like(self.model, overlap, self._cache)
 
@@ -253,54 +285,15 @@ class ServedPartitionedLlama:
             TypeError: If they have another format.
             ValueError: If they belong to another model, or were cut in another way.
         """
-        if isinstance(weights, PartitionedLlama):
-            params = weights.params
-            if weights.leaves != self.model.leaves:
-                raise ValueError(
-                    f"ServedPartitionedLlama: the weights must be cut for sums of {self.model.leaves} leaves, got"
-                    f" {weights.leaves}; pass leaves={self.model.leaves} to partition."
-                )
-        elif isinstance(weights, (Llama, nnx.State)):
-            params = self._cut(weights)
-        else:
-            raise TypeError(
-                "ServedPartitionedLlama: weights must be a Llama, its nnx.State or a PartitionedLlama, got"
-                f" {type(weights).__name__}."
-            )
-        ours, theirs = (jax.tree.map(lambda a: (a.shape, a.dtype), p) for p in (self.model.params, params))
-        if ours != theirs:
-            raise ValueError(
-                "ServedPartitionedLlama: the weights must have the names, shapes and dtypes of the model's own."
-            )
-        shardings = jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self.model.specs)
-        model = dataclasses.replace(self.model, params=jax.device_put(params, shardings))
+        model = with_weights(self.model, weights)
         # Scales of a cache belong to the weights.
         return self._like(model, self.overlap, None if self._cache is None else self._cache.dtype)
 
     def _like(
         self, model: PartitionedLlama, overlap: Overlap | None, cache: str | QuantizedCache | None
     ) -> ServedPartitionedLlama:
-        return ServedPartitionedLlama(model, one_program=self.one_program, overlap=overlap, cache_dtype=cache)
-
-    def _cut(self, weights: Llama | nnx.State[Any, Any]) -> Any:
-        config, dtype = self.model.config, self.model.dtype
-        if isinstance(weights, nnx.State):
-            whole = nnx.eval_shape(lambda: Llama(config, dtype=dtype, rngs=nnx.Rngs(0)))
-            graph, state = nnx.split(whole)
-            names: list[Any] = [jax.tree.structure(s) for s in (state, weights)]
-            if names[0] != names[1]:
-                raise ValueError(
-                    "ServedPartitionedLlama: the weights must have the names, shapes and dtypes of the model's own."
-                )
-            weights = nnx.merge(graph, weights)
-        if weights.config != config:
-            raise ValueError(
-                "ServedPartitionedLlama: the weights must belong to a model with the numbers of this one, got"
-                f" {weights.config} for {config}."
-            )
-        model = self.model
-        axes = {"axis": model.axis, "expert_axis": model.expert_axis}
-        return partition(weights, self.mesh, **axes, leaves=model.leaves).params
+        how: dict[str, Any] = {"overlap": overlap, "cache_dtype": cache, "adapters": self._adapters}
+        return ServedPartitionedLlama(model, one_program=self.one_program, **how)
 
 
 def repeated(rest: Any) -> Any:
@@ -322,13 +315,14 @@ class Frame(HashedOnce):
 
 def _flatten(served: ServedPartitionedLlama) -> tuple[tuple[Any, ...], Frame]:
     frame = Frame(served.model, served.one_program, served.overlap)
-    return (served.model.params, served.model.rest, served._cache), frame
+    return (served.model.params, served.model.rest, served._cache, served._adapters), frame
 
 
 def _unflatten(frame: Frame, children: Iterable[Any]) -> ServedPartitionedLlama:
-    params, rest, cache = children
+    params, rest, cache, adapters = children
     model = dataclasses.replace(frame.model, params=params, rest=rest)
-    return ServedPartitionedLlama(model, one_program=frame.one_program, overlap=frame.overlap, cache_dtype=cache)
+    how: dict[str, Any] = {"overlap": frame.overlap, "cache_dtype": cache, "adapters": adapters}
+    return ServedPartitionedLlama(model, one_program=frame.one_program, **how)
 
 
 jax.tree_util.register_pytree_node(ServedPartitionedLlama, _flatten, _unflatten)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -12,14 +12,18 @@ from bijax.core.hashed_once import HashedOnce
 from bijax.parallel import Overlap
 
 from ..ops import PLAIN
+from .adapters import Adapters
 from .layers import KVCache
 from .mtp import MTPHead
 from .partitioned import PartitionedLlama
 from .partitioned_head import PartitionedHead, partition_head
-from .partitioned_programs import ScaledBlock, extend_on, join_on, project_on
+from .partitioned_programs import ServedBlock, extend_on, join_on, project_on
 from .quantized_cache import QuantizedCache
 from .served_partitioned import Frame, ServedPartitionedLlama, repeated
 from .served_states import Pages
+
+if TYPE_CHECKING:
+    from ..checkpoint import LoRA
 
 
 class DraftingPartitionedLlama(ServedPartitionedLlama):
@@ -33,6 +37,7 @@ class DraftingPartitionedLlama(ServedPartitionedLlama):
         one_program: As for `ServedLlama`.
         overlap: As for `ServedPartitionedLlama`.
         cache_dtype: The same; the head's keys and values have the model's dtype.
+        adapters: The same; they do not change the head.
 
     Guarantee: as `ServedPartitionedLlama`. Drafts do not depend on the number of devices either.
 
@@ -58,12 +63,14 @@ class DraftingPartitionedLlama(ServedPartitionedLlama):
         one_program: bool | None = None,
         overlap: Overlap | None = None,
         cache_dtype: str | QuantizedCache | None = None,
+        adapters: Mapping[str, LoRA] | Adapters | None = None,
     ) -> None:
-        super().__init__(model, one_program=one_program, overlap=overlap, cache_dtype=cache_dtype)
+        how: dict[str, Any] = {"overlap": overlap, "cache_dtype": cache_dtype, "adapters": adapters}
+        super().__init__(model, one_program=one_program, **how)
         self.draft_head = head
         arrays, specs = head.merged(head.params, head.rest), head.merged(head.specs, repeated(head.rest))
         own, own_specs = self._arrays, model.merged(model.specs, repeated(model.rest))
-        self._block_of_head = self._part(ScaledBlock(arrays.block, None), ScaledBlock(specs.block, None), self._kept)
+        self._block_of_head = self._part(ServedBlock(arrays.block, None), ServedBlock(specs.block, None), self._kept)
         self._joins = [
             self._part((arrays, own.embed, norm, own.rotary), (specs, own_specs.embed, norm_specs, own_specs.rotary))
             for norm, norm_specs in ((own.norm, own_specs.norm), (arrays.norm, specs.norm))
@@ -86,11 +93,12 @@ class DraftingPartitionedLlama(ServedPartitionedLlama):
         common_prefix: jax.Array | None = None,
         *,
         slots: jax.Array | None = None,
+        adapters: jax.Array | None = None,
     ) -> tuple[jax.Array, Any]:
         """Appends tokens to sequences; see `ServedLlama.extend`."""
         paged, with_states = _split(pages)
         places = (page_table, start, lengths, common_prefix)
-        hidden, kept = super().extend(with_states(paged[:-1]), tokens, *places, slots=slots)
+        hidden, kept = super().extend(with_states(paged[:-1]), tokens, *places, slots=slots, adapters=adapters)
         written, with_states = _split(kept)
         return hidden, with_states([*written, paged[-1]])
 
@@ -147,6 +155,7 @@ class DraftingPartitionedLlama(ServedPartitionedLlama):
         head: PartitionedHead | None = None,
     ) -> DraftingPartitionedLlama:
         how: dict[str, Any] = {"one_program": self.one_program, "overlap": overlap, "cache_dtype": cache}
+        how["adapters"] = self._adapters
         return DraftingPartitionedLlama(model, self.draft_head if head is None else head, **how)
 
 
@@ -168,15 +177,15 @@ class _Frame(HashedOnce):
 def _flatten(served: DraftingPartitionedLlama) -> tuple[tuple[Any, ...], _Frame]:
     model, head = served.model, served.draft_head
     frame = _Frame(Frame(model, served.one_program, served.overlap), head)
-    return (model.params, model.rest, served._cache, head.params, head.rest), frame
+    return (model.params, model.rest, served._cache, served._adapters, head.params, head.rest), frame
 
 
 def _unflatten(frame: _Frame, children: Iterable[Any]) -> DraftingPartitionedLlama:
-    params, rest, cache, head_params, head_rest = children
+    params, rest, cache, adapters, head_params, head_rest = children
     model = dataclasses.replace(frame.of_model.model, params=params, rest=rest)
     head = dataclasses.replace(frame.head, params=head_params, rest=head_rest)
     how: dict[str, Any] = {"one_program": frame.of_model.one_program, "overlap": frame.of_model.overlap}
-    return DraftingPartitionedLlama(model, head, **how, cache_dtype=cache)
+    return DraftingPartitionedLlama(model, head, **how, cache_dtype=cache, adapters=adapters)
 
 
 jax.tree_util.register_pytree_node(DraftingPartitionedLlama, _flatten, _unflatten)

@@ -8,12 +8,12 @@ import numpy as np
 
 from ..ops import Ops
 from ._layered import Stored
-from .layers import DeltaNetState, GatedDeltaNet
+from .layers import DeltaNetSlots, DeltaNetState, GatedDeltaNet
 from .layers.delta_net_state import DeltaNetSnapshot
 from .llama import Llama
 
 type Pages = list[tuple[jax.Array, jax.Array | None]]
-type States = list[DeltaNetState]
+type States = list[DeltaNetSlots]
 
 
 def by_layer(pages: Pages, states: States, linear: Sequence[bool]) -> list[Stored]:
@@ -24,8 +24,8 @@ def by_layer(pages: Pages, states: States, linear: Sequence[bool]) -> list[Store
 
 def by_kind(stored: Sequence[Stored]) -> tuple[Pages, States]:
     """Returns what layers keep as pages and states."""
-    states = [layer for layer in stored if isinstance(layer, DeltaNetState)]
-    return [layer for layer in stored if not isinstance(layer, DeltaNetState)], states
+    states = [layer for layer in stored if isinstance(layer, DeltaNetSlots)]
+    return [layer for layer in stored if not isinstance(layer, (DeltaNetSlots, DeltaNetState))], states
 
 
 def init_snapshots(model: Llama, number: int) -> list[DeltaNetSnapshot]:
@@ -54,7 +54,7 @@ def restore_state(states: States, snapshots: list[DeltaNetSnapshot], slot: int, 
     return [_restore(state, held, numbers) for state, held in zip(states, snapshots, strict=True)]
 
 
-def with_state(snapshots: DeltaNetSnapshot, state: DeltaNetState, numbers: jax.Array, *, ops: Ops) -> DeltaNetSnapshot:
+def with_state(snapshots: DeltaNetSnapshot, state: DeltaNetSlots, numbers: jax.Array, *, ops: Ops) -> DeltaNetSnapshot:
     """Returns snapshots of a layer with the state of a slot; `numbers` are (slot, index, position)."""
     slot, index, position = numbers[:1], numbers[1:2], numbers[2:]
     width = snapshots.inputs.shape[1] + 1
@@ -63,11 +63,11 @@ def with_state(snapshots: DeltaNetSnapshot, state: DeltaNetState, numbers: jax.A
     return found
 
 
-def with_snapshot(state: DeltaNetState, snapshots: DeltaNetSnapshot, numbers: jax.Array) -> DeltaNetState:
+def with_snapshot(state: DeltaNetSlots, snapshots: DeltaNetSnapshot, numbers: jax.Array) -> DeltaNetSlots:
     """Returns states of a layer with a snapshot in a slot; `numbers` are (slot, index, position)."""
     slot, index, position = numbers[:1], numbers[1:2], numbers[2:]
     taken: DeltaNetSnapshot = jax.tree.map(lambda a: jnp.take(a, index, axis=0, mode="clip"), snapshots)
-    return state.with_rows(slot, taken.resume(position, key_heads=state.rule.key.shape[1]))
+    return state.with_rows(slot, taken.resume(position, key_heads=state.key.shape[1], room=state.inputs.shape[1]))
 
 
 _keep = jax.jit(with_state, static_argnames="ops", donate_argnames="snapshots")

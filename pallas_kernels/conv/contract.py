@@ -10,8 +10,10 @@ class ConvContract:
     The kernel positions, in row-major order, are split into groups of nearly equal size with at most `terms` terms
     (positions times input features), but at least one position. A group is a product under a contract of matmul, and
     the groups are added in ascending order in float32. With one input feature the products are rounded and added in
-    order, position by position. A sum over examples (a gradient of weights) is split into groups of examples of at most
-    `rows` terms, each group a product; the groups are added in ascending order.
+    order, position by position. Where the input is dilated, by factors with a product of at most 16 and along axes
+    without strides and kernel dilation, the positions of an output are those that meet elements of the input, and not
+    its holes; otherwise holes are terms of zero. A sum over examples (a gradient of weights) is split into groups of
+    examples of at most `rows` terms, each group a product; the groups are added in ascending order.
 
     Attributes:
         terms: Maximum number of terms of a group of positions.

@@ -29,13 +29,9 @@ def gated_delta_rule(
     keep_edges: bool,
     contract: MmaDeltaRuleContract,
     target: Target,
-    product: Any = None,
-    together: bool = True,
     schedule: Schedule | None = None,
 ) -> Arrays:
     """Computes whole sequences, see `pallas_kernels.delta_rule.portable.gated_delta_rule`.
-
-    `product` and `together` are for programs of XLA and mean nothing here.
 
     Guarantee: row-invariant: an output depends on the tokens of its sequence up to its own alone. The bits are those of
     `gated_delta_rule_extend`.

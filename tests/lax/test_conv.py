@@ -15,6 +15,7 @@ from bijax.lax.conv import conv_general_dilated
 from bijax.lax.dot_general import dot_general
 from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report, hostile_rows
 from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.matmul.cpu.exact import fused_chains
 from tests.lax.primitive_cases import equations, lowers_for_cuda, normal, substitute
 from tests.tiers import full_only, tiered
 
@@ -192,6 +193,35 @@ def test_phases_that_share_a_product_have_the_bits_of_each_alone(groups: int) ->
     for p, q in np.ndindex(2, 2):
         phase = whole[:, p::2, q::2]
         assert_bits_equal(phase, run(x, w[1 - p, 1 - q][None, None]), err_msg=f"{p} {q}")
+
+
+def test_positions_of_a_dilated_input_are_those_that_meet_its_elements() -> None:
+    """Groups of all positions, with holes as zeros, would be another order; a strided convolution has it."""
+    x, w = (np.asarray(a) for a in (normal(22, 2, 7, 130), normal(23, 9, 130, 3)))
+    spread = np.zeros((2, 13, 130), np.float32)
+    spread[:, ::2] = x
+    up, strided = (
+        np.asarray(
+            jax.jit(substitute(conv(("NWC", "WIO", "NWC"), (stride,), ((0, 0),), lhs_dilation=(2,)), RULES))(x, w)
+        )
+        for stride in (1, 4)
+    )
+
+    def chains(place: int, groups: list[list[int]]) -> np.ndarray:
+        parts = (
+            (np.concatenate([spread[:, place + k] for k in group], -1), np.concatenate([w[k] for k in group]))
+            for group in groups
+        )
+        total: np.ndarray = functools.reduce(np.add, (fused_chains(rows, columns, 512) for rows, columns in parts))
+        return total
+
+    everywhere = [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    for place in range(5):
+        groups = [[1, 3], [5, 7]] if place % 2 else [[0, 2, 4], [6, 8]]
+        assert_bits_equal(up[:, place], chains(place, groups), err_msg=str(place))
+        assert (up[:, place] != chains(place, everywhere)).any()
+    for index, place in enumerate((0, 4)):
+        assert_bits_equal(strided[:, index], chains(place, everywhere), err_msg=f"strided {place}")
 
 
 def test_tiles_have_the_bits_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:

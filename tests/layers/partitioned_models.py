@@ -13,11 +13,13 @@ from jax.sharding import PartitionSpec as P
 
 import bijax
 from bijax.testing import assert_bits_equal
-from flax_layers import INVARIANT, PLAIN, Llama, Routing, load_partitioned, partition
-from flax_layers.checkpoint import Checkpoint, LlamaConfig, Weights
+from flax_layers import INVARIANT, PLAIN, Llama, PartitionedLlama, Routing, load_partitioned, partition
+from flax_layers.checkpoint import Checkpoint, LlamaConfig, LoRA, Weights
 from flax_layers.checkpoint.experts import ExpertsConfig
 from flax_layers.checkpoint.weights import expected_shapes
+from flax_layers.models.adapters import sort_tokens
 from flax_layers.models.layers import Linear, RMSNorm
+from flax_layers.models.parallel_adapters import adapter_specs, cut_adapters
 from flax_layers.models.parallel_cut import Cut
 from flax_layers.models.parallel_heads import ParallelHeadNorm
 from flax_layers.models.parallel_layers import ColumnParallelLinear, RowParallelLinear
@@ -151,6 +153,57 @@ def layers() -> None:
     assert_bits_equal(jax.jit(gradients, static_argnums=0)(8), jax.jit(gradients, static_argnums=0)(1))
 
 
+def adapters() -> None:
+    """Adapters of a layer whose columns are cut and of one whose rows are; plain JAX differs for the latter."""
+    rng, tokens = np.random.default_rng(2), 5
+    config = LlamaConfig(**{**CONFIG, "hidden_size": 64, "intermediate_size": 256})
+    names = [f"model.layers.0.mlp.{name}_proj" for name in ("gate", "up", "down")]
+    shapes = {name: shape for name, shape in expected_shapes(config) if name.removesuffix(".weight") in names}
+
+    def lora() -> LoRA:
+        sides = [{n.removesuffix(".weight"): rng.standard_normal((3, s[1])) for n, s in shapes.items()},
+                 {n.removesuffix(".weight"): rng.standard_normal((s[0], 3)) for n, s in shapes.items()}]  # fmt: skip
+        return LoRA(3, 0.5, *({n: x.astype(np.float32) / 8 for n, x in side.items()} for side in sides))
+
+    given, chosen = {"red": lora(), "blue": lora()}, jnp.asarray([2, 0, 1, 2, 1])
+    x = rng.standard_normal((tokens, 64)).astype(np.float32)
+    inner = rng.standard_normal((tokens, 256)).astype(np.float32)
+    gate_up, down = (Linear(*sizes, use_bias=False, rngs=nnx.Rngs(0)) for sizes in ((64, 512), (256, 64)))
+
+    def found(devices: int, ops: Any) -> Any:
+        layers = (nnx.with_attributes(layer, ops=ops) for layer in (gate_up, down))
+        cut = Cut("model", devices, 8)
+        both = ColumnParallelLinear(next(layers), (256, 256), cut), RowParallelLinear(next(layers), cut)
+        like = PartitionedLlama({}, {}, mesh(devices), "model", "expert", 8, config, jnp.float32, None, None, None)
+        [stacks] = cut_adapters(like, given).blocks
+        graph, state = nnx.split(both)
+        specs = jax.tree.unflatten(jax.tree.structure(state), [both[0].specs()["kernel"], both[1].specs()["kernel"]])
+
+        def run(state: Any, stacks: Any, x: Any, inner: Any, chosen: Any) -> Any:
+            groups = sort_tokens(((0, 1),), chosen, 1)
+            columns, rows = (
+                stacks[name][0].adapt(layer, stacks[name], groups)
+                for name, layer in zip(("mlp.gate_up", "mlp.down"), nnx.merge(graph, state), strict=True)
+            )
+            gate, up = jnp.split(columns(x), 2, axis=-1)
+            return gate, up, rows(inner)
+
+        in_specs = (specs, adapter_specs("model", stacks), P(), P(None, "model"), P())
+        out_specs = (P(None, "model"), P(None, "model"), P())
+        mapped = jax.jit(jax.shard_map(run, mesh=mesh(devices), in_specs=in_specs, out_specs=out_specs))
+        return [np.asarray(y) for y in mapped(state, stacks, x, inner, chosen)]
+
+    one, eight = found(1, INVARIANT), found(8, INVARIANT)
+    assert_bits_equal(eight, one)
+    weight = jnp.asarray(down.kernel[...], float)
+    for row, adapter in ((0, "blue"), (2, "red")):
+        change = given[adapter].change(names[2]).T
+        np.testing.assert_allclose(one[2][row], inner[row] @ (np.asarray(weight) + change), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(one[2][1], inner[1] @ np.asarray(weight), rtol=1e-4, atol=1e-4)
+    with pytest.raises(AssertionError):
+        assert_bits_equal(found(8, PLAIN)[2], found(1, PLAIN)[2])
+
+
 def small() -> None:
     """Logits of a model with tied embeddings."""
     model = Llama(LlamaConfig(**CONFIG), rngs=nnx.Rngs(0))
@@ -229,6 +282,7 @@ CHECKS: dict[str, Any] = {
     "parameters": parameters,
     "loading": loading,
     "layers": layers,
+    "adapters": adapters,
     "small": small,
     "bad input": bad_input,
     "chunks": chunks,

@@ -9,6 +9,7 @@ FAST = ("bad input",)
 OTHERS = (
     ("parameters", "loading", "layers"),
     ("small", "chunks"),
+    ("adapters",),
     ("gradients of Qwen3",),
     ("gradients in bfloat16",),
     ("gradients with shared heads",),

@@ -335,7 +335,6 @@ def bad_input() -> None:
         ),
         ({"tensor_parallel_size": 16}, "at most tensor_parallel_leaves, got 16 and 8"),
         ({"tensor_parallel_leaves": 4}, "must be 8 without tensor_parallel_size, got 4"),
-        ({"tensor_parallel_size": 2, "lora_paths": ("a=b",)}, "lora_paths must be empty with tensor_parallel_size"),
     ):
         assert wanted in message(lambda given=given: ModelOptions(**given))
     assert "expected at least 16 devices for a model on 16 devices, got 8" in message(lambda: mesh_for(16))

@@ -55,14 +55,14 @@ def serving(
             process.kill()
 
 
-def answer(port: int, process: subprocess.Popen[str]) -> Any:
-    """Waits until a server is ready; returns the tokens and log-probabilities that it answers."""
+def answer(port: int, process: subprocess.Popen[str], **more: Any) -> Any:
+    """Waits until a server is ready; returns the tokens and log-probabilities that it answers, asked for `more` too."""
     url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
         with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=10):
             break
         time.sleep(0.5)
-    with urllib.request.urlopen(f"{url}/generate", json.dumps(ASKED).encode(), timeout=TIMEOUT_S) as reply:
+    with urllib.request.urlopen(f"{url}/generate", json.dumps(ASKED | more).encode(), timeout=TIMEOUT_S) as reply:
         found = json.load(reply)
     given = json.dumps({"model_path": "elsewhere"}).encode()
     with pytest.raises(urllib.error.HTTPError, match="400"):

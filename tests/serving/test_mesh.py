@@ -67,3 +67,19 @@ WITH_OVERLAP = (
 @pytest.mark.parametrize("names", [*map(full_only, WITH_OVERLAP)], ids=lambda names: names[0])
 def test_overlap_has_the_bits_of_none(names: tuple[str, ...]) -> None:
     assert fake_devices.run("tests.serving.mesh_overlap", *names) == list(names)
+
+
+WITH_ADAPTERS = (
+    ("adapters",),
+    ("adapters on 8 devices",),
+    ("adapters beside int8",),
+    ("plain adapters", "bad adapters"),
+    ("adapters in one program",),
+    ("adapters and a head", "adapters of latent attention"),
+    ("start with adapters",),
+)
+
+
+@pytest.mark.parametrize("names", [*map(full_only, WITH_ADAPTERS)], ids=lambda names: names[0])
+def test_adapters_have_the_same_bits_on_any_number_of_devices(names: tuple[str, ...]) -> None:
+    assert fake_devices.run("tests.serving.mesh_adapters", *names) == list(names)

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from bijax import cli
+from flax_layers.checkpoint import load_checkpoint
+from tests.layers import adapter_files
 from tests.serving import mesh_engines
 from tests.serving.processes_of_a_server import TIMEOUT_S, answer, serving
 
@@ -28,6 +30,18 @@ def test_two_processes_answer_as_one_and_end_when_one_is_lost(tmp_path: Path) ->
         leader.send_signal(signal.SIGTERM)
         assert leader.wait(60) == 0
         assert follower.wait(60) == 0
+
+
+@pytest.mark.tier("full")
+def test_two_processes_with_an_adapter_answer_as_one(tmp_path: Path) -> None:
+    model = mesh_engines.folder(tmp_path / "m")
+    red = adapter_files.write(tmp_path / "red", load_checkpoint(model).config)
+    found = []
+    for models in ((model,), (model, model)):
+        with serving(*models, flags=f"--lora-paths red={red}") as (port, (leader, *_)):
+            found.append([answer(port, leader, lora_path=name) for name in ("red", None)])
+    assert found[1] == found[0]
+    assert found[0][0] != found[0][1]
 
 
 @pytest.mark.tier("full")

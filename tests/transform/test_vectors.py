@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 
 import bijax
+from bijax.testing import assert_bits_equal
 from bijax.transform.rules._elementwise import VECTORS
 from tests.tiers import full_only
 from tests.transform.vector_functions import FUNCTIONS, WITHOUT_TEST
@@ -75,3 +76,13 @@ def test_functions_made_of_others_are_accurate() -> None:
         np.testing.assert_array_equal(actual[~finite], wanted[~finite])
         ulp = np.abs(actual[finite] - wanted[finite]) / np.spacing(np.abs(wanted[finite]).astype(np.float32))
         assert ulp.max() <= limit, (function, ulp)
+
+
+def test_cube_roots_of_subnormal_numbers() -> None:
+    """A CPU's arithmetic sees zeros, whose roots are zeros of the same sign; plain JAX gives other numbers."""
+    x = np.array([1e-40, -1e-40, 3e-45, 1.18e-38], np.float32)
+    zeros = np.copysign(np.float32(0), x)
+    found = np.asarray(jax.jit(bijax.invariant(lax.cbrt))(x))
+    assert_bits_equal(found[:3], zeros[:3])
+    assert found[3] > 2e-13
+    assert (np.asarray(jax.jit(lax.cbrt)(x))[:3] != zeros[:3]).any()

@@ -3,6 +3,7 @@
 from .attention import Attention as Attention
 from .cache import KVCache as KVCache
 from .cache import LayerCache as LayerCache
+from .delta_net_slots import DeltaNetSlots as DeltaNetSlots
 from .delta_net_state import DeltaNetState as DeltaNetState
 from .embed import Embed as Embed
 from .gated_delta_net import GatedDeltaNet as GatedDeltaNet

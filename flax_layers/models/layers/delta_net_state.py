@@ -27,32 +27,6 @@ class DeltaNetState(NamedTuple):
     rule: bijax.DeltaRuleState
     inputs: jax.Array
 
-    def rows(self, slots: jax.Array, start: jax.Array) -> "DeltaNetState":
-        """Returns the states of some slots, empty for sequences that start at 0.
-
-        Args:
-            slots: (R,) int32; those out of range give any state.
-            start: (R,) int32.
-        """
-        found: DeltaNetState = jax.tree.map(lambda a: jnp.take(a, slots, axis=0, mode="clip"), self)
-        fresh = start == 0
-        rule = found.rule
-        rule = bijax.DeltaRuleState(
-            state=jnp.where(fresh[:, None, None, None], 0, rule.state),
-            key=rule.key,
-            residual=rule.residual,
-            inverse=rule.inverse,
-            decay=rule.decay,
-            edge=jnp.where(fresh, 0, rule.edge),
-            length=jnp.where(fresh, 0, rule.length),
-        )
-        return found._replace(rule=rule)
-
-    def with_rows(self, slots: jax.Array, rows: "DeltaNetState") -> "DeltaNetState":
-        """Returns the states with others in some slots (R,); those out of range are dropped."""
-        found: DeltaNetState = jax.tree.map(lambda a, new: a.at[slots].set(new, mode="drop"), self, rows)
-        return found
-
 
 class DeltaNetSnapshot(NamedTuple):
     """What continues B sequences after a multiple of 64 tokens, and nothing else.
@@ -85,18 +59,18 @@ class DeltaNetSnapshot(NamedTuple):
         _, moved = ops.gated_delta_rule_extend(key, key, value, gates, gates, state=rule, start=length, lengths=one)
         return cls(moved.state, state.inputs[_rows(batch), _places(length, conv_width, state.inputs.shape[1])])
 
-    def resume(self, length: jax.Array, *, key_heads: int) -> DeltaNetState:
+    def resume(self, length: jax.Array, *, key_heads: int, room: int) -> DeltaNetState:
         """Returns the states of sequences of `length` (B,) tokens that go on from these snapshots.
 
         Args:
             length: (B,) int32, multiples of 64.
             key_heads: Of the layer.
+            room: Inputs of the convolution that the states hold.
         """
         (batch, before, channels), dtype = self.inputs.shape, self.inputs.dtype
         rule = bijax.DeltaRuleState.at_edge(self.state, length, key_heads=key_heads, dtype=dtype)
-        size = before + 1 + MOST_DRAFTS
-        places = _places(length, before + 1, size)
-        inputs = jnp.zeros((batch, size, channels), dtype).at[_rows(batch), places].set(self.inputs)
+        places = _places(length, before + 1, room)
+        inputs = jnp.zeros((batch, room, channels), dtype).at[_rows(batch), places].set(self.inputs)
         return DeltaNetState(rule, inputs)
 
 

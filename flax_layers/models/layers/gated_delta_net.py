@@ -15,6 +15,7 @@ from ..._signature import ConstructorSignature
 from ...ops import INVARIANT, Ops
 from ._dtypes import promote
 from ._initializers import LECUN_NORMAL
+from .delta_net_slots import DeltaNetSlots, slot_inputs
 from .delta_net_state import MOST_DRAFTS, DeltaNetState
 from .linear import Linear
 
@@ -135,6 +136,20 @@ class GatedDeltaNet(nnx.Module):
         # An array of its own, so that the whole state can be donated.
         rule = dataclasses.replace(rule, length=jnp.zeros(batch, jnp.int32))
         return DeltaNetState(rule, jnp.zeros((batch, self.conv_width + MOST_DRAFTS, self.channels), dtype))
+
+    def init_slots(self, number: int, dtype: Any = jnp.float32) -> DeltaNetSlots:
+        """Returns slots for the states of running sequences.
+
+        Args:
+            number: Number of slots.
+            dtype: Dtype of the computation.
+
+        Raises:
+            TypeError: If `number` is not an integer, or the dtype is unsupported.
+            ValueError: If `number` is negative.
+        """
+        inputs = jnp.zeros((number, slot_inputs(self.conv_width), self.channels), dtype)
+        return DeltaNetSlots.of(self.init_state(number, dtype)._replace(inputs=inputs))
 
     def __call__(self, x: jax.Array, *, cu_seq_lengths: Any = None) -> jax.Array:
         """Computes whole sequences, as in training.

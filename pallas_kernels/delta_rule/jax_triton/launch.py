@@ -187,13 +187,9 @@ def gated_delta_rule_extend(
     scale: float,
     contract: MmaDeltaRuleContract,
     target: Target,
-    product: Any = None,
-    together: bool = True,
     schedule: Schedule | None = None,
 ) -> Arrays:
     """Computes tokens of sequences that have a state, see `pallas_kernels.delta_rule.portable.gated_delta_rule_extend`.
-
-    `product` and `together` are for programs of XLA and mean nothing here.
 
     Guarantee: row-invariant: an output depends on the tokens of its sequence up to its own alone.
     """

@@ -12,7 +12,13 @@ class ChunkContract:
     """Summation order over the rows of a batch (a weight gradient).
 
     Rows are split into chunks at 0, rows, 2*rows, ...; every chunk is summed by the same fixed-shape program, with the
-    last chunk zero-padded, and the chunk sums are added in ascending order in float32.
+    last chunk zero-padded, and the chunk sums are added in ascending order in float32, from 0 or a previous sum. Within
+    a chunk
+
+    - products of two operands (the gradient of a matrix) are one chain of fused multiply-adds, in ascending order;
+    - rows that are only added (the gradients of a bias and of the weight of a norm, whose products are rounded first)
+      are added by a halving tree: row i plus row i + rows/2, and so on;
+    - the rows of one token (the gradient of an embedding) are added in ascending order.
 
     Attributes:
         rows: Rows per chunk.
