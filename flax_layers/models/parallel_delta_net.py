@@ -128,17 +128,8 @@ def state_specs(axis: str) -> DeltaNetState:
 
 def slot_specs(axis: str) -> DeltaNetSlots:
     """Returns how the slots of a layer are sharded, as its states."""
-    heads: Any = P(None, axis, None, None)
-    return DeltaNetSlots(
-        state=heads,
-        key=heads,
-        residual=heads,
-        triangle=heads,
-        decay=cast(Any, P(None, axis, None)),
-        edge=cast(Any, P()),
-        length=cast(Any, P()),
-        inputs=cast(Any, P(None, None, axis)),
-    )
+    rule, inputs = state_specs(axis)
+    return DeltaNetSlots(rule.state, rule.key, rule.residual, rule.inverse, rule.decay, rule.edge, rule.length, inputs)
 
 
 def snapshot_specs(axis: str) -> DeltaNetSnapshot:

@@ -107,7 +107,7 @@ def panels(x: jax.Array, w: jax.Array, k_block: int, *, transpose_w: bool, turne
         turned: Whether (N, K) weights are transposed as they are copied. For few rows a library would transpose them
             itself, more slowly.
     """
-    m, n = x.shape[0], w.shape[0 if transpose_w else 1]
+    n = w.shape[0 if transpose_w else 1]
     width = _panel_width(n, _PANEL_TURNED if turned else _PANEL_TRANSPOSED if transpose_w else _PANEL)
 
     def product(start: jax.Array) -> jax.Array:
@@ -116,11 +116,27 @@ def panels(x: jax.Array, w: jax.Array, k_block: int, *, transpose_w: bool, turne
         (some,) = isolate(lax.dynamic_slice_in_dim(w, start, width, 1, **FROM_ZERO))
         return in_blocks(stack_rows, x[None], some[None], k_block)[0]
 
+    return over_columns(product, x, n, width)
+
+
+def over_columns(product: Callable[[jax.Array], jax.Array], x: jax.Array, n: int, width: int) -> jax.Array:
+    """Multiplies rows a panel of columns at a time.
+
+    Args:
+        product: Maps the first column of a panel to the panel, (M, width).
+        x: (M, K), the rows, whose dtype the result has.
+        n: Columns of the result.
+        width: Columns of a panel, at most N.
+
+    Returns:
+        (M, N).
+    """
+
     def body(i: jax.Array, out: jax.Array) -> jax.Array:
         start = jnp.minimum(i * width, n - width)  # the last panel overlaps the previous one
         return lax.dynamic_update_slice_in_dim(out, isolate(product(start))[0], start, 1, **FROM_ZERO)
 
-    return lax.fori_loop(jnp.int32(0), jnp.int32(-(-n // width)), body, jnp.zeros((m, n), x.dtype))
+    return lax.fori_loop(jnp.int32(0), jnp.int32(-(-n // width)), body, jnp.zeros((x.shape[0], n), x.dtype))
 
 
 def _panel_of_rows(x: jax.Array, w: jax.Array, k_block: int, start: jax.Array, width: int, turned: bool) -> jax.Array:

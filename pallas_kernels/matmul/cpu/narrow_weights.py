@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Final
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.matmul.cpu.forms import over_columns
 from pallas_kernels.parts.xla.tiles import FROM_ZERO, isolate
 
 _ELEMENTS_OF_A_CORE: Final = 1 << 17
@@ -47,12 +47,9 @@ def widened_in_panels(
     Returns:
         (M, N) float32.
     """
-    m, n = x.shape[0], w.shape[0 if transpose_w else 1]
 
-    def body(i: jax.Array, out: jax.Array) -> jax.Array:
-        start = jnp.minimum(i * width, n - width)  # the last panel overlaps the previous one
+    def of_panel(start: jax.Array) -> jax.Array:
         panel = lax.dynamic_slice_in_dim(w, start, width, 0 if transpose_w else 1, **FROM_ZERO)
-        (panel,) = isolate(panel.astype(x.dtype))
-        return lax.dynamic_update_slice_in_dim(out, isolate(product(x, panel))[0], start, 1, **FROM_ZERO)
+        return product(x, *isolate(panel.astype(x.dtype)))
 
-    return lax.fori_loop(jnp.int32(0), jnp.int32(-(-n // width)), body, jnp.zeros((m, n), x.dtype))
+    return over_columns(of_panel, x, w.shape[0 if transpose_w else 1], width)
