@@ -45,7 +45,7 @@ def lora(model: Llama, rank: int, seed: int, **how: Any) -> LoRA:
 
 
 def adapters(model: Llama) -> dict[str, LoRA]:
-    """Two of one rank, of which one changes parts of layers alone, and one of another rank."""
+    """Two adapters of one rank (one changes only parts of layers), and one of another rank."""
     return {
         "red": lora(model, 4, 0),
         "green": lora(model, 4, 1, targets=("k_proj", "o_proj", "up_proj")),
