@@ -201,13 +201,10 @@ def add_splits(
     SPLITS: tl.constexpr,
     form: tl.constexpr,
 ):
-    """Returns the state after a range of key blocks; arguments as for `add_blocks`, without scores.
+    """Returns the state after a range of key blocks, of several splits if `SPLITS`; arguments as for `add_blocks`.
 
     Each split has a loop of its own. In one loop over all blocks, with the merge of two splits in a branch, what the
     rows know of the splits before would take registers in all steps.
-
-    Args:
-        SPLITS: Whether the range may be of several splits.
     """
     BLOCKS: tl.constexpr = form.split // form.key_block
     HEIGHT: tl.constexpr = height_of(ROWS)
