@@ -122,7 +122,7 @@ made_invariant = functools.cache(bijax.invariant)  # compiled for one device onc
 
 
 def put(mesh: jax.sharding.Mesh, x: jax.Array, spec: PartitionSpec) -> jax.Array:
-    return jax.device_put(x, NamedSharding(mesh, spec))
+    return jax.device_put(np.asarray(x), NamedSharding(mesh, spec))  # an array of a device is cut by a program
 
 
 def check(cut: str, names: Sequence[str]) -> int:

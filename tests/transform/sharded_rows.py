@@ -61,7 +61,8 @@ def language_model(tokens: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
 
 def cut_arguments(first: jax.Array, on: Mesh, names: Any = "data") -> list[jax.Array]:
     specs = P(names), P(), P()
-    return [jax.device_put(x, NamedSharding(on, spec)) for x, spec in zip((first, W, V), specs, strict=True)]
+    arrays = map(np.asarray, (first, W, V))
+    return [jax.device_put(x, NamedSharding(on, spec)) for x, spec in zip(arrays, specs, strict=True)]
 
 
 def moved(compiled: Any) -> set[str]:
