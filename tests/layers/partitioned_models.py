@@ -22,6 +22,7 @@ from flax_layers.models.parallel_adapters import adapter_specs, cut_adapters
 from flax_layers.models.parallel_cut import Cut
 from flax_layers.models.parallel_heads import ParallelHeadNorm
 from flax_layers.models.parallel_layers import ColumnParallelLinear, RowParallelLinear
+from tests.arrays import on_device
 
 CONFIG: dict[str, Any] = {
     "vocab_size": 64,
@@ -38,7 +39,7 @@ CONFIG: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_ids": (2,),
 }
-TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 64, (2, 9)))
+TOKENS = on_device(np.random.default_rng(0).integers(0, 64, (2, 9)))
 
 
 def mesh(devices: int) -> Mesh:
@@ -126,7 +127,7 @@ def layers() -> None:
     rngs = nnx.Rngs(0)
     qkv = Linear(features, 3 * heads * width, rngs=rngs)
     norm, out = RMSNorm(width, rngs=rngs), Linear(heads * width, features, rngs=rngs)
-    x = jnp.asarray(np.random.default_rng(1).standard_normal((2, 5, features)), jnp.float32)
+    x = on_device(np.random.default_rng(1).standard_normal((2, 5, features)), jnp.float32)
 
     def gradients(devices: int) -> Any:
         cut = Cut("model", devices, 8)

@@ -8,6 +8,7 @@ import pytest
 import bijax
 from bijax.testing import assert_bits_equal
 from pallas_kernels.matmul.cpu import launch, narrow_weights
+from tests.arrays import on_device
 from tests.tiers import full_only
 
 pytestmark = pytest.mark.skipif(jax.default_backend() != "cpu", reason="the programs of this file are XLA:CPU's")
@@ -28,8 +29,8 @@ def test_panels_have_the_bits_of_whole_weights(dtype: str, transpose_w: bool, mo
     k, n, rng = 576, 150, np.random.default_rng(0)
     assert narrow_weights.panel_width(k, n) == 64
     shape = (n, k) if transpose_w else (k, n)
-    w = jnp.asarray(rng.standard_normal(shape) * np.exp2(rng.integers(-9, 9, shape)), dtype)
-    x = jnp.asarray(rng.standard_normal((3, k)), dtype)
+    w = on_device(rng.standard_normal(shape) * np.exp2(rng.integers(-9, 9, shape)), dtype)
+    x = on_device(rng.standard_normal((3, k)), dtype)
     panels = []
 
     def counted(*arguments: object, **options: object) -> jax.Array:
