@@ -27,6 +27,11 @@ class Held:
     a: Array
 
 
+def frozen(a: Array) -> Any:
+    """Returns a container of Flax."""
+    return FrozenDict(a=a)  # type: ignore[no-untyped-call]
+
+
 def _added(p: Any, z: Array) -> Array:
     return (p.a if isinstance(p, Held) else p["a"]) + z
 
@@ -53,7 +58,7 @@ WAYS: tuple[Callable[[Array, Array], Array], ...] = (
     lambda p, z: bijax.invariant(jnp.add)(p, z),
     lambda p, z: bijax.invariant(lambda c, z: c.real + z)(lax.complex(p, z), z),
     lambda p, z: bijax.invariant(_added)(Held(p), z),
-    lambda p, z: bijax.invariant(_added)(FrozenDict(a=p), z),
+    lambda p, z: bijax.invariant(_added)(frozen(p), z),
     lambda p, z: bijax.invariant(_added)(collections.OrderedDict(a=p), z),
     lambda p, z: bijax.invariant(jax.jit(_added))(Held(p), z),
     lambda p, z: jax.jit(lambda p, z: bijax.invariant(_added)(p, z))(Held(p), z),
@@ -83,7 +88,8 @@ def test_products_from_outside(number: int) -> None:
 
 def test_products_for_outside() -> None:
     """The other direction: a product that is invariant, in a sum of plain code."""
-    for kind in (lambda a: a, Held, lambda a: FrozenDict(a=a), lambda a: lax.complex(a, Z)):
+    kinds: tuple[Callable[[Array], Any], ...] = (lambda a: a, Held, frozen, lambda a: lax.complex(a, Z))
+    for kind in kinds:
         product = bijax.invariant(lambda x, y, kind=kind: kind(x * y))
         leaf = jax.jit(lambda x, y, z, product=product: jax.tree.leaves(product(x, y))[0].real + z)
         np.testing.assert_array_equal(bits(leaf(X, Y, Z)), bits(np.asarray(X * Y) + np.asarray(Z)))
