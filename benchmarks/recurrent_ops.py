@@ -28,10 +28,17 @@ class RecurrentOps(PlainOps):
         return _convolved(jnp.pad(x, ((0, 0), (weight.shape[1] - 1, 0), (0, 0))), weight)
 
     def causal_conv_extend(
-        self, x: jax.Array, weight: jax.Array, inputs: jax.Array, *, start: jax.Array, lengths: jax.Array
+        self,
+        x: jax.Array,
+        weight: jax.Array,
+        inputs: jax.Array,
+        *,
+        start: jax.Array,
+        lengths: jax.Array,
+        slots: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """The same for tokens of sequences; the last inputs are the first rows of `inputs`, the oldest first."""
-        del start, lengths  # no sequence is padded
+        del start, lengths, slots  # no sequence is padded, and none has a slot
         before = weight.shape[1] - 1
         joined = jnp.concatenate([inputs[:, :before], x], axis=1)
         return _convolved(joined, weight), inputs.at[:, :before].set(joined[:, -before:])
@@ -54,9 +61,10 @@ class RecurrentOps(PlainOps):
         state: bijax.DeltaRuleState,
         start: jax.Array,
         lengths: jax.Array,
+        slots: jax.Array | None = None,
     ) -> tuple[jax.Array, bijax.DeltaRuleState]:
         """Returns what `bijax.gated_delta_rule_extend` computes; `state.state` is the state after all tokens."""
-        del lengths
+        del lengths, slots
         run = recurrent if value.shape[1] < _CHUNK else chunked
         y, after = run(query, key, value, g, beta, state.state)
         return y, replace(state, state=after, length=start + value.shape[1])
