@@ -1,7 +1,7 @@
 """The operations of linear attention in plain JAX: chunked for whole sequences, recurrent for their continuation."""
 
 import functools
-from typing import Any, Final
+from typing import Final
 
 import jax
 import jax.numpy as jnp
@@ -144,14 +144,14 @@ class PlainLinearAttention:
     ) -> tuple[jax.Array, bijax.DeltaRuleState]:
         stored = (kept.state, kept.key, kept.residual, kept.inverse, kept.decay)
         edge = jnp.where(start == 0, 0, jnp.take(kept.edge, slots, mode="clip"))
-        own: Any = taken(stored, edge, slots)
-        rows = bijax.DeltaRuleState(*own, edge, start)
+        state, keys, residual, inverse, decay = taken(stored, edge, slots)
+        rows = bijax.DeltaRuleState(state, keys, residual, inverse, decay, edge, start)
         y, after = self.gated_delta_rule_extend(*tokens, state=rows, start=start, lengths=lengths)
         new = (after.state, after.key, after.residual, after.inverse, after.decay)
         at = jnp.where(lengths > 0, slots, len(kept.edge))
         edge, length = kept.edge.at[at].set(after.edge, mode="drop"), kept.length.at[at].set(after.length, mode="drop")
-        own = put_back(stored, new, lengths, slots)
-        return y, bijax.DeltaRuleState(*own, edge, length)
+        state, keys, residual, inverse, decay = put_back(stored, new, lengths, slots)
+        return y, bijax.DeltaRuleState(state, keys, residual, inverse, decay, edge, length)
 
 
 def _convolve(x: jax.Array, weight: jax.Array) -> jax.Array:
