@@ -169,12 +169,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Models of Qwen3-Next's layers on a GPU.")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--cells", default=",".join(CELLS), help="as in decode:8x2048,train:4x2048")
+    parser.add_argument("--against", default="xla,cudnn", help="whose attention the plain model has")
     parser.add_argument("--kernels", type=int, default=0, help="print so many kernels of each program, longest first")
     parser.add_argument("--programs", type=Path, help="a folder in which our lowered programs are kept")
     parser.add_argument("--only-lower", action="store_true", help="fill that folder, and stop")
     add_json(parser)
     arguments = parser.parse_args()
-    cells = [Cell.parse(text) for text in arguments.cells.split(",")]
+    cells, names = [Cell.parse(text) for text in arguments.cells.split(",")], ["own", *arguments.against.split(",")]
+    if unknown := set(names) - set(OPS):
+        parser.error(f"expected xla or cudnn, got {', '.join(sorted(unknown))}")
     if arguments.programs:
         arguments.programs.mkdir(parents=True, exist_ok=True)
     ours = lowered([Work(cell, "own", arguments.layers) for cell in cells], arguments.programs)
@@ -185,10 +188,10 @@ def main() -> None:
         ready = {
             (cell, name): threads.submit(Work(cell, name, arguments.layers).compiled, own if name == "own" else None)
             for cell, own in zip(cells, ours, strict=True)
-            for name in OPS
+            for name in names
         }
     for cell in cells:
-        row = measure(cell, arguments.layers, {name: ready.pop((cell, name)) for name in OPS}, arguments.kernels)
+        row = measure(cell, arguments.layers, {name: ready.pop((cell, name)) for name in names}, arguments.kernels)
         print(row, flush=True)
         save("hybrid_bf16", [row], arguments.json)
 
