@@ -210,7 +210,7 @@ def check_start(op: str, start: Any, state: DeltaRuleState, sizes: dict[str, int
     """
     if start is None:
         return state.length
-    first = check_first(op, start, sizes)
+    start = _positions(op, start, sizes)
     if is_known(start, state.edge, state.length):
         wrong = (start < state.edge) | (start > state.length)
         if wrong.any():
@@ -220,7 +220,7 @@ def check_start(op: str, start: Any, state: DeltaRuleState, sizes: dict[str, int
                 f" sequence {at}, got {start[at]}. Tokens before state.edge cannot be written again: drafts must end at"
                 f" multiples of {CHUNK}, or the sequence starts again from a snapshot."
             )
-    return first
+    return jnp.asarray(start).astype(jnp.int32)
 
 
 def check_first(op: str, start: Any, sizes: dict[str, int]) -> jax.Array:
@@ -230,9 +230,13 @@ def check_first(op: str, start: Any, sizes: dict[str, int]) -> jax.Array:
         TypeError: If it does not hold integers.
         ValueError: If its shape does not fit.
     """
+    return jnp.asarray(_positions(op, start, sizes)).astype(jnp.int32)
+
+
+def _positions(op: str, start: Any, sizes: dict[str, int]) -> Any:
     start = integer_array(op, "start", start)
     check_shape(op, "start", start, ("B",), sizes)
-    return jnp.asarray(start).astype(jnp.int32)
+    return start
 
 
 def check_slots(op: str, slots: Any, sizes: dict[str, int]) -> jax.Array:
