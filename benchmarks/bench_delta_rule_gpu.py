@@ -71,7 +71,7 @@ class Case(NamedTuple):
     def lowered(self) -> bytes:
         """Returns our program, with its kernels."""
         function = (lambda x: bijax.gated_delta_rule(**x)) if self.is_prompt else step
-        names = ("triton_kernel_call", "mosaic_gpu_v2", "mosaic_gpu")
+        names = ("triton_kernel_call", "triton_kernel_call_ffi", "mosaic_gpu_v2", "mosaic_gpu")
         checks = [export.DisabledSafetyCheck.custom_call(name) for name in names]
         program = export.export(jax.jit(function), disabled_checks=checks)(*jax.eval_shape(self.arguments))
         return bytes(program.serialize())

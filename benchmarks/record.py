@@ -44,6 +44,7 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
     "fused_bf16": ("case", "m", "k", "n"),
     "gallery": ("program",),
     "group_matmul": ("layer", "experts", "rows", "load"),
+    "hybrid_bf16": ("layers", "model", "case"),
     "linalg": ("function", "dtype", "n", "batch"),
     "linear_bf16": ("case", "x", "w", "what"),
     "loss_bf16": ("rows", "width", "words"),

@@ -17,6 +17,8 @@ from pallas_kernels.registry import find
 from pallas_kernels.target import Target
 
 CHUNK: Final = DeltaRuleContract().chunk
+_WITHOUT_SLOTS: Final = 13
+"""Arrays of `gated_delta_rule_extend` without slots, the most of all forms."""
 
 
 def _define(operation: str, shapes: Kernel) -> Kernel:
@@ -34,7 +36,9 @@ def _define(operation: str, shapes: Kernel) -> Kernel:
         found: Arrays = run_kernel(operation, target, sizes, *arrays, **parameters)
         return found
 
-    def fold(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dict[str, Any]) -> Arrays:
+    def fold(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dict[str, Any]) -> Arrays | None:
+        if len(arrays) > _WITHOUT_SLOTS:
+            return None  # slots are counted in each entry
         return unfold_rows(size, kernel(*fold_rows(size, arrays, axes), **parameters))
 
     kernel = define_kernel(operation, backend, fold, shapes)

@@ -218,9 +218,8 @@ def extend_block(
         stream, after = block.extend(stream, rotary, stored, start=start, lengths=lengths)
         return stream, cast(DeltaNetState, after)
     if isinstance(stored, DeltaNetSlots):
-        own = cast(jax.Array, slots)
-        stream, after = block.extend(stream, rotary, stored.rows(own, start), start=start, lengths=lengths)
-        return stream, stored.with_rows(own, cast(DeltaNetState, after), lengths)
+        stream, after = block.extend(stream, rotary, stored, start=start, lengths=lengths, slots=slots)
+        return stream, cast(DeltaNetSlots, after)
     cache = LayerCache(*stored, page_table, common_prefix, cache_scales)
     stream, after = block.extend(stream, rotary, cache, start=start, lengths=lengths)
     written = cast(LayerCache, after)

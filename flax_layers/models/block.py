@@ -15,6 +15,7 @@ from ..ops import Ops
 from .layers import (
     MLP,
     Attention,
+    DeltaNetSlots,
     DeltaNetState,
     Embed,
     GatedDeltaNet,
@@ -36,7 +37,7 @@ type Stream = tuple[jax.Array, jax.Array | None]
 """The residual stream, whose last addition is left to the next norm; None where there is nothing to add."""
 
 
-type Kept = LayerCache | DeltaNetState
+type Kept = LayerCache | DeltaNetState | DeltaNetSlots
 """What a layer keeps of the tokens of sequences."""
 
 
@@ -96,12 +97,25 @@ class Block(nnx.Module):
         return added(self._behind_attention(x, self.attention(normed, rotary)))
 
     def extend(
-        self, stream: Stream, rotary: Rotary, cache: Kept, *, start: jax.Array, lengths: jax.Array
+        self,
+        stream: Stream,
+        rotary: Rotary,
+        cache: Kept,
+        *,
+        start: jax.Array,
+        lengths: jax.Array,
+        slots: jax.Array | None = None,
     ) -> tuple[Stream, Kept]:
-        """Appends the tokens of a stream (B, T, hidden_size) to the sequences in a cache; see `Attention.extend`."""
+        """Appends the tokens of a stream (B, T, hidden_size) to the sequences in a cache; see `Attention.extend`.
+
+        `slots` (B,) says where the states are, if these are in slots.
+        """
         x, normed = normalized(self.attention_norm, stream)
         places = {"start": start, "lengths": lengths}
         if isinstance(self.attention, GatedDeltaNet):
+            if isinstance(cache, DeltaNetSlots) and slots is not None:
+                y, kept = self.attention.extend_slots(normed, cache, slots, **places)
+                return self._behind_attention(x, y), kept
             if not isinstance(cache, DeltaNetState):
                 raise TypeError(f"Block: a layer of linear attention keeps a state, got a {type(cache).__name__}.")
             y, state = self.attention.extend(normed, cache, **places)

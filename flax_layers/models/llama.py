@@ -202,7 +202,7 @@ class Llama(nnx.Module):
         x, angles = start_tokens(
             self.embed, self.rotaries, tokens, start=cache.lengths, lengths=lengths, capacity=cache.capacity
         )
-        kept = []
+        kept: list[Any] = []
         stream: Stream = (x, None)
         for index, (block, held) in enumerate(zip(self.blocks, cache.layers(self.config), strict=True)):
             angle = angles[self.rotary_of(index)]

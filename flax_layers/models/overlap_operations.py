@@ -75,8 +75,7 @@ def _attn_core(block: Block, known: Values) -> Values:
     if isinstance(block.attention, GatedDeltaNet):
         if not isinstance(kept, DeltaNetSlots) or places.slots is None:
             raise TypeError(f"Block: a layer of linear attention keeps states in slots, got a {type(kept).__name__}.")
-        y, state = block.attention.extend(known["normed"], kept.rows(places.slots, places.start), **where)
-        kept = kept.with_rows(places.slots, state, places.lengths)
+        y, kept = block.attention.extend_slots(known["normed"], kept, places.slots, **where)
     else:
         keys, values = known["kept"]
         cache = LayerCache(keys, values, places.page_table, places.common_prefix, known["cache_scales"])

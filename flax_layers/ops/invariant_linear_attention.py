@@ -21,10 +21,18 @@ class InvariantLinearAttention:
         return bijax.causal_conv1d(x, weight, activation="silu")
 
     def causal_conv_extend(
-        self, x: jax.Array, weight: jax.Array, inputs: jax.Array, *, start: jax.Array, lengths: jax.Array
+        self,
+        x: jax.Array,
+        weight: jax.Array,
+        inputs: jax.Array,
+        *,
+        start: jax.Array,
+        lengths: jax.Array,
+        slots: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """The same for tokens of sequences whose last inputs are known; see `LinearAttentionOps`."""
-        return bijax.causal_conv1d_extend(x, weight, state=inputs, start=start, lengths=lengths, activation="silu")
+        places: dict[str, Any] = {"start": start, "lengths": lengths, "slots": slots}
+        return bijax.causal_conv1d_extend(x, weight, state=inputs, activation="silu", **places)
 
     def delta_gates(
         self, b: jax.Array, a: jax.Array, a_log: jax.Array, dt_bias: jax.Array
@@ -58,9 +66,11 @@ class InvariantLinearAttention:
         state: bijax.DeltaRuleState,
         start: jax.Array,
         lengths: jax.Array,
+        slots: jax.Array | None = None,
     ) -> tuple[jax.Array, bijax.DeltaRuleState]:
         """Returns what `bijax.gated_delta_rule_extend` computes."""
-        return bijax.gated_delta_rule_extend(query, key, value, g, beta, state=state, start=start, lengths=lengths)
+        places: dict[str, Any] = {"start": start, "lengths": lengths, "slots": slots}
+        return bijax.gated_delta_rule_extend(query, key, value, g, beta, state=state, **places)
 
 
 @bijax.elementwise

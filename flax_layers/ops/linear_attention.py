@@ -17,12 +17,19 @@ class LinearAttentionOps(Protocol):
         """Returns silu of the causal depthwise convolution of x (B, T, C) with weight (C, W)."""
 
     def causal_conv_extend(
-        self, x: jax.Array, weight: jax.Array, inputs: jax.Array, *, start: jax.Array, lengths: jax.Array
+        self,
+        x: jax.Array,
+        weight: jax.Array,
+        inputs: jax.Array,
+        *,
+        start: jax.Array,
+        lengths: jax.Array,
+        slots: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """The same for tokens of sequences whose last inputs are in `inputs` (B, S, C), by position mod S.
 
-        The first token of x has the position start (B,), and the first lengths (B,) tokens count. Returns the result
-        and the new inputs.
+        The first token of x has the position start (B,), and the first lengths (B,) tokens count. With `slots` (B,) the
+        inputs of sequence b are at slots[b], else at b. Returns the result and the new inputs.
         """
 
     def delta_gates(
@@ -55,5 +62,6 @@ class LinearAttentionOps(Protocol):
         state: bijax.DeltaRuleState,
         start: jax.Array,
         lengths: jax.Array,
+        slots: jax.Array | None = None,
     ) -> tuple[jax.Array, bijax.DeltaRuleState]:
         """Returns what `bijax.gated_delta_rule_extend` computes."""

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 import bijax
+from pallas_kernels.delta_rule.slots import put_back, taken
 from pallas_kernels.parts.xla.manual_axes import vary_as
 
 _CHUNK: Final = 64
@@ -25,13 +26,20 @@ class PlainLinearAttention:
         return _convolve(jnp.pad(x, ((0, 0), (before, 0), (0, 0))), weight)
 
     def causal_conv_extend(
-        self, x: jax.Array, weight: jax.Array, inputs: jax.Array, *, start: jax.Array, lengths: jax.Array
+        self,
+        x: jax.Array,
+        weight: jax.Array,
+        inputs: jax.Array,
+        *,
+        start: jax.Array,
+        lengths: jax.Array,
+        slots: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """The same for tokens of sequences whose last inputs are known; see `LinearAttentionOps`."""
         (batch, total, _), size, before = x.shape, inputs.shape[1], weight.shape[1] - 1
-        rows = jnp.arange(batch)[:, None]
+        rows = (jnp.arange(batch) if slots is None else slots)[:, None]
         earlier = start[:, None] + jnp.arange(-before, 0)
-        held = jnp.where((earlier >= 0)[..., None], inputs[rows, earlier % size], 0)
+        held = jnp.where((earlier >= 0)[..., None], inputs.at[rows, earlier % size].get(mode="clip"), 0)
         y = _convolve(jnp.concatenate([held, x], axis=1), weight)
         index = jnp.arange(total)
         stored = (index < lengths[:, None]) & (index >= lengths[:, None] - size)
@@ -85,12 +93,15 @@ class PlainLinearAttention:
         state: bijax.DeltaRuleState,
         start: jax.Array,
         lengths: jax.Array,
+        slots: jax.Array | None = None,
     ) -> tuple[jax.Array, bijax.DeltaRuleState]:
         """Returns what `bijax.gated_delta_rule_extend` computes.
 
         The tokens after the edge are kept as they are, `residual` being their values and `inverse[..., 0]` their beta,
         and run again each time, so that drafts can be replaced.
         """
+        if slots is not None:
+            return self._extend_slots((query, key, value, g, beta), state, start, lengths, slots)
         end = start + lengths
         held = start - state.edge
 
@@ -122,6 +133,25 @@ class PlainLinearAttention:
             at_edge, found[0], found[1], state.inverse.at[..., 0].set(found[3]), found[2], edge, end
         )
         return y, new
+
+    def _extend_slots(
+        self,
+        tokens: tuple[jax.Array, ...],
+        kept: bijax.DeltaRuleState,
+        start: jax.Array,
+        lengths: jax.Array,
+        slots: jax.Array,
+    ) -> tuple[jax.Array, bijax.DeltaRuleState]:
+        stored = (kept.state, kept.key, kept.residual, kept.inverse, kept.decay)
+        edge = jnp.where(start == 0, 0, jnp.take(kept.edge, slots, mode="clip"))
+        state, keys, residual, inverse, decay = taken(stored, edge, slots)
+        rows = bijax.DeltaRuleState(state, keys, residual, inverse, decay, edge, start)
+        y, after = self.gated_delta_rule_extend(*tokens, state=rows, start=start, lengths=lengths)
+        new = (after.state, after.key, after.residual, after.inverse, after.decay)
+        at = jnp.where(lengths > 0, slots, len(kept.edge))
+        edge, length = kept.edge.at[at].set(after.edge, mode="drop"), kept.length.at[at].set(after.length, mode="drop")
+        state, keys, residual, inverse, decay = put_back(stored, new, lengths, slots)
+        return y, bijax.DeltaRuleState(state, keys, residual, inverse, decay, edge, length)
 
 
 def _convolve(x: jax.Array, weight: jax.Array) -> jax.Array:

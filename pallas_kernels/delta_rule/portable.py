@@ -11,6 +11,7 @@ from jax import lax
 from pallas_kernels.contract import XLA_FUNCTIONS, DeltaRuleContract, ElementwiseContract, honour
 from pallas_kernels.delta_rule._chunk import Chunk, Product, Rows, compute_rows, next_state, no_rows
 from pallas_kernels.delta_rule._sequences import get, put
+from pallas_kernels.delta_rule.slots import in_slots
 from pallas_kernels.parts.xla.tiles import isolate
 
 Arrays = tuple[jax.Array, ...]
@@ -86,6 +87,7 @@ def gated_delta_rule_extend(
     edge: jax.Array,
     start: jax.Array,
     lengths: jax.Array,
+    slots: jax.Array | None = None,
     *,
     scale: float,
     product: Product,
@@ -109,6 +111,8 @@ def gated_delta_rule_extend(
         edge: (B,) int32, a multiple of C.
         start: (B,) int32, the position of the first token, from `edge` to `edge` + C; the chunk has the rows before it.
         lengths: (B,) int32, the tokens of each sequence.
+        slots: (B,) int32, where in `state` to `decay`, then (S, ...), the sequences are; `inverse` is packed then, see
+            `pallas_kernels.delta_rule.slots`. None if sequence b is at b.
         scale: As for `gated_delta_rule`, like the rest.
         product: Multiplies stacks of matrices.
         together: Whether all sequences are computed at once.
@@ -129,8 +133,11 @@ def gated_delta_rule_extend(
         found = run(heads_first(*tokens), Kept(state, Chunk(*chunk), edge), start, start + lengths)
         return found.y, found.kept.state, *found.kept.chunk, found.kept.edge
 
-    arrays = (query, key, value, g, beta, state, kept_key, residual, inverse, decay, edge, start, lengths)
-    return by_sequence(more, arrays, together=together)
+    def continued(*kept: jax.Array) -> Arrays:
+        return by_sequence(more, (query, key, value, g, beta, *kept, start, lengths), together=together)
+
+    kept = (state, kept_key, residual, inverse, decay)
+    return continued(*kept, edge) if slots is None else in_slots(continued, kept, edge, lengths, slots)
 
 
 class Kept(NamedTuple):

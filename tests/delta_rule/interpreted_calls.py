@@ -10,9 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from bijax import DeltaRuleState
+from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import MmaDeltaRuleContract
 from pallas_kernels.delta_rule.jax_triton.launch import gated_delta_rule_extend
 from pallas_kernels.delta_rule.schedule.jax_triton import Schedule
+from pallas_kernels.delta_rule.slots import packed, taken
 from pallas_kernels.delta_rule.whole import gated_delta_rule
 from pallas_kernels.target import Target
 from tests.delta_rule.tokens import batch, recurrence
@@ -25,6 +27,7 @@ CALL: Final[dict[str, Any]] = {
     "contract": MmaDeltaRuleContract(),
     "target": Target.parse("sm_80"),
 }
+KEPT: Final = ("state", "key", "residual", "inverse", "decay")
 WIDE, NARROW, APART = Schedule(64, 4, 1), Schedule(32, 4, 1, pieces=2), Schedule(64, 4, 1, rows_warps=4)
 
 
@@ -119,9 +122,40 @@ def case_nan() -> None:
     check(y, expected)
 
 
+def case_slots() -> None:
+    """The same sequences in slots, whose other numbers are nan, by both kinds of programs for few tokens."""
+    x, (j, h, d, v) = batch(("normal", "broken"), 70, "float16", SIZES), SIZES
+    state = DeltaRuleState.zeros(5, key_heads=j, value_heads=h, key_size=d, value_size=v, dtype="float16")
+    fields = (state.state, state.key, state.residual, packed(state.inverse), state.decay)
+    kept = [jnp.full_like(a, jnp.nan) for a in fields]
+    rows = DeltaRuleState.zeros(2, key_heads=j, value_heads=h, key_size=d, value_size=v, dtype="float16")
+    alone = [rows.state, rows.key, rows.residual, rows.inverse, rows.decay, rows.edge]
+    slots, start, edge = np.array([3, 1], np.int32), np.zeros(2, np.int32), np.zeros(2, np.int32)
+    for size in (1, 8, 53, 1, 4, 3):  # the fifth goes over an edge in the second row of a call
+        counts = np.array([size, size], np.int32)
+        some = [a[:, start[0] : start[0] + size] for a in x.values()]
+        for plan in (WIDE,) if size > 8 else (NARROW, APART):
+            given = (*some, *kept, edge, start, counts, slots)
+            y, *new, after = gated_delta_rule_extend(*map(jnp.asarray, given), **CALL, schedule=plan)
+            given = (*some, *alone, start, counts)
+            expected, *own = gated_delta_rule_extend(*map(jnp.asarray, given), **CALL, schedule=plan)
+            assert_bits_equal(np.asarray(y), np.asarray(expected))
+            assert after.tolist() == own[5].tolist()
+            for field, mine, theirs in zip(KEPT, taken(tuple(new), after, jnp.asarray(slots)), own, strict=False):
+                rows_of = [(start + size - after)[b] for b in range(2)] if field != "state" else [None, None]
+                for b, count in enumerate(rows_of):
+                    assert_bits_equal(np.asarray(mine)[b, :, :count], np.asarray(theirs)[b, :, :count])
+            for array in new:
+                assert np.isnan(np.asarray(array, np.float32)[[0, 2, 4]]).all()
+        kept, alone, edge, start = new, own, after, start + size
+    assert edge.tolist() == [64, 64]
+    assert start.tolist() == [70, 70]
+
+
 if __name__ == "__main__":
     interpret_launches()
     interpret_instructions()
     cases = {"whole": case_whole, "parts": case_parts, "edges of arrays": case_edges_of_arrays, "nan": case_nan}
+    cases["slots"] = case_slots
     cases[sys.argv[1]]()
     print("compared")

@@ -1,5 +1,6 @@
 """The gated delta rule: the same bits from a whole prompt, in parts, token by token, from a snapshot, after drafts."""
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from typing import Any, Final
@@ -15,10 +16,11 @@ from bijax.dispatch.matmul import Product, multiply
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import DeltaRuleContract
 from pallas_kernels.delta_rule.portable import gated_delta_rule_extend
+from pallas_kernels.delta_rule.slots import packed
 from pallas_kernels.target import Target
 from tests.delta_rule import plain
 from tests.delta_rule.tokens import KINDS, SIZES, batch
-from tests.delta_rule.ways import check_parts, extend, part, same_state, whole
+from tests.delta_rule.ways import check_parts, check_slots, extend, part, same_state, whole
 
 LENGTH: Final = 131
 DTYPES: Final = ("bfloat16", "float32", "float16")
@@ -56,6 +58,29 @@ def test_a_state_can_be_donated() -> None:
         DeltaRuleState.at_edge(state.state, np.full(len(KINDS), 64), key_heads=SIZES[0], dtype="bfloat16"), x
     )
     assert y.shape == expected.shape
+
+
+@pytest.mark.tier("full", fast=("bfloat16",))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_in_slots(dtype: str) -> None:
+    x, expected, single = prompts(dtype)
+    check_slots(x, expected, single, (1, 8, 70, 2))
+
+
+def test_slots_in_a_mapped_axis() -> None:
+    """Slots are counted in each entry."""
+    x, (j, h, d, v) = batch(KINDS[:2], 3, "bfloat16"), SIZES
+    state = DeltaRuleState.zeros(3, key_heads=j, value_heads=h, key_size=d, value_size=v, dtype="bfloat16")
+    state = dataclasses.replace(state, inverse=packed(state.inverse))
+
+    def run(x: Any, slot: Any) -> Any:
+        one = {n: a[None] for n, a in x.items()}
+        return bijax.gated_delta_rule_extend(**one, state=state, slots=slot[None], lengths=np.array([3]))
+
+    y, after = jax.jit(jax.vmap(run))(x, np.array([2, 0]))
+    expected, _ = extend(**x, state=no_tokens(2, "bfloat16"))
+    assert_bits_equal(np.asarray(y)[:, 0], np.asarray(expected))
+    assert after.length.tolist() == [[0, 0, 3], [3, 0, 0]]
 
 
 @pytest.mark.tier("full", fast=("bfloat16",))

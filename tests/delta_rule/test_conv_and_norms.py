@@ -1,5 +1,6 @@
 """The causal convolution and the norms of linear attention: bits, numbers, gradients, errors."""
 
+import re
 from typing import Any
 
 import jax
@@ -166,3 +167,43 @@ def test_gradients_against_differences() -> None:
 def test_errors(call: Any, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         call(jnp.ones((2, 4, 3)), jnp.ones((3, 3)))
+
+
+def in_slots(x: Any, state: Any, at: Any, start: Any, lengths: Any) -> Any:
+    w, bias = weights("float32")
+    places = {"start": start, "lengths": lengths, "slots": at}
+    return bijax.causal_conv1d_extend(x, w, bias, state=state, activation="silu", **places)
+
+
+def test_convolution_in_slots() -> None:
+    """Sequences in slots have the bits of sequences by themselves; the other slots are left alone."""
+    x, (w, bias) = sequences(6, "float32"), weights("float32")
+    n, slots = len(x), np.random.default_rng(0).permutation(20)[: len(x)].astype(np.int32)
+    kept, alone = jnp.full((20, KEPT, CHANNELS), jnp.nan), jnp.zeros((n, KEPT, CHANNELS))
+    run = jax.jit(in_slots)
+    for t in range(0, 6, 2):
+        start, lengths = np.full(n, t, np.int32), np.where(np.arange(n) == 3, 0, 2).astype(np.int32)
+        at = np.where(lengths > 0, slots, 20 + t).astype(np.int32)  # out of range: padding
+        y, kept = run(x[:, t : t + 2], kept, at, start, lengths)
+        expected, alone = extend(x[:, t : t + 2], w, bias, state=alone, start=start, lengths=lengths, activation="silu")
+        assert_bits_equal(np.delete(np.asarray(y), 3, 0), np.delete(np.asarray(expected), 3, 0))
+    used = np.delete(slots, 3)
+    assert_bits_equal(np.asarray(kept)[used, :6], np.delete(np.asarray(alone), 3, 0)[:, :6])
+    assert np.isnan(np.delete(np.asarray(kept), used, 0)).all()
+
+
+def test_a_donated_state_is_not_copied() -> None:
+    """XLA copies an array that is read and written in no order; the control reads it once more at the end."""
+    x, number = jax.ShapeDtypeStruct((2, 1, CHANNELS), jnp.float32), jax.ShapeDtypeStruct((2,), jnp.int32)
+    state = jax.ShapeDtypeStruct((64, KEPT, CHANNELS), jnp.float32)
+
+    def control(x: Any, state: Any, *places: Any) -> Any:
+        y, new = in_slots(x, state, *places)
+        return y + state[63, 0], new
+
+    def copies(function: Any) -> int:
+        program = jax.jit(function, donate_argnums=1).lower(x, state, number, number, number).compile()
+        return len(re.findall(rf"f32\[64,{KEPT},{CHANNELS}\]\S* copy\(", program.as_text()))
+
+    assert copies(in_slots) == 0
+    assert copies(control) > 0

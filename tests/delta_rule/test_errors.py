@@ -1,5 +1,6 @@
 """Bad input of the gated delta rule: the type of the error, and what it says."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 
 import bijax
 from bijax import DeltaRuleState
+from pallas_kernels.delta_rule.slots import packed
 from tests.arrays import zeros
 
 X = {
@@ -19,6 +21,7 @@ X = {
     "beta": np.ones((2, 3, 4), np.float32),
 }
 STATE = DeltaRuleState.zeros(2, key_heads=2, value_heads=4, key_size=8, value_size=6)
+SLOTS = dataclasses.replace(STATE, inverse=packed(STATE.inverse))
 
 
 @pytest.mark.parametrize(
@@ -70,6 +73,9 @@ def test_heads_that_do_not_divide() -> None:
         ({"start": [-1, 0]}, ValueError, "for sequence 0, got -1"),
         ({"start": [0.0, 0.0]}, TypeError, "start must hold integers"),
         ({"lengths": [4, 0]}, ValueError, r"lengths must be in \[0, 3\]"),
+        ({"slots": [0, 1]}, ValueError, r"state.inverse must have the shape \(S, H, 32, 65\)"),
+        ({"slots": [0], "state": SLOTS}, ValueError, r"slots must have the shape \(B,\)"),
+        ({"slots": [0.0, 1.0], "state": SLOTS}, TypeError, "slots must hold integers"),
     ],
 )
 def test_continuation(change: dict[str, Any], error: type[Exception], says: str) -> None:

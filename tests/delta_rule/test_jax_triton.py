@@ -100,7 +100,7 @@ def test_the_kernels_compile(target: str, kind: str) -> None:
 
 @needs_triton
 @pytest.mark.tier("full")
-@pytest.mark.parametrize("case", ["whole", "parts", "edges of arrays", "nan"])
+@pytest.mark.parametrize("case", ["whole", "parts", "edges of arrays", "nan", "slots"])
 def test_numbers_by_the_interpreter(case: str) -> None:
     """Numbers against float64; an address outside the arrays of a launch is an error."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "JAX_PLATFORMS": "cpu"}

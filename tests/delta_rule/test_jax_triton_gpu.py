@@ -16,7 +16,7 @@ from pallas_kernels.contract import MmaDeltaRuleContract
 from pallas_kernels.delta_rule.schedule.jax_triton import Schedule
 from tests.delta_rule import plain
 from tests.delta_rule.tokens import KINDS, batch, recurrence
-from tests.delta_rule.ways import check_parts, extend, part, same_state, whole
+from tests.delta_rule.ways import check_parts, check_slots, extend, part, same_state, whole
 
 pytestmark = pytest.mark.gpu
 pytest.importorskip("jax_triton")
@@ -142,6 +142,20 @@ def test_parts_that_cross_edges(case: str, size: int) -> None:
     (dtype, sizes), (x, expected, single), n = CASES[case], prompts(case), len(KINDS)
     bounds = [[min(i, LENGTH)] * n for i in range(0, LENGTH + size, size)]
     same_state(check_parts(x, expected, bounds, empty(n, sizes, dtype), size), single)
+
+
+@pytest.mark.tier("full", fast=("bfloat16-1",))
+@pytest.mark.parametrize("copies", [1, 16])
+@pytest.mark.parametrize("case", CASES)
+def test_in_slots(case: str, copies: int) -> None:
+    """Few heads, and as many as three kernels share."""
+    x, expected, single = prompts(case)
+
+    def repeated(a: Any) -> Any:
+        return jnp.concatenate([a] * copies)
+
+    x, single = jax.tree.map(repeated, (x, single))
+    check_slots(x, np.concatenate([expected] * copies), single, (1, 8, 70, 2, 1, 4))
 
 
 @pytest.mark.tier("full")

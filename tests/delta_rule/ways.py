@@ -1,5 +1,6 @@
 """Ways to compute a sequence by the gated delta rule, and comparisons of what they give."""
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import bijax
 from bijax import DeltaRuleState
 from bijax.testing import assert_bits_equal
+from pallas_kernels.delta_rule.slots import packed, unpacked
 
 whole = jax.jit(bijax.gated_delta_rule)
 extend = jax.jit(bijax.gated_delta_rule_extend)
@@ -45,3 +47,37 @@ def same_state(a: DeltaRuleState, b: DeltaRuleState) -> None:
         ours, theirs = (np.asarray(getattr(state, name)) for state in (a, b))
         for i, rows in enumerate((a.length - a.edge).tolist()):
             assert_bits_equal(ours[i, :, :rows], theirs[i, :, :rows])
+
+
+def check_slots(x: dict[str, Any], expected: Any, state: DeltaRuleState, sizes: tuple[int, ...]) -> None:
+    """Computes sequences in slots of a server, whose other slots and numbers before the first token are nan.
+
+    Args:
+        x: Tokens of sequences.
+        expected: Their outputs.
+        state: Their state after all tokens.
+        sizes: Tokens of the calls, over again; every other sequence takes half as many.
+    """
+    n, length = x["g"].shape[:2]
+    number = 2 * n + 1
+    slots = np.random.default_rng(0).permutation(number)[:n].astype(np.int32)
+
+    def nans(like: jax.Array) -> jax.Array:
+        return jnp.full((number, *like.shape[1:]), 640 if like.dtype == jnp.int32 else jnp.nan, like.dtype)
+
+    kept = jax.tree.map(nans, dataclasses.replace(state, inverse=packed(state.inverse)))
+    before, start = kept, np.zeros(n, np.int32)
+    for size in itertools.cycle(sizes):
+        lengths = np.minimum(length - start, np.where(np.arange(n) % 2, max(size // 2, 1), size)).astype(np.int32)
+        at = np.where(lengths, slots, number + 3).astype(np.int32)  # padding of a batch
+        y, kept = extend(**part(x, start, size), state=kept, start=start, lengths=lengths, slots=at)
+        for i, (first, count) in enumerate(zip(start, lengths, strict=True)):
+            assert_bits_equal(np.asarray(y)[i, :count], expected[i, first : first + count])
+        start = start + lengths
+        if (start == length).all():
+            break
+    found = jax.tree.map(lambda a: a[slots], kept)
+    same_state(dataclasses.replace(found, inverse=unpacked(found.inverse)), state)
+    others = np.setdiff1d(np.arange(number), slots)
+    for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(kept), strict=True):
+        assert_bits_equal(np.asarray(new)[others], np.asarray(old)[others])

@@ -12,7 +12,8 @@ from flax import nnx
 from bijax.serving.options import MAX_DRAFTS
 from bijax.testing import assert_bits_equal
 from flax_layers.models.layers import DeltaNetSlots, GatedDeltaNet
-from flax_layers.models.layers.delta_net_slots import SLOT_DRAFTS, packed, unpacked
+from flax_layers.models.layers.delta_net_slots import SLOT_DRAFTS
+from pallas_kernels.delta_rule.slots import packed, unpacked
 from tests.layers.parameters import filled, normal
 
 FEATURES = 16
@@ -26,8 +27,7 @@ def layer() -> GatedDeltaNet:
 
 @jax.jit
 def in_slots(layer: GatedDeltaNet, x: Any, slots: DeltaNetSlots, at: Any, start: Any, lengths: Any) -> Any:
-    y, state = layer.extend(x, slots.rows(at, start), start=start, lengths=lengths)
-    return y, state.rule.inverse, slots.with_rows(at, state, lengths)
+    return layer.extend_slots(x, slots, at, start=start, lengths=lengths)
 
 
 @jax.jit
@@ -52,12 +52,14 @@ def test_inverse_keeps_its_bits(special: float | None) -> None:
     x = normal(1, 1, 64, FEATURES)
     if special is not None:
         x[0, 20, 3], x[0, 50] = special, -special
-    slots, one = layer().init_slots(2), np.ones(1, np.int32)
+    slots, state, one = layer().init_slots(2), layer().init_state(1), np.ones(1, np.int32)
     for t in range(64):
-        _, inverse, slots = in_slots(layer(), x[:, t : t + 1], slots, one, np.full(1, t, np.int32), one)
+        start = np.full(1, t, np.int32)
+        _, slots = in_slots(layer(), x[:, t : t + 1], slots, one, start, one)
+        _, state = with_state(layer(), x[:, t : t + 1], state, start, one)
         taken = slots.rows(jnp.ones(1, jnp.int32), jnp.ones(1, jnp.int32))
-        assert_bits_equal(np.asarray(taken.rule.inverse), np.asarray(inverse))
-    assert np.abs(np.asarray(inverse)).sum() > 64 or special is not None
+        assert_bits_equal(np.asarray(taken.rule.inverse), np.asarray(state.rule.inverse))
+    assert np.abs(np.asarray(state.rule.inverse)).sum() > 64 or special is not None
 
 
 def differing(slots: DeltaNetSlots) -> int:
@@ -69,7 +71,7 @@ def differing(slots: DeltaNetSlots) -> int:
         drafts = x[:, t : t + 8].copy()
         drafts[:, 1:] = x[:, :7]
         start, eight = np.full(1, t, np.int32), np.full(1, 8, np.int32)
-        y, _, slots = in_slots(found, drafts, slots, at, start, eight)
+        y, slots = in_slots(found, drafts, slots, at, start, eight)
         expected, state = with_state(found, drafts, state, start, eight)
         count += int((np.asarray(y)[:, 0].view(np.uint32) != np.asarray(expected)[:, 0].view(np.uint32)).sum())
     return count
@@ -88,7 +90,7 @@ def test_padding_and_fresh_sequences() -> None:
     """A row of padding changes no slot; a sequence that starts at 0 does not see what its slot held."""
     slots = jax.tree.map(lambda a: jnp.full(a.shape, 64, a.dtype), layer().init_slots(3))
     x, start = normal(3, 2, 1, FEATURES), np.zeros(2, np.int32)
-    y, _, after = in_slots(layer(), x, slots, np.array([2, 0]), start, np.array([1, 0], np.int32))
+    y, after = in_slots(layer(), x, slots, np.array([2, 0]), start, np.array([1, 0], np.int32))
     for old, new in zip(slots, after, strict=True):
         assert_bits_equal(np.asarray(new)[:2], np.asarray(old)[:2])
     assert after.length.tolist() == [64, 64, 1]
@@ -111,3 +113,46 @@ def test_memory_of_qwen3_next() -> None:
         for slots in (True, False)
     ]
     assert [round(m, 1) for m in megabytes] == [119.6, 132.4]
+
+
+def moved_bytes(function: Any, *arguments: Any, least: int) -> int:
+    """Returns the bytes of the arrays of `least` elements that a program makes.
+
+    Those that kernels and scatters write in place are not counted.
+    """
+    in_place = ("scatter", "bijax_gated_delta_rule_extend", "optimization_barrier")
+
+    def of(jaxpr: Any) -> int:
+        total = 0
+        for eqn in jaxpr.eqns:
+            if eqn.primitive.name in in_place:
+                continue
+            inner = [p for p in eqn.params.values() if hasattr(p, "eqns") or hasattr(p, "jaxpr")]
+            total += sum(of(getattr(p, "jaxpr", p)) for p in inner)
+            made = [] if inner else [v.aval for v in eqn.outvars if v.aval.size >= least]
+            total += sum(a.size * a.dtype.itemsize for a in made)
+        return total
+
+    return of(jax.make_jaxpr(function)(*arguments).jaxpr)
+
+
+def test_a_step_does_not_copy_states() -> None:
+    """With the sizes of Qwen3-Next; the control takes the states out of their slots, and puts them back."""
+    sizes = {"num_key_heads": 16, "num_value_heads": 32, "key_dim": 128, "value_dim": 128}
+    made = functools.partial(GatedDeltaNet, 64, **sizes, param_dtype="bfloat16")
+    net = nnx.eval_shape(lambda: made(rngs=nnx.Rngs(0)))
+    slots = jax.eval_shape(lambda: net.init_slots(64, "bfloat16"))
+    x, number = jax.ShapeDtypeStruct((8, 1, 64), jnp.bfloat16), jax.ShapeDtypeStruct((8,), jnp.int32)
+
+    def in_place(net: GatedDeltaNet, x: Any, slots: Any, at: Any, start: Any, lengths: Any) -> Any:
+        return net.extend_slots(x, slots, at, start=start, lengths=lengths)
+
+    def copied(net: GatedDeltaNet, x: Any, slots: Any, at: Any, start: Any, lengths: Any) -> Any:
+        y, state = net.extend(x, slots.rows(at, start), start=start, lengths=lengths)
+        return y, slots.with_rows(at, state, lengths)
+
+    sequence = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(slots)) / 64
+    least = 8 * 32 * 32 * 65  # as many as the smallest of them has
+    ours, control = (moved_bytes(f, net, x, slots, *[number] * 3, least=least) / 8 for f in (in_place, copied))
+    assert ours == 0
+    assert control > 2 * sequence

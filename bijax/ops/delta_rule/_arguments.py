@@ -169,8 +169,8 @@ def check_tokens(
     return DeltaRuleTokens(**found, scale=factor)
 
 
-def check_state(op: str, state: Any, sizes: dict[str, int], dtype: Any) -> DeltaRuleState:
-    """Checks a state for tokens of these sizes.
+def check_state(op: str, state: Any, sizes: dict[str, int], dtype: Any, *, slots: bool = False) -> DeltaRuleState:
+    """Checks a state for tokens of these sizes; with `slots` it is one of S sequences, whose `inverse` is packed.
 
     Raises:
         TypeError: If it is not a `DeltaRuleState`, or one of its arrays has another dtype.
@@ -178,14 +178,15 @@ def check_state(op: str, state: Any, sizes: dict[str, int], dtype: Any) -> Delta
     """
     if not isinstance(state, DeltaRuleState):
         raise TypeError(f"{op}: state must be a bijax.DeltaRuleState, got {type(state).__name__}.")
+    b = "S" if slots else "B"
     shapes: dict[str, tuple[int | str, ...]] = {
-        "state": ("B", "H", "D", "V"),
-        "key": ("B", "J", CHUNK, "D"),
-        "residual": ("B", "H", CHUNK, "V"),
-        "inverse": ("B", "H", CHUNK, CHUNK),
-        "decay": ("B", "H", CHUNK),
-        "edge": ("B",),
-        "length": ("B",),
+        "state": (b, "H", "D", "V"),
+        "key": (b, "J", CHUNK, "D"),
+        "residual": (b, "H", CHUNK, "V"),
+        "inverse": (b, "H", CHUNK // 2, CHUNK + 1) if slots else (b, "H", CHUNK, CHUNK),
+        "decay": (b, "H", CHUNK),
+        "edge": (b,),
+        "length": (b,),
     }
     dtypes = {"key": dtype, "residual": dtype, "edge": jnp.dtype("int32"), "length": jnp.dtype("int32")}
     for field in dataclasses.fields(DeltaRuleState):
@@ -209,8 +210,7 @@ def check_start(op: str, start: Any, state: DeltaRuleState, sizes: dict[str, int
     """
     if start is None:
         return state.length
-    start = integer_array(op, "start", start)
-    check_shape(op, "start", start, ("B",), sizes)
+    start = _positions(op, start, sizes)
     if is_known(start, state.edge, state.length):
         wrong = (start < state.edge) | (start > state.length)
         if wrong.any():
@@ -221,6 +221,34 @@ def check_start(op: str, start: Any, state: DeltaRuleState, sizes: dict[str, int
                 f" multiples of {CHUNK}, or the sequence starts again from a snapshot."
             )
     return jnp.asarray(start).astype(jnp.int32)
+
+
+def check_first(op: str, start: Any, sizes: dict[str, int]) -> jax.Array:
+    """Returns the position of each sequence's first token, (B,) int32.
+
+    Raises:
+        TypeError: If it does not hold integers.
+        ValueError: If its shape does not fit.
+    """
+    return jnp.asarray(_positions(op, start, sizes)).astype(jnp.int32)
+
+
+def _positions(op: str, start: Any, sizes: dict[str, int]) -> Any:
+    start = integer_array(op, "start", start)
+    check_shape(op, "start", start, ("B",), sizes)
+    return start
+
+
+def check_slots(op: str, slots: Any, sizes: dict[str, int]) -> jax.Array:
+    """Returns the slot of each sequence.
+
+    Raises:
+        TypeError: If they are not integers.
+        ValueError: If their shape does not fit.
+    """
+    slots = integer_array(op, "slots", slots)
+    check_shape(op, "slots", slots, ("B",), sizes)
+    return jnp.asarray(slots)
 
 
 def check_lengths(op: str, lengths: Any, sizes: dict[str, int]) -> Any:

@@ -66,6 +66,7 @@ def causal_conv1d_extend(
     state: Any,
     start: Any,
     lengths: Any = None,
+    slots: Any = None,
     activation: Activation = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Continues `causal_conv1d` at any position, and keeps the last tokens of each sequence.
@@ -82,6 +83,8 @@ def causal_conv1d_extend(
             positions before 0 is not read.
         start: (B,) ints, the position of each sequence's first token, at least 0.
         lengths: (B,) ints, how many of the T tokens each sequence has; T by default.
+        slots: (B,) ints for a server that keeps S sequences: `state` is (S, ...), and sequence b is the one at
+            `slots[b]`; see `gated_delta_rule_extend`. By default sequence b is at b.
         activation: "silu", or None.
 
     Returns:
@@ -104,7 +107,7 @@ def causal_conv1d_extend(
     op = "bijax.causal_conv1d_extend"
     x, weight, bias, sizes = _checked(op, x, weight, bias, activation)
     state = float_array(op, "state", state)
-    check_shape(op, "state", state, ("B", "S", "C"), sizes)
+    check_shape(op, "state", state, ("B" if slots is None else "slots", "S", "C"), sizes)
     if state.dtype != x.dtype:
         raise TypeError(f"{op}: state must have the dtype of x, {x.dtype}, got {describe(state)}.")
     before, total, kept = sizes["W"] - 1, sizes["T"], sizes["S"]
@@ -118,17 +121,30 @@ def causal_conv1d_extend(
     first, count = narrowed(start, 0, 2**31 - 1 - total), narrowed(lengths, 0, total)
     valid = (first >= 0) & (count >= 0)
     first, count = jnp.maximum(first, 0), jnp.where(valid, count, 0)
+    if slots is not None:
+        own = narrowed(_numbers(op, "slots", slots, sizes), 0, sizes["slots"] - 1)
+        own, count = jnp.maximum(own, 0), jnp.where(own >= 0, count, 0)
 
     def compute(x: jax.Array, state: jax.Array) -> tuple[jax.Array, jax.Array]:
         earlier = first[:, None] - before + jnp.arange(before, dtype=jnp.int32)[None]
-        old = jnp.take_along_axis(state, jnp.maximum(earlier, 0)[..., None] % kept, 1)
+        places = jnp.maximum(earlier, 0) % kept
+        if slots is None:
+            old = jnp.take_along_axis(state, places[..., None], 1)
+        else:
+            old = state.at[own[:, None], places].get(mode="clip")
+        # Whoever writes there does so after they were read: else XLA would copy the state first.
+        old, state = jax.lax.optimization_barrier((old, state))
         y = _convolve(
             jnp.concatenate([jnp.where((earlier >= 0)[..., None], old, 0), x], 1), weight, bias, activation, total
         )
         index = jnp.arange(total, dtype=jnp.int32)[None]
         place = (first[:, None] + index) % kept
         stored = (index < count[:, None]) & (index >= count[:, None] - kept)
-        new = jax.vmap(lambda s, p, x: s.at[p].set(x, mode="drop"))(state, jnp.where(stored, place, kept), x)
+        at = jnp.where(stored, place, kept)
+        if slots is None:
+            new = jax.vmap(lambda s, p, x: s.at[p].set(x, mode="drop"))(state, at, x)
+        else:
+            new = state.at[own[:, None], at].set(x, mode="drop")
         y = jnp.where((index < count[:, None])[..., None], y, 0)
         return jnp.where(valid[:, None, None], y, jnp.nan), new
 

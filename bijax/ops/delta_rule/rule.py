@@ -10,14 +10,16 @@ from bijax.core.checks import describe, float_array
 from bijax.core.derivative import custom_vjp
 from bijax.core.forward_only import forward_only
 from bijax.core.primitive import Arrays
-from bijax.dispatch.delta_rule import delta_rule_extend_kernel, delta_rule_gradients_kernel, delta_rule_kernel
+from bijax.dispatch.delta_rule import CHUNK, delta_rule_extend_kernel, delta_rule_gradients_kernel, delta_rule_kernel
 from bijax.ops._engine_arguments import check_shape, narrowed
 from bijax.ops._packed import find_packed
 from bijax.ops._sequences import Names
 from bijax.ops.delta_rule._arguments import (
     DeltaRuleState,
     DeltaRuleTokens,
+    check_first,
     check_lengths,
+    check_slots,
     check_start,
     check_state,
     check_tokens,
@@ -127,6 +129,7 @@ def gated_delta_rule_extend(
     start: Any = None,
     scale: float | None = None,
     lengths: Any = None,
+    slots: Any = None,
 ) -> tuple[jax.Array, DeltaRuleState]:
     """Continues sequences by the gated delta rule: a token, a few with drafts, or a part of a prompt at any position.
 
@@ -146,6 +149,12 @@ def gated_delta_rule_extend(
         start: (B,) ints, the position of each sequence's first new token; `state.length` by default.
         scale: Factor of the outputs; D**-0.5 by default.
         lengths: (B,) ints, how many of the T tokens each sequence has; T by default.
+        slots: (B,) ints for a server that keeps S sequences, of which B are continued: the arrays of `state` have S
+            rows, and sequence b is the one at `slots[b]`. The others are left alone, and up to 8 tokens are computed on
+            a GPU without a copy of what is kept. `state.inverse` is then (S, H, 32, 65), without its zeros
+            (`pallas_kernels.delta_rule.slots.packed`). A sequence whose `start` is 0 begins with a state of zeros,
+            whatever its slot holds. A slot is that of one sequence; one that is out of range is not written, and the
+            outputs have no meaning. By default sequence b is at b.
 
     Returns:
         The outputs, of the shape and dtype of `value`, zeros after the length; and the new state. For a sequence with a
@@ -171,6 +180,9 @@ def gated_delta_rule_extend(
     sizes: dict[str, int] = {}
     arrays = {"query": query, "key": key, "value": value, "g": g, "beta": beta}
     tokens = check_tokens(op, arrays, scale, ("B", "T"), sizes)
+    if slots is not None:
+        kept = check_state(op, state, sizes, tokens.value.dtype, slots=True)
+        return _extend_slots(op, tokens, kept, start, lengths, slots, sizes)
     kept = check_state(op, state, sizes, tokens.value.dtype)
     first = check_start(op, start, kept, sizes)
     counted, invalid = _counted(check_lengths(op, lengths, sizes), sizes["T"])
@@ -188,6 +200,37 @@ def gated_delta_rule_extend(
     length = jnp.where(invalid, kept.length, first + counted)
     new = DeltaRuleState(after, keys, residual, inverse, decay, edge, length)
     return jnp.where(invalid[:, None, None, None], jnp.nan, y), new
+
+
+def _extend_slots(
+    op: str, tokens: DeltaRuleTokens, kept: DeltaRuleState, start: Any, lengths: Any, slots: Any, sizes: dict[str, int]
+) -> tuple[jax.Array, DeltaRuleState]:
+    """Continues sequences of which `slots` says where what they keep is."""
+    slots, number = check_slots(op, slots, sizes), sizes["S"]
+    if 0 in tokens.value.shape or sizes["D"] == 0 or number == 0:
+        return jnp.zeros_like(tokens.value), kept
+    places = narrowed(slots, 0, number - 1)
+    own = jnp.maximum(places, 0)
+    edge, length = (jnp.take(a, own, axis=0, mode="clip") for a in (kept.edge, kept.length))
+    first = length if start is None else check_first(op, start, sizes)
+    begins = first == 0
+    edge, length = jnp.where(begins, 0, edge), jnp.where(begins, 0, length)
+    counted, invalid = _counted(check_lengths(op, lengths, sizes), sizes["T"])
+    invalid = invalid | (first < edge) | (first > length)
+    counted = jnp.where(invalid | (places < 0), 0, counted)
+
+    def compute(*arrays: jax.Array) -> Arrays:
+        return delta_rule_extend_kernel(*arrays, scale=tokens.scale)
+
+    fields = (kept.state, kept.key, kept.residual, kept.inverse, kept.decay)
+    found = forward_only(op, compute, *tokens.arrays, *fields, edge, first, counted, own)
+    y, state, key, residual, inverse, decay, _ = found
+    end = first + counted
+    at = jnp.where(counted > 0, own, number)
+    edges = kept.edge.at[at].set((end - 1) // CHUNK * CHUNK, mode="drop")
+    lengths = kept.length.at[at].set(end, mode="drop")
+    after = DeltaRuleState(state, key, residual, inverse, decay, edges, lengths)
+    return jnp.where(invalid[:, None, None, None], jnp.nan, y), after
 
 
 def _counted(lengths: Any, most: int) -> tuple[jax.Array, jax.Array]:

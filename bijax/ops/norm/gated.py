@@ -72,9 +72,8 @@ def l2_norm(x: Any, *, eps: float = 1e-6) -> jax.Array:
     if x.ndim < 1:
         raise ValueError(f"{op}: x must have at least 1 dimension, got {describe(x)}.")
     columns = max(x.shape[-1], 1)
-    normal = rms_norm(x.astype(jnp.float32), eps=eps / columns)
-    y: jax.Array = elementwise(lambda x: x * jnp.float32(columns**-0.5))(normal)
-    return y.astype(x.dtype)
+    y: jax.Array = rms_norm(x, jnp.full(x.shape[-1:], columns**-0.5, jnp.float32), eps=eps / columns)
+    return y
 
 
 def _silu_product(x: jax.Array, gate: jax.Array) -> jax.Array:

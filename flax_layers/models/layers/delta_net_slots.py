@@ -1,11 +1,12 @@
 """The states of a server's running sequences, stored in less memory than a layer of linear attention computes with."""
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 import bijax
+from pallas_kernels.delta_rule.slots import packed, unpacked
 
 from .delta_net_state import DeltaNetState
 
@@ -17,7 +18,7 @@ class DeltaNetSlots(NamedTuple):
     """States of sequences as `DeltaNetState`, one in each of S slots.
 
     Of the matrices that are lower triangular the zeros are not stored, and inputs of the convolution only for as many
-    drafts as an engine has. Neither moves a bit.
+    drafts as an engine has. Neither moves a bit. A state at the edge 0 is zero, whatever is stored.
 
     Attributes:
         state: (S, H, D, V) float32, see `bijax.DeltaRuleState`, like the next five.
@@ -47,6 +48,19 @@ class DeltaNetSlots(NamedTuple):
             rule.state, rule.key, rule.residual, packed(rule.inverse), rule.decay, rule.edge, rule.length, states.inputs
         )
 
+    @property
+    def rule(self) -> bijax.DeltaRuleState:
+        """The states as `bijax.gated_delta_rule_extend` takes them with slots."""
+        return bijax.DeltaRuleState(
+            self.state, self.key, self.residual, self.triangle, self.decay, self.edge, self.length
+        )
+
+    def with_rule(self, rule: bijax.DeltaRuleState, inputs: jax.Array) -> "DeltaNetSlots":
+        """Returns the slots with other states and inputs."""
+        return DeltaNetSlots(
+            rule.state, rule.key, rule.residual, rule.inverse, rule.decay, rule.edge, rule.length, inputs
+        )
+
     def rows(self, slots: jax.Array, start: jax.Array) -> DeltaNetState:
         """Returns the states in some slots, empty for sequences that start at 0.
 
@@ -57,7 +71,7 @@ class DeltaNetSlots(NamedTuple):
         found: DeltaNetSlots = jax.tree.map(lambda a: jnp.take(a, slots, axis=0, mode="clip"), self)
         fresh = start == 0
         rule = bijax.DeltaRuleState(
-            state=jnp.where(fresh[:, None, None, None], 0, found.state),
+            state=jnp.where((fresh | (found.edge == 0))[:, None, None, None], 0, found.state),
             key=found.key,
             residual=found.residual,
             inverse=unpacked(found.triangle),
@@ -84,37 +98,3 @@ class DeltaNetSlots(NamedTuple):
 def slot_inputs(conv_width: int) -> int:
     """Returns how many inputs of a convolution a slot has room for."""
     return conv_width - 1 + SLOT_DRAFTS
-
-
-def packed(matrices: jax.Array) -> jax.Array:
-    """Returns lower triangular matrices (..., N, N) as (..., N / 2, N + 1), without the zeros; N is even.
-
-    Row r holds row N / 2 + r, of N / 2 + r + 1 numbers, and then row N / 2 - 1 - r backwards, of N / 2 - r numbers.
-
-    Example:
-        >>> packed(jnp.array([[1, 0, 0, 0], [2, 3, 0, 0], [4, 5, 6, 0], [7, 8, 9, 10]])).tolist()
-        [[4, 5, 6, 3, 2], [7, 8, 9, 10, 1]]
-    """
-    half = matrices.shape[-1] // 2
-    upper, lower = matrices[..., :half, :], matrices[..., half:, :]
-    none = [(0, 0)] * (matrices.ndim - 1)
-    upper, lower = jnp.pad(upper[..., ::-1, ::-1], [*none, (1, 0)]), jnp.pad(lower, [*none, (0, 1)])
-    return jnp.where(_is_lower(half), lower, upper)
-
-
-def unpacked(triangles: jax.Array) -> jax.Array:
-    """Returns the matrices (..., N, N) of `packed`, with zeros above the diagonals.
-
-    Example:
-        >>> unpacked(jnp.array([[4, 5, 6, 3, 2], [7, 8, 9, 10, 1]])).tolist()
-        [[1, 0, 0, 0], [2, 3, 0, 0], [4, 5, 6, 0], [7, 8, 9, 10]]
-    """
-    lower = _is_lower(triangles.shape[-2])
-    of_lower, of_upper = jnp.where(lower, triangles, 0)[..., :-1], jnp.where(lower, 0, triangles)[..., 1:]
-    return jnp.concatenate([of_upper[..., ::-1, ::-1], of_lower], axis=-2)
-
-
-def _is_lower(half: int) -> Any:
-    """Returns which numbers of `packed` are of the lower half of the rows, (N / 2, N + 1)."""
-    row, column = jnp.arange(half)[:, None], jnp.arange(2 * half + 1)
-    return column <= half + row

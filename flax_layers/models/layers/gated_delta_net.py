@@ -201,6 +201,19 @@ class GatedDeltaNet(nnx.Module):
         y, rule = self.ops.gated_delta_rule_extend(*self._heads(mixed), g, beta, state=state.rule, **places)
         return self._merged(y, z), DeltaNetState(rule, inputs)
 
+    def extend_slots(
+        self, x: jax.Array, kept: DeltaNetSlots, slots: jax.Array, *, start: jax.Array, lengths: jax.Array
+    ) -> tuple[jax.Array, DeltaNetSlots]:
+        """Continues sequences of which `slots` (B,) says where their states are; see `extend`.
+
+        The other slots are left alone, and so are those of sequences without tokens. Donate the slots.
+        """
+        mixed, z, g, beta = self._projected(x)
+        places = {"start": start, "lengths": lengths, "slots": slots}
+        mixed, inputs = self.ops.causal_conv_extend(mixed, self._kernel(mixed), kept.inputs, **places)
+        y, rule = self.ops.gated_delta_rule_extend(*self._heads(mixed), g, beta, state=kept.rule, **places)
+        return self._merged(y, z), kept.with_rule(rule, inputs)
+
     def _projected(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
         """Returns the inputs of the convolution, z, and the gates g and beta."""
         if x.ndim != 3:

@@ -3,6 +3,9 @@
 For many heads three kernels divide the work of `decode_kernel`: one that only reads states needs few registers. Tokens
 are rows of tiles of 16: their keys from row 0 on, their queries from row 8 on. Of the open chunk keys, residuals, T and
 G are read, and rows are added to them. The state changes where a token is the first one of a chunk.
+
+With SLOTS what is kept of a sequence is in the slot that `slots` says, and T without its zeros, see
+`pallas_kernels.delta_rule.slots`; a state at the edge 0 is zero, and is not read.
 """
 
 from typing import NamedTuple
@@ -16,13 +19,15 @@ from pallas_kernels.parts.jax_triton.arithmetic import power_of_two
 _INF = tl.constexpr(float("inf"))
 _C = tl.constexpr(64)
 _FEW = tl.constexpr(8)
+_TRIANGLE = tl.constexpr(64 * 65 // 2)
 
 
 @triton.jit
 def decode_kernel(
-    q, k, v, g, beta, state_, residual_, key_, inverse_, decay_, edge, start, lengths,
+    q, k, v, g, beta, state_, residual_, key_, inverse_, decay_, edge, start, lengths, slots,
     o, state, residual, key, inverse, decay, new_edge,
-    N: tl.constexpr, SCALE: tl.constexpr, COLUMNS: tl.constexpr, PIECES: tl.constexpr, form: tl.constexpr,
+    N: tl.constexpr, SCALE: tl.constexpr, COLUMNS: tl.constexpr, PIECES: tl.constexpr, SLOTS: tl.constexpr,
+    form: tl.constexpr,
 ):  # fmt: skip
     """Computes the next N tokens of each sequence, or fewer; what is kept is written in place.
 
@@ -35,21 +40,26 @@ def decode_kernel(
     count, at_edge = tl.load(lengths + batch), tl.load(edge + batch)
     here = tl.load(start + batch) - at_edge
     tl.store(new_edge + batch, _edge_after(at_edge, here, count))
+    if SLOTS:
+        shift = tl.load(slots + batch) - batch
+        state, residual = _of_slot(state, shift, _wide(form)), _of_slot(residual, shift, _residuals(form))
+        key, inverse, decay = _of_slot_rows(key, inverse, decay, shift, form)
     if here + count > _C:
         if (head % form.group == 0) & (part == 0) & (count > 0):
             for shared in range(form.group):
                 _over_edge(
                     q, k, v, g, beta, o, state, residual, key, inverse, decay, decay, 0, pair + shared, 0, here, count,
-                    form.value_size // COLUMNS, False, N, SCALE, COLUMNS, form,
+                    at_edge > 0, form.value_size // COLUMNS, False, N, SCALE, COLUMNS, SLOTS, form,
                 )  # fmt: skip
     elif count > 0:
         last = head % form.group == form.group - 1
         rows = _rows(
-            q, k, g, beta, key, inverse, decay, pair, 0, count, here, here, part == 0, (part == 0) & last, N, form
+            q, k, g, beta, key, inverse, decay, pair, 0, count, here, here, part == 0, (part == 0) & last, N, SLOTS,
+            form,
         )  # fmt: skip
         for piece in tl.range(PIECES, num_stages=1):
             column = (part * PIECES + piece) * COLUMNS + tl.arange(0, COLUMNS)
-            s = tl.load(_matrix(state, pair, column, form))
+            s = _state(_matrix(state, pair, column, form), at_edge > 0, SLOTS, form)
             _columns(
                 v, o, residual, s, rows.pair, rows.p, rows.factor, rows.grown, pair, column, 0, count, here, here,
                 True, N, SCALE, form,
@@ -60,8 +70,8 @@ def decode_kernel(
 
 @triton.jit
 def rows_kernel(
-    q, k, g, beta, key_, inverse_, decay_, edge, start, lengths, sequences,
-    key, inverse, decay, new_edge, weights, factors, turns, N: tl.constexpr, form: tl.constexpr,
+    q, k, g, beta, key_, inverse_, decay_, edge, start, lengths, slots, sequences,
+    key, inverse, decay, new_edge, weights, factors, turns, N: tl.constexpr, SLOTS: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
     """Computes what tokens have without the state: adds to the kept rows, and writes P, beta and exp(G) of the tokens.
 
@@ -74,9 +84,11 @@ def rows_kernel(
     tl.store(new_edge + batch, _edge_after(at_edge, here, count))
     tl.store(turns + pair, 0)
     tl.store(turns + sequences * form.value_heads + batch * form.key_heads + head // form.group, 0)
+    if SLOTS:
+        key, inverse, decay = _of_slot_rows(key, inverse, decay, tl.load(slots + batch) - batch, form)
     if (count > 0) & (here + count <= _C):
         last = head % form.group == form.group - 1
-        rows = _rows(q, k, g, beta, key, inverse, decay, pair, 0, count, here, here, True, last, N, form)
+        rows = _rows(q, k, g, beta, key, inverse, decay, pair, 0, count, here, here, True, last, N, SLOTS, form)
         two, row = tl.arange(0, 16), tl.arange(0, 64)
         of_row = pair.to(tl.int64) * N + two % _FEW
         of_query = (two >= _FEW) & (two % _FEW < count)
@@ -88,10 +100,10 @@ def rows_kernel(
 
 @triton.jit
 def edges_kernel(
-    q, k, v, g, beta, edge, start, lengths, o_, state_, residual_, key_, inverse_, decay_, turns_, sequences,
+    q, k, v, g, beta, edge, start, lengths, slots, o_, state_, residual_, key_, inverse_, decay_, turns_, sequences,
     o, state, residual, key, inverse, decay, turns,
     N: tl.constexpr, SCALE: tl.constexpr, COLUMNS: tl.constexpr, LANES: tl.constexpr, MOST: tl.constexpr,
-    form: tl.constexpr,
+    SLOTS: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
     """Computes sequences of which a token is in the next chunk: a program some columns of a head of every LANES-th one.
 
@@ -108,10 +120,17 @@ def edges_kernel(
         at = tl.min(tl.where(due, index, MOST), 0)
         due = due & (index != at)
         batch = lane + at * LANES
-        count, here = tl.load(lengths + batch), tl.load(start + batch) - tl.load(edge + batch)
+        count, at_edge = tl.load(lengths + batch), tl.load(edge + batch)
+        here = tl.load(start + batch) - at_edge
+        own_state, own_residual, own_key, own_inverse, own_decay = state, residual, key, inverse, decay
+        if SLOTS:
+            shift = (tl.load(slots + batch) - batch).to(tl.int64)
+            own_state, own_residual = _of_slot(state, shift, _wide(form)), _of_slot(residual, shift, _residuals(form))
+            own_key, own_inverse, own_decay = _of_slot_rows(key, inverse, decay, shift, form)
         _over_edge(
-            q, k, v, g, beta, o, state, residual, key, inverse, decay, turns, sequences,
-            batch * form.value_heads + of_lane // PARTS, of_lane % PARTS, here, count, 1, True, N, SCALE, COLUMNS, form,
+            q, k, v, g, beta, o, own_state, own_residual, own_key, own_inverse, own_decay, turns, sequences,
+            batch * form.value_heads + of_lane // PARTS, of_lane % PARTS, here, count, at_edge > 0, 1, True, N, SCALE,
+            COLUMNS, SLOTS, form,
         )  # fmt: skip
 
 
@@ -122,18 +141,22 @@ def _edge_after(edge, here, count):
 
 @triton.jit
 def columns_kernel(
-    q, k, v, edge, start, lengths, weights, factors, state_, residual_, o, state, residual,
-    N: tl.constexpr, SCALE: tl.constexpr, COLUMNS: tl.constexpr, form: tl.constexpr,
+    q, k, v, edge, start, lengths, slots, weights, factors, state_, residual_, o, state, residual,
+    N: tl.constexpr, SCALE: tl.constexpr, COLUMNS: tl.constexpr, SLOTS: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
     """Computes some columns of the tokens of a head, whose P, beta and exp(G) `rows_kernel` has written."""
     PARTS: tl.constexpr = form.value_size // COLUMNS
     pair, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
     column = part * COLUMNS + tl.arange(0, COLUMNS)
-    s = tl.load(_matrix(state, pair, column, form))
+    batch, head = (pair // form.value_heads).to(tl.int64), pair % form.value_heads
+    if SLOTS:
+        shift = tl.load(slots + batch) - batch
+        state, residual = _of_slot(state, shift, _wide(form)), _of_slot(residual, shift, _residuals(form))
+    count, at_edge = tl.load(lengths + batch), tl.load(edge + batch)
+    s = _state(_matrix(state, pair, column, form), at_edge > 0, SLOTS, form)
     two, row = tl.arange(0, 16), tl.arange(0, 64)
     of_row = pair.to(tl.int64) * N + two % _FEW
-    batch, head = (pair // form.value_heads).to(tl.int64), pair % form.value_heads
-    count, here = tl.load(lengths + batch), tl.load(start + batch) - tl.load(edge + batch)
+    here = tl.load(start + batch) - at_edge
     valid = two % _FEW < count
     pair_of = _keys_and_queries(q, k, batch, head // form.group, 0, count, N, form)
     p = tl.load(weights + of_row[:, None] * _C + row[None, :], mask=(valid & (two >= _FEW))[:, None], other=0.0)
@@ -155,10 +178,44 @@ def _matrix(state, pair, column, form: tl.constexpr):
 
 
 @triton.jit
+def _wide(form: tl.constexpr):
+    """Returns the elements of a sequence's states."""
+    return form.value_heads * form.key_size * form.value_size
+
+
+@triton.jit
+def _residuals(form: tl.constexpr):
+    return form.value_heads * _C * form.value_size
+
+
+@triton.jit
+def _of_slot(array, shift, size: tl.constexpr):
+    """Returns where an array would begin if the slot of a sequence were that of its number; `shift` is int64."""
+    return array + shift * size
+
+
+@triton.jit
+def _of_slot_rows(key, inverse, decay, shift, form: tl.constexpr):
+    key = _of_slot(key, shift, form.key_heads * _C * form.key_size)
+    return key, _of_slot(inverse, shift, form.value_heads * _TRIANGLE), _of_slot(decay, shift, form.value_heads * _C)
+
+
+@triton.jit
+def _state(matrix, known, SLOTS: tl.constexpr, form: tl.constexpr):
+    """Returns a state (columns, D); in slots zeros if none is `known`."""
+    if SLOTS:
+        read = tl.arange(0, form.key_size) < tl.where(known, form.key_size, 0)
+        s = tl.load(matrix, mask=read[None, :], other=0.0)
+    else:
+        s = tl.load(matrix)
+    return s
+
+
+@triton.jit
 def _over_edge(
-    q, k, v, g, beta, o, state, residual, key, inverse, decay, turns, sequences, pair, part, here, count,
+    q, k, v, g, beta, o, state, residual, key, inverse, decay, turns, sequences, pair, part, here, count, known,
     PIECES: tl.constexpr, SHARED: tl.constexpr, N: tl.constexpr, SCALE: tl.constexpr, COLUMNS: tl.constexpr,
-    form: tl.constexpr,
+    SLOTS: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
     """Computes the tokens of some columns of a head, of which at least one token is in the next chunk.
 
@@ -171,24 +228,24 @@ def _over_edge(
     near = _C - here
     if N > 1:  # noqa: SIM102 (a constant)
         if near > 0:
-            rows = _rows(q, k, g, beta, key, inverse, decay, pair, 0, near, here, here, False, False, N, form)
+            rows = _rows(q, k, g, beta, key, inverse, decay, pair, 0, near, here, here, False, False, N, SLOTS, form)
             for piece in tl.range(PIECES, num_stages=1):
                 column = (part * PIECES + piece) * COLUMNS + tl.arange(0, COLUMNS)
                 matrix = _matrix(state, pair, column, form)
-                s = tl.load(matrix)
+                s = _state(matrix, known, SLOTS, form)
                 r = _columns(
                     v, o, residual, s, rows.pair, rows.p, rows.factor, rows.grown, pair, column, 0, near, here, here,
                     False, N, SCALE, form,
                 )  # fmt: skip
                 tl.store(matrix, _crossed(s, rows.keys, rows.t, r, rows.logs))
     if near == 0:
-        keys, t = _kept_keys(key, pair, _C, form), _kept_inverse(inverse, pair, _C).to(DTYPE)
+        keys, t = _kept_keys(key, pair, _C, form), _kept_inverse(inverse, pair, _C, SLOTS).to(DTYPE)
         logs = tl.load(decay + pair * _C + tl.arange(0, 64))
         for piece in tl.range(PIECES, num_stages=1):
             column = (part * PIECES + piece) * COLUMNS + tl.arange(0, COLUMNS)
             matrix = _matrix(state, pair, column, form)
             r = _kept_residual(residual, pair, column, _C, form)
-            tl.store(matrix, _crossed(tl.load(matrix), keys, t, r, logs))
+            tl.store(matrix, _crossed(_state(matrix, known, SLOTS, form), keys, t, r, logs))
     # Next, rows are written that were read, and the state is read that was written.
     tl.debug_barrier()
     writes, writes_keys = True, head % form.group == form.group - 1
@@ -197,7 +254,9 @@ def _over_edge(
         of_keys = sequences * form.value_heads + pair // form.value_heads * form.key_heads + head // form.group
         writes = tl.atomic_add(turns + pair, 1) == PARTS - 1
         writes_keys = tl.atomic_add(turns + of_keys, 1) == PARTS * form.group - 1
-    rows = _rows(q, k, g, beta, key, inverse, decay, pair, near, count - near, 0, 0, writes, writes_keys, N, form)
+    rows = _rows(
+        q, k, g, beta, key, inverse, decay, pair, near, count - near, 0, 0, writes, writes_keys, N, SLOTS, form
+    )  # fmt: skip
     for piece in tl.range(PIECES, num_stages=1):
         column = (part * PIECES + piece) * COLUMNS + tl.arange(0, COLUMNS)
         s = tl.load(_matrix(state, pair, column, form))
@@ -225,12 +284,22 @@ def _kept_keys(kept_key, pair, here, form: tl.constexpr):
 
 
 @triton.jit
-def _kept_inverse(kept_inverse, pair, here):
+def _kept_inverse(kept_inverse, pair, here, SLOTS: tl.constexpr):
     row = tl.arange(0, 64)
-    place = (pair.to(tl.int64) * _C + row)[:, None] * _C + row[None, :]
-    # Whole blocks of 16 columns, so that a load is 16 bytes wide; T is lower triangular.
-    lower = row[None, :] // 16 * 16 <= row[:, None]
+    if SLOTS:
+        place = pair.to(tl.int64) * _TRIANGLE + _in_triangle(row[:, None], row[None, :])
+        lower = row[None, :] <= row[:, None]
+    else:
+        place = (pair.to(tl.int64) * _C + row)[:, None] * _C + row[None, :]
+        # Whole blocks of 16 columns, so that a load is 16 bytes wide; T is lower triangular.
+        lower = row[None, :] // 16 * 16 <= row[:, None]
     return tl.load(kept_inverse + place, mask=(row < here)[:, None] & lower, other=0.0)
+
+
+@triton.jit
+def _in_triangle(row, column):
+    """Returns the place of an element on or below the diagonal; see `pallas_kernels.delta_rule.slots.packed`."""
+    return tl.where(row < 32, (31 - row) * 65 + 64 - column, (row - 32) * 65 + column)
 
 
 @triton.jit
@@ -283,7 +352,7 @@ class Rows(NamedTuple):
 @triton.jit
 def _rows(
     q, k, g, beta, kept_key, kept_inverse, kept_decay, pair, done, count, here, kept, writes, writes_keys,
-    N: tl.constexpr, form: tl.constexpr,
+    N: tl.constexpr, SLOTS: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
     """Computes `count` tokens from token `done` on, rows `here` and on of a chunk of which `kept` rows are stored.
 
@@ -324,7 +393,7 @@ def _rows(
     visible = tl.where(seen & (two >= _FEW)[:, None], near * age, 0.0).to(DTYPE)
     # Rows of T, one after another.
     of_head = tl.where(writes, count, 0)
-    t = _kept_inverse(kept_inverse, pair, kept).to(DTYPE)
+    t = _kept_inverse(kept_inverse, pair, kept, SLOTS).to(DTYPE)
     unit = tl.where((valid & is_key)[:, None] & (row[None, :] == at[:, None]), 1.0, 0.0)
     lost = tl.zeros([16], tl.int32)
     for i in tl.static_range(N):
@@ -332,8 +401,12 @@ def _rows(
         lost = tl.where(two == i, tl.max(tl.where(finite(raw), 0, 1), 1), lost)
         one = _row_of(tl.where(finite(raw), raw.to(tl.float32), 0.0), two, i)
         t = tl.where((row == here + i)[:, None] & (count > i), one[None, :].to(DTYPE), t)
-        of_row = kept_inverse + (pair.to(tl.int64) * _C + here + i) * _C + row
-        tl.store(of_row, one, mask=row < tl.where(of_head > i, _C, 0))
+        if SLOTS:
+            of_row = kept_inverse + pair.to(tl.int64) * _TRIANGLE + _in_triangle(here + i, row)
+            tl.store(of_row, one, mask=row < tl.where(of_head > i, here + i + 1, 0))
+        else:
+            of_row = kept_inverse + (pair.to(tl.int64) * _C + here + i) * _C + row
+            tl.store(of_row, one, mask=row < tl.where(of_head > i, _C, 0))
     p = (tl.dot(visible, t) + 0.0).to(DTYPE)
     tl.store(kept_decay + pair.to(tl.int64) * _C + at, later, mask=is_key & (mine < of_head))
     place = kept_key + ((batch * form.key_heads + group) * _C + at)[:, None] * form.key_size + wide[None, :]

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.contract import MmaDeltaRuleContract, honour
 from pallas_kernels.delta_rule.schedule.jax_triton import CAREFUL, EDGES, PARTS, Schedule, decode_schedule
+from pallas_kernels.delta_rule.slots import in_slots
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.parts.jax_triton.launch import launch
 from pallas_kernels.target import Target
@@ -183,6 +184,7 @@ def gated_delta_rule_extend(
     edge: jax.Array,
     start: jax.Array,
     lengths: jax.Array,
+    slots: jax.Array | None = None,
     *,
     scale: float,
     contract: MmaDeltaRuleContract,
@@ -194,9 +196,14 @@ def gated_delta_rule_extend(
     Guarantee: row-invariant: an output depends on the tokens of its sequence up to its own alone.
     """
     honour("gated_delta_rule_extend", contract, MmaDeltaRuleContract())
-    form, kept = _form(key, value), (state, kept_key, residual, inverse, decay, edge)
-    run = _rows if value.shape[1] <= FEW else _parts
-    return run((query, key, value, g, beta), kept, start, lengths, scale, form, target, schedule)
+    form, tokens, kept = _form(key, value), (query, key, value, g, beta), (state, kept_key, residual, inverse, decay)
+    if value.shape[1] <= FEW:
+        return _rows(tokens, (*kept, edge), start, lengths, slots, scale, form, target, schedule)
+
+    def parts(*kept: jax.Array) -> Arrays:
+        return _parts(tokens, kept, start, lengths, scale, form, target, schedule)
+
+    return parts(*kept, edge) if slots is None else in_slots(parts, kept, edge, lengths, slots)
 
 
 def _parts(
@@ -248,6 +255,7 @@ def _rows(
     kept: Arrays,
     start: jax.Array,
     lengths: jax.Array,
+    slots: jax.Array | None,
     scale: float,
     form: Form,
     target: Target,
@@ -260,10 +268,11 @@ def _rows(
     b, count, h, v = value.shape
     plan = schedule or decode_schedule(v, heads=b * h)
     common: dict[str, Any] = {"stages": 1, "fuses": False, "target": target}
-    columns = {"N": count, "SCALE": scale, "COLUMNS": plan.columns, "form": form}
+    columns = {"N": count, "SCALE": scale, "COLUMNS": plan.columns, "SLOTS": slots is not None, "form": form}
+    where = lengths if slots is None else slots  # not read without slots
     if plan.rows_warps == 0:
         y, new_state, new_residual, new_key, new_inverse, new_decay, new_edge = launch(
-            decode_kernel, *tokens, state, residual, kept_key, inverse, decay, edge, start, lengths,
+            decode_kernel, *tokens, state, residual, kept_key, inverse, decay, edge, start, lengths, where,
             out=_like(value, state, residual, kept_key, inverse, decay, edge), aliases={5: 1, 6: 2, 7: 3, 8: 4, 9: 5},
             grid=(b * h * (v // (plan.columns * plan.pieces)),), warps=plan.warps,
             constants=columns | {"PIECES": plan.pieces}, **common,
@@ -273,21 +282,21 @@ def _rows(
     scratch += [jax.ShapeDtypeStruct((b, h, count, 2), jnp.float32)]
     scratch += [jax.ShapeDtypeStruct((b * (h + form.key_heads),), jnp.int32)]
     new_key, new_inverse, new_decay, new_edge, weights, factors, turns = launch(
-        rows_kernel, query, key, g, beta, kept_key, inverse, decay, edge, start, lengths, b,
+        rows_kernel, query, key, g, beta, kept_key, inverse, decay, edge, start, lengths, where, b,
         out=[*_like(kept_key, inverse, decay, edge), *scratch], aliases={4: 0, 5: 1, 6: 2}, grid=(b * h,),
-        warps=plan.rows_warps, constants={"N": count, "form": form}, **common,
+        warps=plan.rows_warps, constants={"N": count, "SLOTS": slots is not None, "form": form}, **common,
     )  # fmt: skip
     y, new_state, new_residual = launch(
-        columns_kernel, query, key, value, edge, start, lengths, weights, factors, state, residual,
-        out=_like(value, state, residual), aliases={8: 1, 9: 2}, grid=(b * h * (v // plan.columns),),
+        columns_kernel, query, key, value, edge, start, lengths, where, weights, factors, state, residual,
+        out=_like(value, state, residual), aliases={9: 1, 10: 2}, grid=(b * h * (v // plan.columns),),
         warps=plan.warps, constants=columns, **common,
     )  # fmt: skip
     lanes = min(b, EDGES.pieces)
     turned = {"COLUMNS": EDGES.columns, "LANES": lanes, "MOST": 1 << (-(-b // lanes) - 1).bit_length()}
     kept = (new_state, new_residual, new_key, new_inverse, new_decay)
     y, new_state, new_residual, new_key, new_inverse, new_decay, _ = launch(
-        edges_kernel, *tokens, edge, start, lengths, y, *kept, turns, b,
-        out=_like(value, *kept, turns), aliases={8 + i: i for i in range(7)},
+        edges_kernel, *tokens, edge, start, lengths, where, y, *kept, turns, b,
+        out=_like(value, *kept, turns), aliases={9 + i: i for i in range(7)},
         grid=(lanes * h * (v // EDGES.columns),), warps=EDGES.warps,
         constants=columns | turned, **common,
     )  # fmt: skip

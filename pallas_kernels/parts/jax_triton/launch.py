@@ -12,6 +12,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from pallas_kernels.parts.jax_triton.library import call, limited_shared_memory, pinned_settings
+from pallas_kernels.parts.jax_triton.typed_calls import make_typed
 from pallas_kernels.parts.xla.manual_axes import result_type
 from pallas_kernels.target import Target
 
@@ -154,7 +155,9 @@ _lower: Final = mlir.lower_fun(_call)
 
 def _rule(ctx: Any, *operands: Any, described: Launch) -> Any:
     with pinned_settings(), limited_shared_memory(described.name, described.target):
-        return _lower(ctx, *operands, described=described)
+        results = _lower(ctx, *operands, described=described)
+    make_typed(results)
+    return results
 
 
 @functools.cache
