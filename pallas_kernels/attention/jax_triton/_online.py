@@ -215,8 +215,8 @@ def add_splits(
 ):
     """Returns the state after a range of key blocks; arguments as for `add_blocks`, without scores.
 
-    With `LOOPS` each split has a loop of its own. In one loop over all blocks, where a branch merges two splits, what the
-    rows know of the splits before takes registers in all steps; but blocks of the next split are read ahead.
+    With `LOOPS` each split has a loop of its own. In one loop over all blocks, where a branch merges two splits, what
+    the rows know of the splits before takes registers in all steps; but blocks of the next split are read ahead.
     """
     HEIGHT: tl.constexpr = height_of(ROWS)
     if SPLITS and LOOPS:
