@@ -128,7 +128,7 @@ def pages() -> None:
 
 
 def apart() -> None:
-    """Each split in a loop or a program of its own, with and without keys in it: the bits of one loop for all splits."""
+    """Each split in a loop or a program of its own, with and without keys in it: the bits of one loop for all."""
     for call in (call_of(), call_of("float16", window=(12, 0), sinks=random(6, 1, HEADS))):
         whole = jax_triton.attention(call, tile=TILE, **LAUNCH)
         for tile in (LOOPS, APART, COLUMNS):
