@@ -71,7 +71,8 @@ def cross_entropy_gradient_kernel(
     kept = held(x, rows, form)
     for first in (tl.static_range if form.held else tl.range)(0, BLOCKS, PIECE):
         x_piece = piece(kept, x, rows, first, form)
+        at = label - first * form.lanes  # with columns of every block instead, registers are spilled
         for i in tl.static_range(PIECE):
             share = exponential((x_piece[i].to(tl.float32) - m) - log_sum, EXACT) * scale
-            dx = tl.where(columns_of(0, form) == label - (first + i) * form.lanes, share - g, share)
+            dx = tl.where(columns_of(0, form) == at - i * form.lanes, share - g, share)
             write(dx_ptr, rows, first + i, tl.where(label < 0, 0.0, dx), form)

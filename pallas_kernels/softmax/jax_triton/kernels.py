@@ -104,14 +104,16 @@ def log_softmax_gradient_kernel(
     g = starts(g_ptr, rows, form)
     xs = held(x, rows, form)
     gs = held(g, rows, form)
-    m = number(m_ptr, rows)
-    log_sum = number(log_sum_ptr, rows)
+    if form.held:
+        m, log_sum = number(m_ptr, rows), number(log_sum_ptr, rows)
     lanes = zeros(tl.float32, form)
     for first in (tl.static_range if form.held else tl.range)(0, BLOCKS, PIECE):
         g_piece = piece(gs, g, rows, first, form)
         for i in tl.static_range(PIECE):
             lanes += g_piece[i].to(tl.float32)
     total = add_lanes(lanes, form)
+    if not form.held:  # registers would be spilled if these were read before
+        m, log_sum = number(m_ptr, rows), number(log_sum_ptr, rows)
     for first in (tl.static_range if form.held else tl.range)(0, BLOCKS, PIECE):
         x_piece = piece(xs, x, rows, first, form)
         g_piece = piece(gs, g, rows, first, form)
