@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from bijax.core.primitive import Arrays, Kernel, define_kernel, fold_rows, unfold_rows
-from bijax.dispatch.kernels import run_kernel
+from bijax.dispatch.kernels import run_found
 from bijax.dispatch.matmul import Product, multiply
 from pallas_kernels.contract import DeltaRuleContract
 from pallas_kernels.registry import find
@@ -29,11 +29,12 @@ def _define(operation: str, shapes: Kernel) -> Kernel:
 
         key, value = arrays[1:3]
         sizes = value.dtype.name, key.shape[-1], value.shape[-1]
-        _, _, contracts = find(operation, target, sizes, *arrays, **parameters)
+        served = find(operation, target, sizes, *arrays, **parameters)
+        _, _, contracts = served
         if isinstance(contracts["contract"], DeltaRuleContract):  # other contracts have products of their own
             # The cores of a CPU have enough to do with the heads of one sequence.
             parameters |= {"product": product, "together": target.platform != "cpu"}
-        found: Arrays = run_kernel(operation, target, sizes, *arrays, **parameters)
+        found: Arrays = run_found(served, arrays, parameters)
         return found
 
     def fold(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dict[str, Any]) -> Arrays | None:

@@ -29,7 +29,7 @@ def run_kernel(
     Raises:
         UnsupportedError: If no kernel serves the call.
     """
-    return _run(find(operation, target, fixed, *arrays, **parameters), like, arrays, parameters)
+    return run_found(find(operation, target, fixed, *arrays, **parameters), arrays, parameters, like=like)
 
 
 def run_if_served(
@@ -37,10 +37,13 @@ def run_if_served(
 ) -> Any | None:
     """Runs the kernel as `run_kernel` does; returns None if no kernel serves the call."""
     found = find_or_none(operation, target, fixed, *arrays, **parameters)
-    return None if found is None else _run(found, like, arrays, parameters)
+    return None if found is None else run_found(found, arrays, parameters, like=like)
 
 
-def _run(found: Found, like: Callable[..., Any] | None, arrays: Arrays, parameters: dict[str, Any]) -> Any:
+def run_found(
+    found: Found, arrays: Arrays, parameters: dict[str, Any], *, like: Callable[..., Any] | None = None
+) -> Any:
+    """Runs a kernel that `pallas_kernels.registry.find` found, as `run_kernel` does."""
     _, function, contracts = found
     if like is None:
         return run(function, *arrays, **contracts, **parameters)

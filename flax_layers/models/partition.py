@@ -167,4 +167,4 @@ def _laid_out(local: Llama, mesh: Mesh, cut: Cut, expert_axis: str) -> Partition
     """Returns a model of one device, whose arrays are not placed yet, with their specs."""
     params, specs, rest, graph, abstract = laid_out(local, cut_layers(local))
     axes = (mesh, cut.axis, expert_axis, cut.leaves)
-    return PartitionedLlama(params, specs, *axes, local.config, local.dtype, rest, graph, abstract)
+    return PartitionedLlama(params, specs, rest, graph, abstract, *axes, local.config, local.dtype)

@@ -40,17 +40,12 @@ class PartitionedLlama(PartitionedModule[Llama]):
         graph: The structure of the model of one device.
     """
 
-    params: Params
-    specs: Params
     mesh: Mesh
     axis: str
     expert_axis: str
     leaves: int
     config: LlamaConfig
     dtype: Any
-    rest: Any = dataclasses.field(repr=False)
-    graph: Any = dataclasses.field(repr=False)
-    _abstract: Any = dataclasses.field(repr=False)
 
     def logits(self, params: Params, tokens: jax.Array) -> jax.Array:
         """Computes whole sequences, as `Llama.__call__` does; to be differentiated with respect to the parameters.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 from flax import nnx
@@ -14,7 +14,7 @@ from .mtp import MTPHead
 from .partition_checks import check_config, check_layers, check_mesh
 from .partition_layers import block_layers, cut_block, laid_out
 from .partitioned import PartitionedLlama
-from .partitioned_module import Params, PartitionedModule
+from .partitioned_module import PartitionedModule
 
 if TYPE_CHECKING:
     from ..checkpoint import LlamaConfig
@@ -32,12 +32,7 @@ class PartitionedHead(PartitionedModule[MTPHead]):
         graph: The structure of the head of one device.
     """
 
-    params: Params
-    specs: Params
     config: LlamaConfig
-    rest: Any = dataclasses.field(repr=False)
-    graph: Any = dataclasses.field(repr=False)
-    _abstract: Any = dataclasses.field(repr=False)
 
 
 def partition_head(head: MTPHead, model: PartitionedLlama) -> PartitionedHead:
@@ -73,4 +68,4 @@ def partition_head(head: MTPHead, model: PartitionedLlama) -> PartitionedHead:
     cut_block(local.block, head.config, cut)
     params, specs, rest, graph, abstract = laid_out(local, block_layers(local.block, ("block",)))
     placed = jax.device_put((params, rest), (model.shardings(specs), NamedSharding(model.mesh, P())))
-    return PartitionedHead(placed[0], specs, head.config, placed[1], graph, abstract)
+    return PartitionedHead(placed[0], specs, placed[1], graph, abstract, head.config)

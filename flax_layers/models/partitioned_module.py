@@ -14,8 +14,9 @@ from .partition_layers import WEIGHTS
 type Params = dict[str, Any]
 
 
+@dataclasses.dataclass(frozen=True)
 class PartitionedModule[M]:
-    """The parameters of a module over the devices of a mesh, and its structure; a base of frozen dataclasses.
+    """The parameters of a module over the devices of a mesh, and its structure.
 
     Attributes:
         params: The parameters, each sharded over the mesh: a tree of dicts.
@@ -26,9 +27,9 @@ class PartitionedModule[M]:
 
     params: Params
     specs: Params
-    rest: Any
-    graph: Any
-    _abstract: Any
+    rest: Any = dataclasses.field(repr=False)
+    graph: Any = dataclasses.field(repr=False)
+    _abstract: Any = dataclasses.field(repr=False)
 
     def merged(self, params: Params, rest: Any) -> M:
         """Returns the module of one device with other leaves: arrays, or one object for each, as a `PartitionSpec`.
@@ -49,6 +50,4 @@ class PartitionedModule[M]:
         """
         local: Any = self.merged(self.params, self.rest)
         split: Any = nnx.split(nnx.with_attributes(local, ops=ops), WEIGHTS, ...)
-        changed: Any = self
-        found: Self = dataclasses.replace(changed, graph=split[0])
-        return found
+        return dataclasses.replace(self, graph=split[0])

@@ -174,7 +174,7 @@ def adapters() -> None:
         layers = (nnx.with_attributes(layer, ops=ops) for layer in (gate_up, down))
         cut = Cut("model", devices, 8)
         both = ColumnParallelLinear(next(layers), (256, 256), cut), RowParallelLinear(next(layers), cut)
-        like = PartitionedLlama({}, {}, mesh(devices), "model", "expert", 8, config, jnp.float32, None, None, None)
+        like = PartitionedLlama({}, {}, None, None, None, mesh(devices), "model", "expert", 8, config, jnp.float32)
         [stacks] = cut_adapters(like, given).blocks
         graph, state = nnx.split(both)
         specs = jax.tree.unflatten(jax.tree.structure(state), [both[0].specs()["kernel"], both[1].specs()["kernel"]])

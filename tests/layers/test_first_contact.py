@@ -13,6 +13,7 @@ import bijax
 import flax_layers
 from bijax.testing import assert_bits_equal
 from flax_layers.models import layers
+from tests.arrays import normal
 
 
 @pytest.mark.parametrize("cls", [*flax_layers.nnx.DROP_INS.values(), flax_layers.Llama, layers.MLP, layers.Attention])
@@ -47,5 +48,5 @@ def test_rematerialised_nnx_modules_keep_their_bits() -> None:
         return (model(x) ** 2).sum()  # type: ignore[operator]
 
     gradient = nnx.jit(nnx.grad(nnx.remat(bijax.invariant(loss)), argnums=1))
-    model, x = nnx.Linear(12, 7, rngs=nnx.Rngs(0)), jax.random.normal(jax.random.key(0), (5, 12))
+    model, x = nnx.Linear(12, 7, rngs=nnx.Rngs(0)), normal(0, (5, 12))
     assert_bits_equal(gradient(model, x[3:4]), gradient(model, x)[3:4])

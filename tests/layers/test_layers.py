@@ -1,6 +1,7 @@
 """Each layer: its numbers, its bits, and what it refuses."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,30 +12,33 @@ from flax import nnx
 from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report
 from flax_layers import INVARIANT, PLAIN, Ops
 from flax_layers.models.layers import MLP, Attention, Embed, Linear, RMSNorm, RotaryEmbedding
+from tests.layers.parameters import filled
 
 FEATURES = 192
 SIZES = (3, 33)
 KINDS = ("permuted", "nan")
 
 
-def linear(ops: Ops) -> nnx.Module:
-    return Linear(FEATURES, 77, bias_init=nnx.initializers.normal(1.0), ops=ops, rngs=nnx.Rngs(0))
+def linear(ops: Ops) -> Any:
+    return filled(lambda: Linear(FEATURES, 77, ops=ops, rngs=nnx.Rngs(0)))
 
 
-def rms_norm(ops: Ops) -> nnx.Module:
-    return RMSNorm(FEATURES, scale_init=nnx.initializers.normal(1.0), ops=ops, rngs=nnx.Rngs(0))
+def rms_norm(ops: Ops) -> Any:
+    return filled(lambda: RMSNorm(FEATURES, ops=ops, rngs=nnx.Rngs(0)))
 
 
-def mlp(ops: Ops) -> nnx.Module:
-    return MLP(FEATURES, 77, ops=ops, rngs=nnx.Rngs(0))
+def mlp(ops: Ops) -> Any:
+    return filled(lambda: MLP(FEATURES, 77, ops=ops, rngs=nnx.Rngs(0)))
 
 
 def attend(ops: Ops) -> Callable[[jax.Array], jax.Array]:
-    return Embed(77, FEATURES, ops=ops, rngs=nnx.Rngs(0)).attend
+    layer: Embed = filled(lambda: Embed(77, FEATURES, ops=ops, rngs=nnx.Rngs(0)))
+    return layer.attend
 
 
 def attention(ops: Ops) -> Callable[[jax.Array], jax.Array]:
-    layer = Attention(FEATURES, num_heads=6, num_kv_heads=2, head_dim=32, ops=ops, rngs=nnx.Rngs(0))
+    heads = {"num_heads": 6, "num_kv_heads": 2, "head_dim": 32}
+    layer = filled(lambda: Attention(FEATURES, **heads, ops=ops, rngs=nnx.Rngs(0)))
     rotary = RotaryEmbedding(32, 128)
 
     def call(x: jax.Array) -> jax.Array:

@@ -18,7 +18,7 @@ PARAMS = SamplingParams(max_new_tokens=0, embedding=True)
 
 
 def engine(**options: Any) -> Engine:
-    small = {"page_size": 4, "num_pages": 40, "max_running": 4, "max_prefill_tokens": 16}
+    small = {"page_size": 4, "num_pages": 40, "max_running": 2, "max_prefill_tokens": 16}  # the sizes of test_mtp.py
     options = small | options
     return Engine(Bigrams(), tokenizer=ByteTokenizer(), eos_token_ids=[END], options=EngineOptions(**options))
 

@@ -1,7 +1,5 @@
 """When the mode holds and when it does not: blocks, threads, caches, ahead-of-time programs, errors."""
 
-import subprocess
-import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -373,16 +371,3 @@ def test_the_function_keeps_its_name_and_stages() -> None:
     assert not hasattr(wrapped, "lower")
     assert unmarked_in(bijax.invariant(jax.jit(f)).lower(X)) == []
     assert bijax.invariant(jax.jit(f)).eval_shape(X).shape == (33, 300)  # type: ignore[attr-defined]
-
-
-def test_importing_changes_no_configuration() -> None:
-    program = """
-import logging, os, jax
-def state():
-    return dict(jax.config.values), dict(os.environ), logging.root.handlers[:], logging.getLogger("jax").level
-before = state()
-import bijax
-assert state() == before
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

@@ -99,11 +99,6 @@ def axes_moved(value: Value, axes: Mapping[int, int]) -> frozenset[tuple[int, Pl
     )
 
 
-def of_one_place(value: Value, place: Place) -> frozenset[Place]:
-    """Returns the places to report if a value without rows varies along rows: where noise is drawn, or here."""
-    return frozenset(origin if origin.kind == "noise" else place for _, origin in value.varies)
-
-
 def met_along(value: Value, rows: Layout, here: Place) -> set[Place]:
     """Returns the places to report where a value without rows varies along the axes of rows.
 
