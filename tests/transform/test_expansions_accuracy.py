@@ -223,6 +223,35 @@ def test_arithmetic_of_complex_numbers_and_its_edges() -> None:
     np.testing.assert_allclose(inverse[plain], (other**-2)[plain], rtol=1e-6)
 
 
+def test_functions_of_complex_numbers_at_their_edges() -> None:
+    """Where a part overflows, is zero, or is almost too small; NumPy's numbers, in float64 or from symmetries."""
+    inf = np.inf
+    small = np.array([1.2e-38j, 3e-38, 1e-37 + 1e-37j, -2e-38, 1e-30], np.complex64)
+    cut = np.array([complex(-4, -0.0), complex(-4, 0.0)], np.complex64)
+    left = np.array([-129 - 0.03j, -87.5 + 1j, -1000 + 1j, complex(-inf, 2)], np.complex64)
+    real = np.array([complex(inf, 0), complex(-inf, -0.0), complex(300, 0), complex(-300, -0.0)], np.complex64)
+
+    def program(small: jax.Array, cut: jax.Array, left: jax.Array, real: jax.Array) -> Any:
+        turned = lax.complex(lax.imag(real), lax.real(real))
+        unknown = jnp.power(0 * small, complex(1, np.nan))
+        roots = jnp.sqrt(small), lax.rsqrt(small), jnp.sqrt(cut)
+        return *roots, jax.nn.sigmoid(left), jnp.sinh(real), jnp.cosh(real), jnp.sin(turned), jnp.cos(turned), unknown
+
+    parts = jax.jit(bijax.invariant(program))(small, cut, left, real)
+    root, inverse, of_cut, logistic, sinh, cosh, sin, cos, nans = map(np.asarray, parts)
+    np.testing.assert_allclose(root, np.sqrt(small.astype(complex)), rtol=1e-6)
+    np.testing.assert_allclose(inverse, 1 / np.sqrt(small.astype(complex)), rtol=1e-6)
+    np.testing.assert_array_equal(of_cut.imag, [-2, 2])
+    np.testing.assert_allclose(logistic, [0, np.exp(np.complex128(-87.5 + 1j)), 0, 0], rtol=2e-6, atol=1e-38)
+    for found, wanted in ((sinh, [inf, -inf, inf, -inf]), (cosh, [inf] * 4)):
+        np.testing.assert_array_equal(found, np.array(wanted) + 0j)
+    assert np.isinf(sin.imag).all()
+    assert not sin.real.any()
+    np.testing.assert_array_equal(cos.real, [inf] * 4)
+    assert not cos.imag.any()
+    assert np.isnan(nans).all()
+
+
 @pytest.mark.tier("full")
 def test_incomplete_beta_function() -> None:
     x = np.linspace(0.01, 0.99, 50).astype(np.float32)

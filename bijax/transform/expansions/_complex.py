@@ -168,11 +168,16 @@ def logarithm_of_one_plus(x: jax.Array, **_: Any) -> jax.Array:
 def square_root(x: jax.Array, **_: Any) -> jax.Array:
     """The principal square root, from the root of (|x| + |real part|) / 2."""
     a, b = _parts(x)
-    size = absolute(x)
+    kind = np.finfo(a.dtype)
+    # The terms of the sum must not be flushed to zero.
+    is_small = absolute(x) < float(kind.tiny) * 16
+    a, b = (v * jnp.where(is_small, 4.0**kind.nmant, 1).astype(v.dtype) for v in (a, b))
+    size = absolute(lax.complex(a, b))
     # Divided by 4 first, since the sum could overflow.
     root = 2 * lax.sqrt(jnp.abs(a) / 8 + size / 8)
     other = jnp.abs(b) / jnp.where(root == 0, jnp.ones_like(root), 2 * root)
     real, imaginary = jnp.where(a >= 0, root, other), jnp.where(a >= 0, other, root)
+    real, imaginary = (v * jnp.where(is_small, 2.0**-kind.nmant, 1).astype(v.dtype) for v in (real, imaginary))
     return lax.complex(real, jnp.where(jnp.signbit(b), -imaginary, imaginary))
 
 
@@ -186,32 +191,37 @@ def power(x: jax.Array, y: jax.Array, **_: Any) -> jax.Array:
     y = y if jnp.iscomplexobj(y) else lax.complex(y.astype(lax.real(x).dtype), jnp.zeros(y.shape, lax.real(x).dtype))
     result = exponential(multiply(y, logarithm(x)))
     base, exponent = (absolute(v) == 0 for v in (x, y))
-    result = jnp.where(base & (lax.real(y) > 0), jnp.zeros_like(result), result)
+    result = jnp.where(base & (lax.real(y) > 0) & ~jnp.isnan(lax.imag(y)), jnp.zeros_like(result), result)
     return jnp.where(exponent, jnp.ones_like(result), result)
+
+
+def _times(zero_or_not: jax.Array, size: jax.Array) -> jax.Array:
+    """Returns a product that is zero where its first factor is, even if the second overflows."""
+    return zero_or_not * jnp.where(zero_or_not == 0, jnp.where(size < 0, -1, 1).astype(size.dtype), size)
 
 
 def sine(x: jax.Array, **_: Any) -> jax.Array:
     """Sin a cosh b + i cos a sinh b."""
     a, b = _parts(x)
-    return lax.complex(lax.sin(a) * lax.cosh(b), lax.cos(a) * lax.sinh(b))
+    return lax.complex(_times(lax.sin(a), lax.cosh(b)), lax.cos(a) * lax.sinh(b))
 
 
 def cosine(x: jax.Array, **_: Any) -> jax.Array:
     """Cos a cosh b - i sin a sinh b."""
     a, b = _parts(x)
-    return lax.complex(lax.cos(a) * lax.cosh(b), -(lax.sin(a) * lax.sinh(b)))
+    return lax.complex(lax.cos(a) * lax.cosh(b), -_times(lax.sin(a), lax.sinh(b)))
 
 
 def hyperbolic_sine(x: jax.Array, **_: Any) -> jax.Array:
     """Sinh a cos b + i cosh a sin b."""
     a, b = _parts(x)
-    return lax.complex(lax.sinh(a) * lax.cos(b), lax.cosh(a) * lax.sin(b))
+    return lax.complex(lax.sinh(a) * lax.cos(b), _times(lax.sin(b), lax.cosh(a)))
 
 
 def hyperbolic_cosine(x: jax.Array, **_: Any) -> jax.Array:
     """Cosh a cos b + i sinh a sin b."""
     a, b = _parts(x)
-    return lax.complex(lax.cosh(a) * lax.cos(b), lax.sinh(a) * lax.sin(b))
+    return lax.complex(lax.cosh(a) * lax.cos(b), _times(lax.sin(b), lax.sinh(a)))
 
 
 def hyperbolic_tangent(x: jax.Array, **_: Any) -> jax.Array:
@@ -235,8 +245,10 @@ def tangent(x: jax.Array, **_: Any) -> jax.Array:
 
 
 def logistic(x: jax.Array, **_: Any) -> jax.Array:
-    """1 / (1 + e^-x)."""
-    return divide(jnp.ones_like(x), add(jnp.ones_like(x), exponential(-x)))
+    """1 / (1 + e^-x), and e^x where e^-x overflows."""
+    near = divide(jnp.ones_like(x), add(jnp.ones_like(x), exponential(-x)))
+    real = lax.real(x)
+    return jnp.where(real < 1 - float(np.log(np.finfo(real.dtype).max)), exponential(x), near)
 
 
 def equal(x: jax.Array, y: jax.Array, **_: Any) -> jax.Array:
