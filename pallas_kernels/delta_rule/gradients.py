@@ -145,15 +145,16 @@ class _Chunks:
         def block(after: jax.Array, some: Arrays) -> tuple[jax.Array, Arrays]:
             return self._block(after, isolate(*some))
 
-        found, first = [], state_cotangent
+        parts: list[Arrays] = []
+        first = state_cotangent
         if rest:
             first, last = block(first, tuple(x[chunks - rest :] for x in of_chunks))
-            found.append(last)
+            parts.append(last)
         if whole_blocks:
             blocks = tuple(x[: chunks - rest].reshape(whole_blocks, size, *x.shape[1:]) for x in of_chunks)
             first, others = lax.scan(block, first, blocks, reverse=True)
-            found.append(tuple(x.reshape(chunks - rest, *x.shape[2:]) for x in others))
-        found = [jnp.concatenate(parts[::-1]) for parts in zip(*found, strict=True)]
+            parts.append(tuple(x.reshape(chunks - rest, *x.shape[2:]) for x in others))
+        found = [jnp.concatenate(pieces) for pieces in zip(*parts[::-1], strict=True)]
 
         def whole(x: jax.Array, dtype: jnp.dtype) -> jax.Array:  # (N, B, heads, C, ...)
             x = jnp.moveaxis(x, 0, 2)
