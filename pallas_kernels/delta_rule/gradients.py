@@ -37,7 +37,7 @@ from pallas_kernels.parts.xla.tiles import isolate
 Arrays = tuple[jax.Array, ...]
 
 _TOGETHER: Final = 64
-"""Chunks of all sequences that are computed at once: a GPU is idle with few, and each takes 25 times its tokens."""
+"""Chunks of all sequences that are computed at once. A GPU is idle with few; more take more memory."""
 
 
 def gated_delta_rule_gradients(
