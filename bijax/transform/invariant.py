@@ -9,7 +9,7 @@ import jax
 
 from bijax.core.checks import check_callable, flag
 from bijax.transform.hook.allowed import allowed_names
-from bijax.transform.hook.boundary import Copies, fenced, write_back
+from bijax.transform.hook.boundary import fenced
 from bijax.transform.hook.lowering import install
 from bijax.transform.hook.state import Request, requested
 
@@ -46,8 +46,7 @@ def invariant(fn: Callable[..., Any] | None = None, *, allow: Iterable[str] = ()
     `vmap` over leading axes keeps it, `vmap` over the last axis of a vector may not.
 
     This covers what `fn` computes while it runs, what JAX derives from that (gradients, `vmap`), and the jitted
-    functions that it calls. On the CPU, pass values that are computed outside as arguments: a product that a closure
-    captures may be contracted with a sum inside.
+    functions that it calls. Values that are computed outside enter as they are, as arguments or from a closure.
 
     Args:
         fn: A function of arrays, jitted or not, or a callable module. Without it a decorator is returned:
@@ -113,10 +112,7 @@ def _covered(fn: Callable[..., Any], request: Request) -> Callable[..., Any]:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             install()
             with requested(request):
-                copies: Copies = []
-                result = method(*fenced(args, copies), **fenced(kwargs, copies))
-                write_back(copies)
-                return fenced(result, [])
+                return fenced(method(*args, **kwargs))
 
         return wrapper
 

@@ -17,6 +17,7 @@ from pallas_kernels.attention.call import OF_SCORES, AttentionCall, AttentionOpt
 from pallas_kernels.attention.schedule.jax_triton import BackwardTiles, Tile
 from pallas_kernels.contract import MmaAttentionContract
 from pallas_kernels.target import Target
+from tests.arrays import on_device
 from tests.attention.reference import visible_keys
 from tests.jax_triton.interpreted import interpret_launches
 from tests.jax_triton.interpreter_instructions import interpret_instructions
@@ -32,7 +33,7 @@ LAUNCH: Final[dict[str, Any]] = {"contract": CONTRACT, "target": Target.parse("s
 
 
 def random(seed: int, *shape: int, dtype: str = "float32") -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+    return on_device(np.random.default_rng(seed).standard_normal(shape), dtype)
 
 
 def call_of(dtype: str = "float32", value_size: int = SIZE, **optional: Any) -> AttentionCall:

@@ -59,9 +59,9 @@ def test_scores(sizes: tuple[int, int, int]) -> None:
 
 
 def test_control_plain_products_are_no_chains() -> None:
-    """The sizes of the tests above are among those that XLA sums in another order."""
+    """The sizes of the tests above are among those that XLA sums in another order, (2, 128, 8) on some processors."""
     plain = functools.partial(lax.dot_general, precision=lax.Precision.HIGHEST)
-    for sizes in ((2, 128, 8), (64, 128, 80), (16, 128, 512)):
+    for sizes in ((64, 128, 80), (16, 128, 512)):
         assert differing(plain, sizes, WITH_VALUES) > 0
 
 

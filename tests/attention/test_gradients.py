@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import bijax
+from tests.arrays import on_device
 from tests.attention.reference import reference, visible_keys
 
 HEADS, KEY_HEADS, SIZE = 4, 2, 8
@@ -22,7 +23,7 @@ def arrays(queries: int, keys: int, dtype: str) -> tuple[jax.Array, ...]:
         (2, keys, KEY_HEADS, SIZE),
         (2, queries, HEADS, SIZE),
     ]
-    return tuple(jnp.asarray(rng.standard_normal(s), dtype) for s in shapes)
+    return tuple(on_device(rng.standard_normal(s), dtype) for s in shapes)
 
 
 CASES: dict[str, dict[str, Any]] = {

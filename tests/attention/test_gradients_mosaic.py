@@ -19,6 +19,7 @@ from pallas_kernels.attention.hopper.gradients import Body
 from pallas_kernels.attention.schedule.hopper import GradientSchedule
 from pallas_kernels.contract import AttentionGradientContract, attention_gradient_contract, split_attention_contract
 from pallas_kernels.errors import UnsupportedError
+from tests.arrays import on_device
 from tests.attention.programs import INTERPRETER, lowered
 from tests.mosaic import Races
 
@@ -140,7 +141,7 @@ def arrays(name: str) -> Arrays:
 
 
 def differentiate(case: Case, given: Arrays) -> list[np.ndarray]:
-    limits = jnp.asarray(np.stack([case.offsets, case.queries, case.keys], axis=1), jnp.int32)
+    limits = on_device(np.stack([case.offsets, case.queries, case.keys], axis=1), jnp.int32)
     options = AttentionOptions(case.size**-0.5, case.causal, case.window, case.soft_cap)
     query, key, value, *results = (jnp.asarray(x) for x in given)
     slopes = None if case.slopes is None else jnp.asarray(case.slopes)

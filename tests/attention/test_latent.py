@@ -12,7 +12,7 @@ import pytest
 import bijax
 from bijax.testing import assert_bits_equal, bits, hostile_rows
 from pallas_kernels.errors import UnsupportedError
-from tests.arrays import ones, zeros
+from tests.arrays import on_device, ones, zeros
 from tests.attention.reference import reference, visible_keys
 from tests.eight_bits import composed
 from tests.jax_triton.packages import needs_jax_triton
@@ -143,8 +143,8 @@ def test_every_position_alone() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_it_is_attention_whose_values_are_columns_of_its_keys(dtype: str) -> None:
     """The bits of `dot_product_attention` with a second array, and of its gradients: of keys plus of values."""
-    q, c = (jnp.asarray(np.concatenate([x[-1:], x[-1:, ::-1]])) for x in sequences(dtype))
-    cotangent = jnp.asarray(np.random.default_rng(5).standard_normal((*q.shape[:3], VALUES)), dtype)
+    q, c = (on_device(np.concatenate([x[-1:], x[-1:, ::-1]])) for x in sequences(dtype))
+    cotangent = on_device(np.random.default_rng(5).standard_normal((*q.shape[:3], VALUES)), dtype)
     latent = functools.partial(bijax.latent_attention, value_size=VALUES, scale=SCALE)
     separate = functools.partial(bijax.dot_product_attention, scale=SCALE, is_causal=True)
     out, pull = jax.vjp(latent, q, c)
@@ -203,7 +203,7 @@ def test_latents_of_8_bits(dtype: str) -> None:
 def test_float64_at_the_shape_of_deepseek(dtype: str, bound: float) -> None:
     """Sixteen heads, 512 + 64 columns, of which 512 are values."""
     rng = np.random.default_rng(3)
-    q, c = (jnp.asarray(rng.standard_normal(shape), dtype) for shape in ((1, 200, 16, 576), (1, 200, 576)))
+    q, c = (on_device(rng.standard_normal(shape), dtype) for shape in ((1, 200, 16, 576), (1, 200, 576)))
     scale = 192**-0.5 / 2
     out = bijax.latent_attention(q, c, value_size=512, scale=scale)
     with jax.enable_x64(True):

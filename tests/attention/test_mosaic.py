@@ -29,6 +29,7 @@ from pallas_kernels.contract import (
     attention_contract,
 )
 from pallas_kernels.errors import UnsupportedError
+from tests.arrays import on_device
 from tests.attention.programs import INTERPRETER, lowered
 from tests.eight_bits import UNITS, composed, times
 from tests.mosaic import Races
@@ -306,7 +307,7 @@ def test_what_is_out_of_range_gives_nan(schedule: PrefillSchedule | DecodeSchedu
     """A page that holds keys, and a number of queries; not a page after the last key."""
     keys = np.array([20, 70, 20])
     query = jnp.ones((3, 1, 2, 64), jnp.bfloat16)
-    cache = jnp.asarray(np.random.default_rng(0).standard_normal((6, 32, 1, 64)), jnp.bfloat16)
+    cache = on_device(np.random.default_rng(0).standard_normal((6, 32, 1, 64)), jnp.bfloat16)
     limits = np.stack([keys - 1, np.array([1, 1, -1]), keys], axis=1).astype(np.int32)
     table = np.array([[0, outside, outside], [1, 2, outside], [3, 4, 5]], np.int32)
     query, cache, limits, table = (jnp.asarray(x) for x in (query, cache, limits, table))

@@ -13,6 +13,7 @@ from pallas_kernels.attention.call import OF_SCORES, AttentionCall, AttentionOpt
 from pallas_kernels.attention.schedule.portable import attention_tile, gradient_tile
 from pallas_kernels.contract import QUERY_BLOCK, attention_contract
 from pallas_kernels.errors import UnsupportedError
+from tests.arrays import on_device
 from tests.attention.reference import visible_keys
 from tests.eight_bits import composed
 
@@ -21,7 +22,7 @@ CONTRACT = attention_contract(fused=False)
 
 
 def random(seed: int, *shape: int) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
+    return on_device(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
 
 
 Q, CT = (random(seed, 2, 20, HEADS, SIZE) for seed in (0, 3))

@@ -9,7 +9,7 @@ import pytest
 
 import bijax
 from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report
-from tests.arrays import ones
+from tests.arrays import on_device, ones
 from tests.operators import oracles
 from tests.operators.lowering import assert_fenced_on_cuda
 from tests.tiers import full_only
@@ -19,7 +19,7 @@ TABLE = np.array([[5, 1, 6], [0, 3, 2], [9, 4, -1]], np.int32)  # entries 9 and 
 
 
 def normal(seed: int, *shape: int, dtype: Any = "bfloat16") -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape)).astype(dtype)
+    return on_device(np.random.default_rng(seed).standard_normal(shape)).astype(dtype)
 
 
 def cache(seed: int, dtype: str, *lead: int) -> jax.Array:
@@ -176,8 +176,8 @@ def test_what_is_lowered_for_cuda_is_fenced() -> None:
     assert_fenced_on_cuda(call, ((3, 1, K, D), jnp.bfloat16), store, store, ((3,), jnp.int32))
 
 
-X, C = (jnp.asarray(np.ones(shape, np.float32)) for shape in ((2, 3, K, D), (2, K, 4, D)))
-C8 = jnp.asarray(np.ones((2, K, 4, D), np.int8))
+X, C = (on_device(np.ones(shape, np.float32)) for shape in ((2, 3, K, D), (2, K, 4, D)))
+C8 = on_device(np.ones((2, K, 4, D), np.int8))
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,14 @@ import pytest
 import bijax
 from bijax.testing import assert_bits_equal
 from pallas_kernels.errors import UnsupportedError
-from tests.arrays import ones, zeros
+from tests.arrays import on_device, ones, zeros
 
 WIDTH, SIZE, BLOCKS = 3, 4, 7
 TABLE = np.array([[5, 1, 6], [0, 3, 2]], np.int32)
 
 
 def normal(seed: int, *shape: int, dtype: Any = "bfloat16") -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape)).astype(dtype)
+    return on_device(np.random.default_rng(seed).standard_normal(shape)).astype(dtype)
 
 
 def written(latents: Any, cache: Any, ids: Any, past: Any, lengths: Any, table: Any, scale: Any) -> np.ndarray:
@@ -40,7 +40,7 @@ def test_what_a_loop_writes(dtype: str, paged: bool) -> None:
     """Sequences alone and together, with places that are traced and that are known."""
     table = TABLE if paged else np.arange(2, dtype=np.int32)[:, None]
     shape = (BLOCKS, SIZE, WIDTH) if paged else (2, 3 * SIZE, WIDTH)
-    cache = jnp.asarray(np.random.default_rng(0).integers(-127, 128, shape)).astype(dtype)
+    cache = on_device(np.random.default_rng(0).integers(-127, 128, shape)).astype(dtype)
     latents, scale = normal(1, 2, 6, WIDTH), jnp.asarray([0.01, 0.02, 0.03]) if dtype == "int8" else None
     ids, past, lengths = np.array([1, 0]), np.array([3, 0]), np.array([2, 5])
     lead = (table,) if paged else ()

@@ -1,9 +1,12 @@
 """Operations under settings of JAX that a caller may have made, run as a program of its own on eight devices.
 
-`test_callers_settings` starts it with the names of settings; several joined with "+" are in force together.
+`test_callers_settings` starts it with the names of settings; several joined with "+" are in force together. Comparisons
+are not kept on disk, where one that was made under settings would be found by the run without them. Compiled programs
+are: one that settings do not change is compiled once.
 """
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -123,6 +126,8 @@ def check(names: list[str], k: int) -> None:
 
 
 if __name__ == "__main__":
+    os.environ["BIJAX_LOWERING_CACHE"] = "off"
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     for index, argument in enumerate(sys.argv[1:]):
         check(argument.split("+"), 160 + 16 * index)
         print(argument, flush=True)

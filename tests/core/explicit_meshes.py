@@ -70,7 +70,7 @@ def main() -> None:
         expected = jax.jit(function)(argument)
         for spec in specs:
             with jax.set_mesh(mesh):
-                cut = jax.device_put(argument, NamedSharding(mesh, spec))
+                cut = jax.device_put(np.asarray(argument), NamedSharding(mesh, spec))
                 assert_bits_equal(jax.jit(function)(cut), expected)
                 if spec == specs[0] and argument is not heads:
                     assert_bits_equal(function(cut), expected)

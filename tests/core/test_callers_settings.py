@@ -8,6 +8,7 @@ import pytest
 import bijax
 from bijax.testing import assert_bits_equal
 from tests import fake_devices
+from tests.arrays import on_device
 from tests.core.callers_settings import SETTINGS
 
 TOGETHER = (
@@ -32,7 +33,7 @@ def test_arrays_of_explicit_meshes(which: str) -> None:
 def test_checks_for_nans_and_infinities() -> None:
     """A kernel cannot be taken to pieces: what has no such value passes, and what has one raises as JAX does."""
     x, w = jnp.ones((2, 24)), jnp.ones((24, 8))
-    query = jnp.asarray(np.random.default_rng(0).standard_normal((1, 3, 2, 8)), jnp.float32)
+    query = on_device(np.random.default_rng(0).standard_normal((1, 3, 2, 8)), jnp.float32)
     expected = bijax.dot_product_attention(query, query, query, is_causal=True)
     with jax.debug_infs(True):
         assert_bits_equal(bijax.dot_product_attention(query, query, query, is_causal=True), expected)

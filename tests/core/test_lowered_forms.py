@@ -18,8 +18,9 @@ from bijax.core.lowering_cache import lowered_forms
 from bijax.core.primitive import KERNELS, define_kernel
 from bijax.testing import assert_bits_equal
 from pallas_kernels.target import Target
+from tests.arrays import on_device
 
-X = jnp.asarray(np.random.default_rng(0).standard_normal((3, 40)), jnp.float32)
+X = on_device(np.random.default_rng(0).standard_normal((3, 40)), jnp.float32)
 
 
 @pytest.fixture

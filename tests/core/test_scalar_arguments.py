@@ -10,8 +10,9 @@ import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
+from tests.arrays import on_device
 
-X, W, WEIGHT, Q = (jnp.asarray(np.ones(shape, np.float32)) for shape in ((4, 6), (6, 5), 6, (1, 4, 2, 8)))
+X, W, WEIGHT, Q = (on_device(np.ones(shape, np.float32)) for shape in ((4, 6), (6, 5), 6, (1, 4, 2, 8)))
 LABELS = jnp.asarray(np.zeros(4, np.int32))
 
 NUMBERS: dict[str, tuple[str, Callable[[Any], Any]]] = {

@@ -9,10 +9,9 @@ import numpy as np
 from absl.testing import parameterized
 
 import bijax
+from tests.arrays import on_device
 
-X, W, V = (
-    jnp.asarray(np.ones(shape, d)) for shape, d in (((3, 5, 8), "bfloat16"), ((8, 6), "bfloat16"), (8, "float32"))
-)
+X, W, V = (on_device(np.ones(shape, d)) for shape, d in (((3, 5, 8), "bfloat16"), ((8, 6), "bfloat16"), (8, "float32")))
 IDS: Final = jnp.array([[1, 0, 2]])
 
 type Result = tuple[tuple[int, ...], str]

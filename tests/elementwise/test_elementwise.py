@@ -13,6 +13,7 @@ import pytest
 import bijax
 from bijax.ops.elementwise._straight_line import straight_line
 from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report, hostile_rows
+from tests.arrays import on_device
 from tests.tiers import full_only
 
 Function = Callable[..., Any]
@@ -134,7 +135,7 @@ def test_control_plain_jax_differs() -> None:
 
 
 def test_an_element_does_not_know_its_place() -> None:
-    x = jnp.asarray(hostile_rows(4, (1, 1000), "float32")["normal"][0])
+    x = on_device(hostile_rows(4, (1, 1000), "float32")["normal"][0])
     f = bijax.elementwise(lambda x: jax.nn.gelu(x) * 0.3 + jnp.exp(-x * x))
     whole = f(x)
     for start, stop in ((0, 1), (3, 130), (128, 256), (7, 999), (500, 517)):

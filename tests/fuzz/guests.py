@@ -11,6 +11,8 @@ from jax.experimental import sparse
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from tests.arrays import on_device
+
 Array = jax.Array
 
 # fmt: off
@@ -94,7 +96,7 @@ def flags(draw: np.random.Generator, v: Array, w: Array) -> Array:
 def constants(draw: np.random.Generator, v: Array, w: Array) -> Array:
     """A constant of any dtype goes into a program that an operation holds."""
     dtype = DTYPES[int(draw.integers(len(DTYPES)))]
-    constant = jnp.asarray(draw.integers(0, 2, v.shape), dtype)
+    constant = on_device(draw.integers(0, 2, v.shape), dtype)
     if draw.integers(2):
         constant = jnp.full(v.shape, int(draw.integers(0, 2)), dtype)
 
@@ -107,7 +109,7 @@ def constants(draw: np.random.Generator, v: Array, w: Array) -> Array:
 
 def masks(draw: np.random.Generator, v: Array, w: Array) -> Array:
     """Reductions under a mask, which may be a constant."""
-    mask = v > w if draw.integers(2) else jnp.asarray(np.arange(v.size) % 2 == 0)
+    mask = v > w if draw.integers(2) else on_device(np.arange(v.size) % 2 == 0)
     kinds: tuple[Callable[[], Array], ...] = (
         lambda: v + jnp.std(v, where=mask),
         lambda: v + jnp.std(jnp.full(v.shape, 0.3, v.dtype), where=jnp.ones(v.shape, bool)),
@@ -121,7 +123,7 @@ def masks(draw: np.random.Generator, v: Array, w: Array) -> Array:
 def sparse_product(draw: np.random.Generator, v: Array, w: Array) -> Array:
     """A product with a sparse matrix that all rows share."""
     places = np.argwhere(draw.uniform(size=(v.size, v.size)) < 0.3)
-    values = jnp.asarray(draw.standard_normal(len(places)), v.dtype)
+    values = on_device(draw.standard_normal(len(places)), v.dtype)
     matrix = sparse.BCOO((values, jnp.asarray(places)), shape=(v.size, v.size))
     return matrix @ v
 

@@ -17,6 +17,7 @@ from jax import lax
 
 import bijax
 from bijax.testing._bits import unequal_bits
+from tests.arrays import on_device
 from tests.fuzz.guests import GUESTS
 
 Array = jax.Array
@@ -182,7 +183,7 @@ class Fuzz:
 
     def constant(self, draw: Draw, *shape: int) -> Array:
         """Draws weights."""
-        return jnp.asarray(draw.standard_normal(shape) / np.sqrt(shape[-1]), self.dtype)
+        return on_device(draw.standard_normal(shape) / np.sqrt(shape[-1]), self.dtype)
 
     def _draw(self, what: int) -> Draw:
         return np.random.default_rng((self.seed, what, self.kernels, *((1,) if self.guests else ())))

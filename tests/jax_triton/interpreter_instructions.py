@@ -63,9 +63,13 @@ def interpret_instructions() -> None:
         return lambda x: tl.tensor(computed(function, [x.handle]), x.type)
 
     def create_dot(_: Any, a: Any, b: Any, d: Any, *__: Any) -> Any:
+        """One product after the other: the order of `np.matmul` depends on the shape and on the processor."""
         left, right = (numbers(x) for x in (a, b))
+        total = np.array(d.data, np.float32)
         with np.errstate(all="ignore"):
-            return TensorHandle(np.matmul(left, right) + d.data, d.dtype.scalar)
+            for k in range(left.shape[-1]):
+                total += left[..., k, None] * right[..., k, None, :]
+        return TensorHandle(total, d.dtype.scalar)
 
     def numbers(x: Any) -> np.ndarray:
         if x.dtype.scalar != tl.bfloat16:

@@ -9,6 +9,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 import bijax
+from tests.arrays import on_device
 
 Rules = dict[str, Callable[..., jax.Array]]
 
@@ -34,7 +35,7 @@ def equations(function: Callable[..., Any], *args: Any, name: str) -> list[Any]:
 
 def normal(seed: int, *shape: int, dtype: str = "float32") -> jax.Array:
     """Returns normal numbers."""
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape).astype(np.float32).astype(jnp.dtype(dtype)))
+    return on_device(np.random.default_rng(seed).standard_normal(shape).astype(np.float32).astype(jnp.dtype(dtype)))
 
 
 def compared(equation: Any, rule: Callable[..., jax.Array], *, seed: int = 0) -> tuple[jax.Array, jax.Array]:

@@ -10,6 +10,7 @@ from jax import lax
 
 from bijax.lax import scatter_chosen
 from bijax.testing import assert_bits_equal
+from tests.arrays import on_device
 from tests.lax.primitive_cases import equations
 
 RULES = {
@@ -79,7 +80,7 @@ def values(seed: int, shape: tuple[int, ...], dtype: str = "float32") -> jax.Arr
     """
     choice = np.array([-0.0, 0.0, 1.0, -1.0, 2.5, np.inf, -np.inf, np.nan], np.float32)
     p = [0.2, 0.2, 0.15, 0.15, 0.12, 0.06, 0.06, 0.06]
-    return jnp.asarray(np.random.default_rng(seed).choice(choice, shape, p=p)).astype(dtype)
+    return on_device(np.random.default_rng(seed).choice(choice, shape, p=p)).astype(dtype)
 
 
 def operands(case: Case, seed: int = 0, dtype: str = "float32") -> tuple[jax.Array, jax.Array, jax.Array]:

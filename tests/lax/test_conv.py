@@ -16,6 +16,7 @@ from bijax.lax.dot_general import dot_general
 from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report, hostile_rows
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.matmul.cpu.exact import fused_chains
+from tests.arrays import on_device
 from tests.lax.primitive_cases import equations, lowers_for_cuda, normal, substitute
 from tests.tiers import full_only, tiered
 
@@ -96,7 +97,7 @@ def test_narrow_results_are_rounded_once(out: Any, dtype: str) -> None:
 def test_examples_keep_their_bits(name: str) -> None:
     function, shape, kernel = CASES[name]
     size = int(np.prod(shape[1:]))
-    x = jnp.asarray(np.concatenate([*hostile_rows(3, (2, size), "float32").values()])).reshape(-1, *shape[1:])
+    x = on_device(np.concatenate([*hostile_rows(3, (2, size), "float32").values()])).reshape(-1, *shape[1:])
     run = substitute(everything(function), RULES)
     assert_batch_invariant(
         lambda x, w: (lambda y, gradients: (y, gradients[0]))(*run(x, w)),

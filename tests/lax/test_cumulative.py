@@ -10,6 +10,7 @@ from jax import lax
 
 from bijax.lax import cumulative
 from bijax.testing import assert_batch_invariant, assert_bits_equal, hostile_rows
+from tests.arrays import on_device
 from tests.lax.primitive_cases import FLOATS, lowers_for_cuda, normal, substitute
 
 NAMES = ("cumsum", "cumprod", "cumlogsumexp")
@@ -24,7 +25,7 @@ def every(x: jax.Array, axis: int, reverse: bool = False) -> dict[str, jax.Array
 @pytest.mark.parametrize(("columns", "dtype"), [(150, "float32"), (150, "bfloat16")])
 @pytest.mark.parametrize("sizes", [(33,), (2, 33)], ids=str)
 def test_rows_keep_their_bits(sizes: tuple[int, ...], columns: int, dtype: str) -> None:
-    rows = jnp.asarray(np.concatenate([*hostile_rows(0, (3, columns), dtype).values()]))
+    rows = on_device(np.concatenate([*hostile_rows(0, (3, columns), dtype).values()]))
     assert_batch_invariant(
         lambda x: (every(x, 1), every(x, 1, True)),
         rows,

@@ -12,6 +12,7 @@ from jax import lax
 import bijax
 from bijax.testing import assert_bits_equal
 from pallas_kernels.parts.xla.join import join
+from tests.arrays import on_device
 from tests.tiers import tiered
 
 CASES = {
@@ -27,7 +28,7 @@ CASES = {
 
 def arrays(name: str, dtype: str = "float32") -> list[jax.Array]:
     rng = np.random.default_rng(0)
-    return [jnp.asarray(rng.integers(0, 100, shape).astype(jnp.dtype(dtype))) for shape in CASES[name][:2]]
+    return [on_device(rng.integers(0, 100, shape).astype(jnp.dtype(dtype))) for shape in CASES[name][:2]]
 
 
 def joined_shapes(lowered: jax.stages.Lowered) -> list[str]:

@@ -16,6 +16,7 @@ from pallas_kernels.contract import row_contract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.parts.xla import lanes
 from pallas_kernels.rows.fold import fold_axis
+from tests.arrays import on_device
 from tests.lax.primitive_cases import FLOATS, lowers_for_cuda, normal
 from tests.tiers import full_only
 
@@ -31,7 +32,7 @@ def every(x: jax.Array, axes: tuple[int, ...]) -> dict[str, jax.Array]:
     ("columns", "dtype"), [*((n, "float32") for n in (1, 77, 2500)), (77, "bfloat16"), (77, "float16")]
 )
 def test_rows_keep_their_bits(columns: int, dtype: str) -> None:
-    rows = jnp.asarray(np.concatenate([*hostile_rows(0, (3, columns), dtype).values()]))
+    rows = on_device(np.concatenate([*hostile_rows(0, (3, columns), dtype).values()]))
     assert_batch_invariant(
         lambda x: every(x, (1,)),
         rows,
@@ -43,7 +44,7 @@ def test_rows_keep_their_bits(columns: int, dtype: str) -> None:
 
 @pytest.mark.tier("full")
 def test_columns_and_scattered_axes_keep_their_bits() -> None:
-    x = jnp.asarray(hostile_rows(1, (8, 5, 3, 41), "float32")["wide"])
+    x = on_device(hostile_rows(1, (8, 5, 3, 41), "float32")["wide"])
     sizes: Any = {"batch_sizes": (2, 17), "neighbours": ("given", "nan"), "modes": ("jit",)}
     assert_batch_invariant(lambda x: every(x, (1, 3)), x, **sizes)
     assert_batch_invariant(lambda x: every(x, (0,)), x.reshape(8, -1).T, batch_axes=1, **sizes)
@@ -69,7 +70,7 @@ def test_stock_sums_do_not() -> None:
     """The control."""
     report = batch_variance_report(
         lambda x: lax.reduce_sum(x, (1,)),
-        jnp.asarray(hostile_rows(0, (8, 77), "float32")["normal"]),
+        on_device(hostile_rows(0, (8, 77), "float32")["normal"]),
         batch_sizes=(64, 130),
         neighbours=("given",),
         modes=("jit",),
@@ -178,7 +179,7 @@ def test_errors_and_other_platforms() -> None:
 @pytest.mark.parametrize(("shape", "axis"), [((3, 2048), 1), ((2, 2, 700), 2), ((2, 300, 40), 1)])
 def test_passes_of_a_gpu_keep_the_order(shape: tuple[int, ...], axis: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Into how many passes a sum is cut depends on the number of elements, the order does not."""
-    x = jnp.asarray(np.random.default_rng(3).standard_normal(shape), jnp.float32)
+    x = on_device(np.random.default_rng(3).standard_normal(shape), jnp.float32)
     expected = fold_axis(x, fold="sum", contract=row_contract(), axis=axis)
     for name, limit in (("_FEW", 0), ("_CACHED", 0)):
         monkeypatch.setattr(lanes, name, limit)

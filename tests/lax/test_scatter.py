@@ -12,6 +12,7 @@ from jax import lax
 from bijax.lax import scatter
 from bijax.testing import assert_bits_equal, hostile_rows
 from pallas_kernels.errors import UnsupportedError
+from tests.arrays import on_device
 from tests.lax.primitive_cases import FLOATS, equations, lowers_for_cuda, normal, substitute
 
 RULES = {
@@ -107,13 +108,13 @@ def _add(x: jax.Array, ids: jax.Array, rows: jax.Array) -> jax.Array:
 
 
 def test_untouched_elements_stay_as_they_are() -> None:
-    x = jnp.asarray(hostile_rows(4, (9, 3), "float32")["denormal"]).at[0].set(-0.0)
+    x = on_device(hostile_rows(4, (9, 3), "float32")["denormal"]).at[0].set(-0.0)
     assert_bits_equal(_add(x, jnp.array([5, 9, -10]), jnp.ones((3, 3)))[:5], x[:5])
 
 
 def test_gradient_of_a_look_up() -> None:
     """Cut at any row the sum goes on where it stopped, and examples of zeros after change nothing."""
-    table, names = jnp.zeros((30, 4)), jnp.asarray(np.random.default_rng(5).integers(0, 30, (6, 50)))
+    table, names = jnp.zeros((30, 4)), on_device(np.random.default_rng(5).integers(0, 30, (6, 50)))
     g = normal(5, 6, 50, 4)
 
     def gradient(names: jax.Array, g: jax.Array) -> jax.Array:
@@ -130,7 +131,7 @@ def test_gradient_of_a_look_up() -> None:
 
 def test_one_window_for_each_entry_of_a_batch_is_no_loop() -> None:
     """The gradient of `jnp.take_along_axis`: no windows can meet, which JAX does not say."""
-    x, i, u = normal(6, 7, 9), jnp.asarray(np.random.default_rng(6).integers(-12, 12, (7, 1))), normal(7, 7, 1)
+    x, i, u = normal(6, 7, 9), on_device(np.random.default_rng(6).integers(-12, 12, (7, 1))), normal(7, 7, 1)
 
     def gradient(u: jax.Array, i: jax.Array) -> jax.Array:
         return jax.vjp(lambda x: jnp.take_along_axis(x, i, 1), x)[1](u)[0]

@@ -16,6 +16,7 @@ from pallas_kernels.embedding import rounds as embedding_rounds
 from pallas_kernels.parts.xla import rounds
 from pallas_kernels.scatter.portable import scatter_windows
 from pallas_kernels.scatter.rounds import scatter_rounds
+from tests.arrays import on_device
 from tests.tiers import full_only
 
 SHAPES = {
@@ -44,8 +45,8 @@ def both(m: int, name: str, load: str, dtype: str, combine: Any) -> tuple[jax.Ar
     updates = rng.standard_normal((m, *window)) * 10.0 ** rng.integers(-3, 3, (m, *window))
     arguments = (
         jnp.asarray(x).astype(dtype),
-        jnp.asarray(np.stack(columns, -1), jnp.int32),
-        jnp.asarray(rng.random(m) < 0.9),
+        on_device(np.stack(columns, -1), jnp.int32),
+        on_device(rng.random(m) < 0.9),
         jnp.asarray(updates).astype(dtype),
     )
     contract = FoldContract("scatter")
@@ -84,8 +85,8 @@ def test_names_that_do_not_fit_in_one_number(monkeypatch: pytest.MonkeyPatch) ->
 def test_gradients_of_an_embedding(m: int) -> None:
     rng = np.random.default_rng(m)
     tokens = jnp.asarray(np.minimum(rng.zipf(1.3, m) - 2, 52), jnp.int32)  # -1, 51 and 52 are outside
-    g = jnp.asarray(rng.standard_normal((m, 7)), jnp.bfloat16)
-    for total in (jnp.zeros((50, 7), jnp.bfloat16), jnp.asarray(rng.standard_normal((50, 7)), jnp.float32)):
+    g = on_device(rng.standard_normal((m, 7)), jnp.bfloat16)
+    for total in (jnp.zeros((50, 7), jnp.bfloat16), on_device(rng.standard_normal((50, 7)), jnp.float32)):
         one, other = (
             jax.jit(lambda *a, f=f: f.table_gradient(*a, contract=chunk_contract()))(tokens, g, total)
             for f in (embedding_rounds, embedding)

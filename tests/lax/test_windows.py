@@ -11,6 +11,7 @@ from jax import lax
 from bijax.lax import windows
 from bijax.testing import assert_batch_invariant, assert_bits_equal, hostile_rows
 from pallas_kernels.errors import UnsupportedError
+from tests.arrays import on_device
 from tests.lax.primitive_cases import FLOATS, compared, equations, lowers_for_cuda, normal, substitute
 
 NAMES = (
@@ -55,7 +56,7 @@ def everything(x: jax.Array, window: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_examples_keep_their_bits(dtype: str) -> None:
     data = hostile_rows(0, (3, 8 * 7 * 3), dtype)
-    x = jnp.asarray(np.concatenate([*data.values()])).reshape(-1, 8, 7, 3)
+    x = on_device(np.concatenate([*data.values()])).reshape(-1, 8, 7, 3)
     for window in WINDOWS[1:2]:
         assert_batch_invariant(
             substitute(lambda x, window=window: everything(x, window), RULES),

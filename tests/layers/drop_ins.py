@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report
+from tests.arrays import on_device
 
 SIZES = (5,)  # and 1, with which each is compared
 KINDS = ("permuted", "nan")
@@ -20,7 +21,7 @@ def rows(*shape: int, dtype: Any = jnp.float32, seed: int = 0) -> jax.Array:
 
 
 def tokens(*shape: int, below: int) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(0).integers(0, below, shape), jnp.int32)
+    return on_device(np.random.default_rng(0).integers(0, below, shape), jnp.int32)
 
 
 def with_gradient(call: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.sharding import PartitionSpec as P
 
 from bijax.testing import assert_bits_equal
 from flax_layers import PLAIN, Llama, PartitionedLlama, partition
@@ -76,29 +75,7 @@ def chunks(kind: str, *counts: int) -> None:
             assert array.sharding.shard_shape(array.shape)[axis] * devices == array.shape[axis]
 
 
-def bad_input() -> None:
-    """Heads that the devices do not divide; models without arrays will do for that."""
-
-    def message(kind: str, devices: int, **changes: Any) -> str:
-        model = nnx.eval_shape(lambda: llama(kind, **changes))
-        with pytest.raises(ValueError, match="partition") as error:
-            partition(model, mesh(devices, 1))
-        return str(error.value)
-
-    few = LinearAttentionConfig(num_key_heads=2, num_value_heads=8, key_dim=4, value_dim=4, layers=(True, False))
-    assert "must divide the key heads of linear attention, got 4 devices and 2 heads" in message(
-        "linear", 4, linear=few
-    )
-    narrow = LinearAttentionConfig(num_key_heads=2, num_value_heads=2, key_dim=2, value_dim=4, layers=(True, False))
-    assert "columns of the key heads of linear attention, got 4" in message("linear", 2, linear=narrow)
-    assert "must divide the query heads, got 4 devices and 6 heads" in message("latent", 4, num_heads=6, num_kv_heads=6)
-    assert partition(llama("latent"), mesh(8, 1)).params["blocks"][0]["attention"]["key_up"].sharding.spec == P(
-        "model", None, None
-    )
-
-
 CHECKS: dict[str, Any] = {
-    "bad heads": bad_input,
     "chunks of linear attention": lambda: chunks("linear", 1, 8),
     "chunks of latent attention": lambda: chunks("latent", 1, 8),
     "gradients of linear attention": lambda: gradients("linear", 2, 8),

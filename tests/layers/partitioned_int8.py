@@ -18,6 +18,7 @@ from flax_layers.checkpoint import load_checkpoint
 from flax_layers.models.layers import QuantizedWeight, QuantLinear
 from flax_layers.models.parallel_cut import Cut
 from flax_layers.models.parallel_quant import ColumnParallelQuantLinear, GatheredQuantLinear
+from tests.arrays import on_device
 from tests.layers import deepseek_files, partitioned_attention, partitioned_experts
 from tests.layers.partitioned_experts import mesh
 from tests.layers.partitioned_models import TOKENS
@@ -35,10 +36,10 @@ def layers() -> None:
     The control quantises each device's part of a row by itself and adds over the devices.
     """
     rng = np.random.default_rng(0)
-    up, down = (jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in ((16, 96), (32, 16)))
-    bias, smooth = jnp.asarray(rng.standard_normal(96), jnp.float32), jnp.asarray(rng.random(16) + 0.5, jnp.float32)
+    up, down = (on_device(rng.standard_normal(shape), jnp.float32) for shape in ((16, 96), (32, 16)))
+    bias, smooth = on_device(rng.standard_normal(96), jnp.float32), on_device(rng.random(16) + 0.5, jnp.float32)
     first, second = QuantLinear.from_kernel(up, bias, smooth_scale=smooth), QuantLinear.from_kernel(down, jnp.ones(16))
-    x = jnp.asarray(rng.standard_normal((3, 16)), jnp.float32)
+    x = on_device(rng.standard_normal((3, 16)), jnp.float32)
 
     def own(layer: Any) -> jax.Array:
         gate, middle, last = jnp.split(layer(x), 3, axis=-1)

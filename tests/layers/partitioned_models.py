@@ -13,9 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 import bijax
 from bijax.testing import assert_bits_equal
-from flax_layers import INVARIANT, PLAIN, Llama, PartitionedLlama, Routing, load_partitioned, partition
+from flax_layers import INVARIANT, PLAIN, Llama, PartitionedLlama, load_partitioned, partition
 from flax_layers.checkpoint import Checkpoint, LlamaConfig, LoRA, Weights
-from flax_layers.checkpoint.experts import ExpertsConfig
 from flax_layers.checkpoint.weights import expected_shapes
 from flax_layers.models.adapters import sort_tokens
 from flax_layers.models.layers import Linear, RMSNorm
@@ -23,6 +22,7 @@ from flax_layers.models.parallel_adapters import adapter_specs, cut_adapters
 from flax_layers.models.parallel_cut import Cut
 from flax_layers.models.parallel_heads import ParallelHeadNorm
 from flax_layers.models.parallel_layers import ColumnParallelLinear, RowParallelLinear
+from tests.arrays import on_device
 
 CONFIG: dict[str, Any] = {
     "vocab_size": 64,
@@ -39,7 +39,7 @@ CONFIG: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_ids": (2,),
 }
-TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 64, (2, 9)))
+TOKENS = on_device(np.random.default_rng(0).integers(0, 64, (2, 9)))
 
 
 def mesh(devices: int) -> Mesh:
@@ -127,7 +127,7 @@ def layers() -> None:
     rngs = nnx.Rngs(0)
     qkv = Linear(features, 3 * heads * width, rngs=rngs)
     norm, out = RMSNorm(width, rngs=rngs), Linear(heads * width, features, rngs=rngs)
-    x = jnp.asarray(np.random.default_rng(1).standard_normal((2, 5, features)), jnp.float32)
+    x = on_device(np.random.default_rng(1).standard_normal((2, 5, features)), jnp.float32)
 
     def gradients(devices: int) -> Any:
         cut = Cut("model", devices, 8)
@@ -230,61 +230,12 @@ def gradients(dtype: Any, counts: tuple[int, ...], **changes: Any) -> None:
         assert_bits_equal(trained(model, devices), expected)
 
 
-def bad_input() -> None:
-    model = Llama(LlamaConfig(**CONFIG), rngs=nnx.Rngs(0))
-
-    def message(devices: int, axis: str = "model", leaves: int = 8, model: Any = model) -> str:
-        with pytest.raises((TypeError, ValueError), match="partition") as error:
-            partition(model, mesh(devices), axis=axis, leaves=leaves)
-        return str(error.value)
-
-    assert "axis must be one of the mesh's axes ('model',), got 'tensor'" in message(2, "tensor")
-    assert "the number of devices of axis 'model' must be a power of two, got 3" in message(3)
-    assert "got 4 leaves for the 8 devices" in message(8, leaves=4)
-    few = Llama(LlamaConfig(**{**CONFIG, "num_kv_heads": 2}), rngs=nnx.Rngs(0))
-    assert "must divide the key/value heads, got 4 devices and 2 heads" in message(4, model=few)
-    odd = Llama(LlamaConfig(**{**CONFIG, "vocab_size": 60}), rngs=nnx.Rngs(0))
-    assert "must divide the vocabulary, got 60" in message(1, model=odd)
-    assert "INVARIANT" in message(1, model=nnx.with_attributes(model, ops=PLAIN))
-    check_experts()
-    assert "must be a flax_layers.Llama, got Linear" in message(1, model=nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
-    part = partition(model, mesh(2))
-    for tokens, wanted in (
-        (jnp.full((1, 2), 64), "token ids must be from 0 to 63"),
-        (jnp.ones((1, 65), int), "at most 64"),
-    ):
-        with pytest.raises(ValueError, match=wanted):
-            part.logits(part.params, tokens)
-
-
-def check_experts() -> None:
-    """Axes that do not fit the experts are refused; models without arrays will do for that."""
-
-    def message(tensor: int, expert: int, **changes: Any) -> str:
-        model = nnx.eval_shape(lambda: Llama(LlamaConfig(**{**CONFIG, **changes}), rngs=nnx.Rngs(0)))
-        shape, devices = (expert, tensor), jax.devices()[: tensor * expert]
-        over = jax.make_mesh(shape, ("expert", "model"), axis_types=(AxisType.Auto,) * 2, devices=devices)
-        with pytest.raises(ValueError, match="partition") as error:
-            partition(model, over)
-        return str(error.value)
-
-    experts = {"experts": ExpertsConfig(intermediate_size=16, routing=Routing(num_experts=6, topk=2))}
-    assert "axis 'expert' must be a power of two, got 3; use 2 devices" in message(1, 3, **experts)
-    assert "axes 'expert' and 'model' must divide the experts, got 4 devices and 6 experts" in message(2, 2, **experts)
-    assert "axis 'expert' must have one device with a model without experts, got 2" in message(1, 2)
-    shared = ExpertsConfig(intermediate_size=16, shared_size=12, routing=Routing(num_experts=8, topk=2))
-    assert "must divide the width of the shared experts, got 12" in message(1, 2, experts=shared)
-    with pytest.raises(ValueError, match="axis and expert_axis must be two axes, got 'model' for both"):
-        partition(Llama(LlamaConfig(**CONFIG), rngs=nnx.Rngs(0)), mesh(2), expert_axis="model")
-
-
 CHECKS: dict[str, Any] = {
     "parameters": parameters,
     "loading": loading,
     "layers": layers,
     "adapters": adapters,
     "small": small,
-    "bad input": bad_input,
     "chunks": chunks,
     "gradients of Qwen3": lambda: gradients(jnp.float32, (2, 4, 8), qk_norm=True, num_layers=2),
     "gradients in bfloat16": lambda: gradients(jnp.bfloat16, (4, 8), tie_word_embeddings=False, qkv_bias=True),

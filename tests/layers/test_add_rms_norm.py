@@ -11,11 +11,12 @@ from flax import nnx
 from bijax.testing import assert_bits_equal
 from flax_layers import INVARIANT, PLAIN, Ops
 from flax_layers.models.layers import RMSNorm
+from tests.arrays import on_device
 from tests.tiers import full_only
 
 
 def rows(seed: int, *shape: int) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
+    return on_device(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
 
 
 @pytest.mark.parametrize("dtypes", ["bfloat16 bfloat16", *map(full_only, ("float32 float32", "bfloat16 float32"))])

@@ -16,6 +16,7 @@ from flax_layers import PLAIN, Llama, ServedLlama, generate
 from flax_layers.checkpoint import CheckpointError, LatentConfig, load_checkpoint
 from flax_layers.checkpoint.hf_config import hf_config
 from flax_layers.models.layers import Attention, KVCache, LatentAttention, LayerCache, MoE, RotaryEmbedding
+from tests.arrays import on_device
 from tests.layers import checkpoint_files as files
 from tests.layers import reference_deepseek
 from tests.layers import small_llama as small
@@ -96,7 +97,7 @@ def layer(dtype: str = "float32") -> LatentAttention:
 def test_a_layer_token_by_token(dtype: str) -> None:
     """Tokens from pages, in a batch at other positions, have the bits of the whole sequence."""
     attention, rotary = layer(dtype), RotaryEmbedding(8, 64)
-    x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 12, 24)), dtype)
+    x = on_device(np.random.default_rng(0).standard_normal((2, 12, 24)), dtype)
 
     @jax.jit
     def whole(x: jax.Array) -> jax.Array:
@@ -121,7 +122,7 @@ def test_a_layer_token_by_token(dtype: str) -> None:
 @pytest.mark.tier("full")
 def test_gradients_do_not_depend_on_the_batch() -> None:
     attention, rotary = layer(), RotaryEmbedding(8, 64)
-    x = jnp.asarray(np.random.default_rng(1).standard_normal((3, 10, 24)), jnp.float32)
+    x = on_device(np.random.default_rng(1).standard_normal((3, 10, 24)), jnp.float32)
 
     @jax.jit
     def gradient(x: jax.Array) -> jax.Array:

@@ -58,10 +58,10 @@ def of_each_trace(made: Any) -> Callable[[], Any]:
     return lambda: nnx.merge(structure, jax.tree.map(lambda a: a, state))
 
 
-def nnx_layers(layers: Layers) -> Made:
+def nnx_layers(layers: Layers, features: int = 5) -> Made:
     rngs = nnx.Rngs(0)
-    normed = layers.WeightNorm(nnx.Linear(5, 7, rngs=rngs), rngs=rngs)
-    spectral = layers.SpectralNorm(nnx.Linear(5, 7, rngs=rngs), rngs=rngs, update_stats=False)
+    normed = layers.WeightNorm(nnx.Linear(features, 7, rngs=rngs), rngs=rngs)
+    spectral = layers.SpectralNorm(nnx.Linear(features, 7, rngs=rngs), rngs=rngs, update_stats=False)
     kept = layers.PReLU(0.3), normed, spectral
     fresh = of_each_trace(kept)
 
@@ -72,16 +72,16 @@ def nnx_layers(layers: Layers) -> Made:
     return call
 
 
-def nnx_recurrent(layers: Layers) -> Made:
-    one, two = (layers.RNN(nnx.SimpleCell(5, 6, rngs=nnx.Rngs(i))) for i in range(2))
+def nnx_recurrent(layers: Layers, features: int = 5) -> Made:
+    one, two = (layers.RNN(nnx.SimpleCell(features, 6, rngs=nnx.Rngs(i))) for i in range(2))
     fresh = of_each_trace(layers.Bidirectional(one, two))
     return lambda x: fresh()(x)
 
 
-def linen_layers(layers: Layers) -> Made:
+def linen_layers(layers: Layers, features: int = 5) -> Made:
     kinds = (layers.PReLU(), {}), (layers.WeightNorm(linen.Dense(7)), {})
     kinds = *kinds, (layers.SpectralNorm(linen.Dense(7)), {"update_stats": False})
-    variables = [layer.init(jax.random.key(0), jnp.ones((1, 7, 5)), **options) for layer, options in kinds]
+    variables = [layer.init(jax.random.key(0), jnp.ones((1, 7, features)), **options) for layer, options in kinds]
 
     def call(x: jax.Array) -> Any:
         pooled = layers.avg_pool(jnp.exp(x), (3,), strides=(2,)), layers.max_pool(x * x, (2,))
@@ -91,9 +91,9 @@ def linen_layers(layers: Layers) -> Made:
     return call
 
 
-def linen_recurrent(layers: Layers) -> Made:
+def linen_recurrent(layers: Layers, features: int = 5) -> Made:
     layer = layers.Bidirectional(layers.RNN(linen.SimpleCell(6)), layers.RNN(linen.SimpleCell(6)))
-    variables = layer.init(jax.random.key(0), jnp.ones((1, 7, 5)))
+    variables = layer.init(jax.random.key(0), jnp.ones((1, 7, features)))
     return lambda x: layer.apply(variables, x)
 
 
@@ -120,15 +120,15 @@ def test_rows_do_not_depend_on_their_batch(gradient: bool, make: Callable[[Layer
 
 @pytest.mark.parametrize(("make", "original"), [(nnx_layers, nnx), full_only(linen_recurrent, linen)])
 def test_the_numbers_are_those_of_the_originals_which_follow_the_batch(
-    make: Callable[[Layers], Made], original: Layers
+    make: Callable[..., Made], original: Layers
 ) -> None:
     ours = flax_layers.nnx if original is nnx else flax_layers.linen
     x = rows(6, 7, 5)
     stock = jax.jit(make(original))
     for mine, theirs in zip(*(jax.tree.leaves(run(x)) for run in (jax.jit(make(ours)), stock)), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=2e-6)
-    # How many rows it takes depends on the processor.
-    x = rows(33, 7, 5)
+    # How many rows and features it takes depends on the processor.
+    x, stock = rows(33, 7, 512), jax.jit(make(original, 512))
     whole, alone = (jax.tree.leaves(stock(part)) for part in (x, x[:1]))
     assert any((np.asarray(a) != np.asarray(w)[:1]).any() for a, w in zip(alone, whole, strict=True))
 

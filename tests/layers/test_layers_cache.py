@@ -7,12 +7,13 @@ import pytest
 
 from bijax.testing import assert_bits_equal
 from flax_layers.models.layers import KVCache, LayerCache
+from tests.arrays import on_device
 
 SIZES = {"num_layers": 2, "num_kv_heads": 2, "head_dim": 3}
 
 
 def tokens(batch: int, length: int, seed: int = 0) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).standard_normal((batch, length, 2, 3)), jnp.float32)
+    return on_device(np.random.default_rng(seed).standard_normal((batch, length, 2, 3)), jnp.float32)
 
 
 def test_contiguous_write() -> None:

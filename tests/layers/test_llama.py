@@ -41,7 +41,7 @@ def test_eager() -> None:
     assert_bits_equal(small.trimmed(np.asarray(scores), rows), alone())
 
 
-@pytest.mark.tier("full", fast=("7-contiguous",))
+@pytest.mark.tier("full")  # test_generate.py has chunks and single tokens of a model of one block
 @pytest.mark.parametrize(
     ("chunk", "make"),
     [(1, small.contiguous), (7, small.contiguous), (160, small.contiguous), (1, small.paged), (64, small.paged)],

@@ -14,6 +14,7 @@ from flax_layers import INVARIANT, PLAIN, Llama, Routing, convert, nnx
 from flax_layers.checkpoint import CheckpointError, load_checkpoint, load_expert_block
 from flax_layers.checkpoint.weights import expected_shapes
 from flax_layers.models import experts_from_checkpoint
+from tests.arrays import on_device
 from tests.layers import checkpoint_files as files
 from tests.layers import reference_experts, reference_llama
 from tests.layers import small_llama as small
@@ -56,7 +57,7 @@ def test_experts_in_int8_are_those_of_plain_jax() -> None:
     x, factors = jnp.asarray(normal(1, 6, 16)), jnp.asarray(normal(2, 6, 2))
     selected = jnp.asarray([rng.permutation(4)[:2] for _ in range(6)], jnp.int32)
     pairs = [
-        (jnp.asarray(rng.integers(-127, 128, shape, np.int8)), jnp.asarray(rng.uniform(0.001, 0.01, shape[::2])))
+        (on_device(rng.integers(-127, 128, shape, np.int8)), jnp.asarray(rng.uniform(0.001, 0.01, shape[::2])))
         for shape in ((4, 16, 16), (4, 8, 16))
     ]
     ours, plain = (ops.quantized_experts(x, selected, factors, *pairs) for ops in (INVARIANT, PLAIN))

@@ -5,8 +5,13 @@ import pytest
 from tests import fake_devices
 from tests.tiers import full_only
 
-FAST = ("bad input",)
-OTHERS = (
+
+def test_what_devices_cannot_share_is_refused() -> None:
+    names = ["bad models", "bad heads"]
+    assert fake_devices.run("tests.layers.partitioned_errors", *names) == names
+
+
+MODELS = (
     ("parameters", "loading", "layers"),
     ("small", "chunks"),
     ("adapters",),
@@ -16,7 +21,7 @@ OTHERS = (
 )
 
 
-@pytest.mark.parametrize("names", [FAST, *map(full_only, OTHERS)], ids=lambda names: names[0])
+@pytest.mark.parametrize("names", [*map(full_only, MODELS)], ids=lambda names: names[0])
 def test_models_have_the_same_bits_on_any_number_of_devices(names: tuple[str, ...]) -> None:
     assert fake_devices.run("tests.layers.partitioned_models", *names) == list(names)
 
@@ -34,7 +39,6 @@ def test_experts_have_the_same_bits_on_any_number_of_devices(names: tuple[str, .
     assert fake_devices.run("tests.layers.partitioned_experts", *names) == list(names)
 
 
-FAST_ATTENTION = ("bad heads",)
 ATTENTION = (
     ("chunks of linear attention", "chunks of latent attention"),
     ("gradients of linear attention",),
@@ -44,7 +48,7 @@ ATTENTION = (
 )
 
 
-@pytest.mark.parametrize("names", [FAST_ATTENTION, *map(full_only, ATTENTION)], ids=lambda names: names[0])
+@pytest.mark.parametrize("names", [*map(full_only, ATTENTION)], ids=lambda names: names[0])
 def test_latent_and_linear_attention_have_the_same_bits_on_any_number_of_devices(names: tuple[str, ...]) -> None:
     assert fake_devices.run("tests.layers.partitioned_attention", *names) == list(names)
 

@@ -12,12 +12,13 @@ from flax import nnx as flax_nnx
 from bijax.testing import assert_bits_equal
 from flax_layers import PLAIN, Llama, conversion_report, convert, nnx, score
 from flax_layers.models.layers import Linear
+from tests.arrays import on_device
 from tests.layers import small_llama as small
 from tests.operators import oracles
 
 
 def normal(seed: int, *shape: int) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
+    return on_device(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
 
 
 @pytest.mark.tier("full")

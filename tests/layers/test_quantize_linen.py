@@ -12,6 +12,7 @@ from flax import nnx as flax_nnx
 import bijax
 from bijax.testing import assert_bits_equal
 from flax_layers import Routing, conversion_report, convert, linen, nnx, quantize_variables
+from tests.arrays import on_device
 from tests.layers.parameters import filled
 from tests.tiers import full_only
 
@@ -19,7 +20,7 @@ ROUTING = Routing(num_experts=4, topk=2, scoring="sigmoid", use_bias=True)
 
 
 def normal(seed: int, *shape: int) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
+    return on_device(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import bijax
 from bijax.ops.rotary.heads import rotate_and_store, rotate_heads, store_rows
 from bijax.testing import assert_bits_equal
 from flax_layers import INVARIANT, PLAIN, Ops
+from tests.arrays import on_device
 from tests.layers.rotate_checks import assert_same
 from tests.rotary.cases import case
 from tests.tiers import full_only
@@ -107,7 +108,7 @@ def test_its_contract() -> None:
 
 def test_tables_of_another_dtype_are_widened() -> None:
     rng = np.random.default_rng(0)
-    x, cos, sin = (jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in ((2, 3, 2, 8), *[(2, 3, 4)] * 2))
+    x, cos, sin = (on_device(rng.standard_normal(shape), jnp.float32) for shape in ((2, 3, 2, 8), *[(2, 3, 4)] * 2))
     narrow = [table.astype(jnp.bfloat16) for table in (cos, sin)]
     assert_bits_equal(rotate_heads(x, *narrow), rotate_heads(x, *(table.astype(jnp.float32) for table in narrow)))
 

@@ -15,6 +15,7 @@ from pallas_kernels.matmul import cpu
 from pallas_kernels.matmul.cpu import launch
 from pallas_kernels.matmul.cpu.forms import panels
 from pallas_kernels.matmul.schedule.cpu import Step, matmul_ladder, steps_by_preference
+from tests.arrays import on_device
 from tests.matmul.reference import emulate
 from tests.tiers import full_only
 
@@ -46,7 +47,7 @@ def test_rows_keep_their_bits(k: int, n: int, dtype: str, sizes: tuple[int, ...]
 @pytest.mark.parametrize("transpose", [False, True])
 def test_gradient_rows_keep_their_bits(transpose: bool) -> None:
     w = weights(333, 77, "float32", transpose=transpose)
-    x = jnp.asarray(hostile_rows(1, (33, 333), "float32")["normal"])
+    x = on_device(hostile_rows(1, (33, 333), "float32")["normal"])
 
     def gradient(x: jax.Array) -> jax.Array:
         return jax.grad(lambda x: jnp.sum(bijax.matmul(x, w, transpose_w=transpose) ** 2))(x)
@@ -62,7 +63,7 @@ def test_gradient_rows_keep_their_bits(transpose: bool) -> None:
 def test_every_number_of_rows(k: int, transpose: bool, sizes: tuple[int, ...]) -> None:
     """Tiles, tails and every way to cut a batch into them."""
     w = weights(k, 40, "float32", transpose=transpose)
-    x = jnp.asarray(hostile_rows(2, (1100, k), "float32")["normal"])
+    x = on_device(hostile_rows(2, (1100, k), "float32")["normal"])
     whole = bijax.matmul(x, w, transpose_w=transpose)
     for m in sizes:
         start = (37 * m) % (1100 - m)
@@ -74,7 +75,7 @@ def test_every_number_of_rows(k: int, transpose: bool, sizes: tuple[int, ...]) -
 @pytest.mark.parametrize("every", [False, full_only(True)], ids=["few", "every"])
 def test_transformations_keep_the_bits(every: bool) -> None:
     w = weights(333, 77, "float32")
-    x = jnp.asarray(hostile_rows(3, (24, 333), "float32")["wide"])
+    x = on_device(hostile_rows(3, (24, 333), "float32")["wide"])
     y = bijax.matmul(x, w)
 
     def f(x: jax.Array) -> jax.Array:
@@ -179,8 +180,8 @@ def test_preference_never_leaves_the_ladder_empty() -> None:
 def test_aligned_micro_batches_add_up_to_the_whole(continued_and_padded: bool, transpose: bool) -> None:
     w = weights(40, 24, "float32", transpose=transpose)
     bias = weights(1, 24, "float32")[0]
-    x = jnp.asarray(hostile_rows(5, (384, 40), "float32")["normal"])
-    g = jnp.asarray(hostile_rows(6, (384, 24), "float32")["normal"])
+    x = on_device(hostile_rows(5, (384, 40), "float32")["normal"])
+    g = on_device(hostile_rows(6, (384, 24), "float32")["normal"])
 
     def loss(params: tuple[jax.Array, jax.Array], rows: slice) -> jax.Array:
         return jnp.sum(bijax.matmul(x[rows], params[0], bias=params[1], transpose_w=transpose) * g[rows])
@@ -206,5 +207,5 @@ def test_aligned_micro_batches_add_up_to_the_whole(continued_and_padded: bool, t
 def test_control_plain_jax_differs() -> None:
     """The same harness finds that jnp.dot changes bits with the batch."""
     w = weights(576, 192, "float32")
-    x = jnp.asarray(hostile_rows(0, (64, 576), "float32")["normal"])
+    x = on_device(hostile_rows(0, (64, 576), "float32")["normal"])
     assert batch_variance_report(lambda x: jnp.dot(x, w), x, batch_sizes=(2, 64)).differing_elements > 0

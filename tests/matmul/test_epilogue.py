@@ -18,6 +18,7 @@ from pallas_kernels.matmul.hopper.epilogue import Epilogue, make_store
 from pallas_kernels.matmul.hopper.launch import gated_matmul, matmul
 from pallas_kernels.matmul.schedule.hopper.fused_matmul import SplitKSchedule
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
+from tests.arrays import on_device
 from tests.matmul.operands import operands
 from tests.mosaic import Races, interpreter
 
@@ -125,7 +126,7 @@ def test_blocks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Partial sums of many rows would take much memory: blocks of rows are multiplied one after another."""
     rng = np.random.default_rng(0)  # integers, whose sums are exact: the interpreter's depend on the tiles
     x, w, bias, residual = (
-        jnp.asarray(rng.integers(-8, 9, shape), dtype)
+        on_device(rng.integers(-8, 9, shape), dtype)
         for shape, dtype in (((11, 128), DTYPE), ((128, 128), DTYPE), ((128,), DTYPE), ((11, 128), "float32"))
     )
 
@@ -218,7 +219,7 @@ def product(x: jax.Array, w: jax.Array, transpose_w: bool) -> jax.Array:
 
 
 def normal(shape: tuple[int, ...], dtype: str = DTYPE) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(7).standard_normal(shape), dtype)
+    return on_device(np.random.default_rng(7).standard_normal(shape), dtype)
 
 
 def close(y: jax.Array, expected: jax.Array, terms: int) -> None:

@@ -19,7 +19,7 @@ from pallas_kernels.matmul.hopper import bf16x6, tf32
 from pallas_kernels.matmul.schedule.hopper.bf16x6 import SplitSchedule
 from pallas_kernels.matmul.schedule.hopper.tf32 import Tf32Schedule, tf32_schedule
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
-from tests.arrays import ones
+from tests.arrays import on_device, ones
 from tests.mosaic import Races, interpreter
 from tests.tiers import full_only, tiered
 
@@ -74,7 +74,7 @@ INTERPRETED: dict[str, tuple[str, tuple[int, ...], bool, Any]] = {
 def test_interpreted_kernel_multiplies(name: str, races: Races) -> None:
     which, (*lead, m, k, n), transpose_w, schedule = INTERPRETED[name]
     x, w = operands((*lead, m, k), n, transpose_w)
-    bias = jnp.asarray(np.random.default_rng(n).standard_normal(n), jnp.float32)
+    bias = on_device(np.random.default_rng(n).standard_normal(n), jnp.float32)
     options = {"transpose_w": transpose_w, "bias": bias, "schedule": schedule, "interpret": interpreter()}
     y = MATMULS[which](x, w, **options)
     assert (y.shape, y.dtype) == ((*lead, m, n), jnp.float32)

@@ -11,10 +11,11 @@ import pytest
 import bijax
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import add_as_tree, split_length
+from tests.arrays import on_device
 
 M, K, N = 11, 333, 40
 X, W, UP, BIAS, R = (
-    jnp.asarray(np.random.default_rng(i).standard_normal(shape), jnp.float32)
+    on_device(np.random.default_rng(i).standard_normal(shape), jnp.float32)
     for i, shape in enumerate(((M, K), (K, N), (K, N), (N,), (M, N)))
 )
 
@@ -57,7 +58,7 @@ def test_a_row_alone_has_its_bits_in_the_batch(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("name", ["gelu", "relu, residual, split", "gated"])
 def test_gradients(name: str) -> None:
     ours, plain = FORMS[name]
-    g = jnp.asarray(np.random.default_rng(9).standard_normal((M, N)), jnp.float32)
+    g = on_device(np.random.default_rng(9).standard_normal((M, N)), jnp.float32)
     arguments = X, R, W, UP, BIAS
     y, pull = jax.vjp(ours, *arguments)
     expected, pull_expected = jax.vjp(plain, *(a.astype(jnp.float32) for a in arguments))

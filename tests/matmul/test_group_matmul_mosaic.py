@@ -17,7 +17,7 @@ from pallas_kernels.matmul.hopper.int8 import quant_matmul
 from pallas_kernels.matmul.schedule.hopper.group_matmul import bytes_in_groups, group_candidates, sums_schedule
 from pallas_kernels.matmul.schedule.hopper.int8 import int8_candidates
 from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, MatmulSchedule
-from tests.arrays import ones
+from tests.arrays import on_device, ones
 from tests.mosaic import Races, interpreter
 from tests.tiers import tiered
 
@@ -145,7 +145,7 @@ def test_interpreted_kernel_multiplies_integers(case: tuple[str | None, bool, bo
     x, w = (rng.integers(-127, 128, shape).astype(np.int8) for shape in ((M, k), (groups, n, k)))
     # Powers of two: the interpreter contracts products and sums.
     row, column = (np.exp2(rng.integers(-9, 9, shape)).astype(np.float32) for shape in (M, (groups, n)))
-    bias = None if sizes else jnp.asarray(rng.integers(-9, 9, n), "bfloat16")
+    bias = None if sizes else on_device(rng.integers(-9, 9, n), "bfloat16")
     y = quant_matmul(
         jnp.asarray(x),
         jnp.asarray((w if transpose_w else w.swapaxes(1, 2))[slice(None) if sizes else 0]),

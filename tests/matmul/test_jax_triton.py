@@ -118,6 +118,33 @@ def test_machine_code_keeps_the_contract(name: str, target: str) -> None:
 
 
 @needs_triton
+@pytest.mark.parametrize(
+    ("shapes", "dtype", "transpose_w"),
+    [
+        (((3, 1, 32), (3, 32, 16)), "bfloat16", False),
+        (((3, 2, 1), (3, 1, 16)), "float32", False),
+        (((3, 1, 32), (3, 16, 32)), "float32", True),
+        (((2, 1, 32), (2, 32, 16)), "float64", False),
+    ],
+)
+def test_sizes_of_one(shapes: Any, dtype: str, transpose_w: bool) -> None:
+    """Triton makes an argument that is 1 a constant, which has no methods."""
+    contracts = {
+        "bfloat16": MmaContract(),
+        "float32": MatmulContract(128),
+        "float64": MatmulContract(128, dtype="float64"),
+    }
+
+    def product(x: Any, w: Any) -> Any:
+        return matmul(x, w, contract=contracts[dtype], target=AMPERE, transpose_w=transpose_w, out_dtype=x.dtype.name)
+
+    with jax.enable_x64(dtype == "float64"):
+        (launch,) = launches_of(product, *(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes))
+    assert 1 in launch.arguments
+    check_resources(compiled(launch), AMPERE)
+
+
+@needs_triton
 @pytest.mark.tier("full")
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("products", [1, 2])

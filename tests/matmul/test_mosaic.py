@@ -15,7 +15,7 @@ from pallas_kernels.contract import MatmulContract, WgmmaContract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.matmul.hopper.launch import matmul
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
-from tests.arrays import ones
+from tests.arrays import on_device, ones
 from tests.matmul.operands import operands
 from tests.mosaic import Races, interpreter
 
@@ -53,7 +53,7 @@ INTERPRETED = {
 def test_interpreted_kernel_multiplies(name: str, with_bias: bool, races: Races) -> None:
     (*lead, m, k, n), transpose_w, out, schedule = INTERPRETED[name]
     x, w = operands((*lead, m, k), n, transpose_w, "bfloat16")
-    bias = jnp.asarray(np.random.default_rng(n).standard_normal(n), "bfloat16") if with_bias else None
+    bias = on_device(np.random.default_rng(n).standard_normal(n), "bfloat16") if with_bias else None
     y = matmul(
         x,
         w,

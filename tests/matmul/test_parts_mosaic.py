@@ -11,12 +11,13 @@ from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import PartsChunkContract, PartsContract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.matmul.hopper import parts
+from tests.arrays import on_device
 
 INTERPRET = plgpu.InterpretGPUParams()
 
 
 def normal(seed: int, *shape: int, dtype: str = "float32") -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+    return on_device(np.random.default_rng(seed).standard_normal(shape), dtype)
 
 
 @pytest.mark.tier("full")

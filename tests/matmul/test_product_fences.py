@@ -20,6 +20,7 @@ from pallas_kernels.matmul.cpu import stacked
 from pallas_kernels.matmul.cpu.verify import trials
 from pallas_kernels.matmul.schedule.cpu import StackStep, Step
 from pallas_kernels.parts.xla.tiles import isolate, isolated_dot
+from tests.arrays import on_device
 
 pytestmark = pytest.mark.skipif(jax.default_backend() != "cpu", reason="the programs of this file are XLA:CPU's")
 
@@ -28,7 +29,7 @@ Dot = Callable[..., jax.Array]
 
 
 def normal(seed: int, *shape: int) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
+    return on_device(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
 
 
 def barred_dot(x: jax.Array, w: jax.Array, dims: Any) -> jax.Array:

@@ -16,6 +16,7 @@ from pallas_kernels.matmul.schedule import cpu as schedule
 from pallas_kernels.matmul.schedule.cpu import StackStep
 from pallas_kernels.parts.xla.opaque import opaque_zero
 from pallas_kernels.parts.xla.tiles import isolate
+from tests.arrays import on_device
 
 STORAGES = (Storage(), Storage(transpose_w=True), Storage(transpose_x=True))
 STACKS = (
@@ -93,8 +94,8 @@ def test_a_chain_of_rounded_products_is_found_out(monkeypatch: pytest.MonkeyPatc
 def _in_a_small_loop() -> Callable[[jax.Array], jax.Array]:
     """Products in a loop that XLA:CPU compiles to one function, as part of it is moved out of it."""
     draw = np.random.default_rng(1)
-    weights = jnp.asarray(draw.standard_normal((19, 7)) / 4, jnp.float32)
-    constant = jnp.asarray(draw.standard_normal(7), jnp.float32)
+    weights = on_device(draw.standard_normal((19, 7)) / 4, jnp.float32)
+    constant = on_device(draw.standard_normal(7), jnp.float32)
 
     def steps(rows: jax.Array) -> jax.Array:
         def step(rows: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tests.arrays import on_device
+
 
 def scores(rows: int, columns: int, dtype: str) -> jax.Array:
     """Returns numbers with ties, both zeros, infinities, nans and subnormal numbers."""
@@ -19,7 +21,7 @@ def scores(rows: int, columns: int, dtype: str) -> jax.Array:
 
 
 def numbers(size: int, low: int, high: int) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(1).integers(low, high, size), jnp.int32)
+    return on_device(np.random.default_rng(1).integers(low, high, size), jnp.int32)
 
 
 SORTS: dict[str, tuple[int, dict[str, int]]] = {
@@ -40,5 +42,5 @@ PLACES: dict[str, tuple[list[int], int]] = {
 
 
 def rows_and_places(dtype: str, columns: int) -> tuple[Any, Any]:
-    x = jnp.asarray(np.random.default_rng(2).integers(-100, 100, (5, columns))).astype(dtype)
+    x = on_device(np.random.default_rng(2).integers(-100, 100, (5, columns))).astype(dtype)
     return x, numbers(9, -2, 5)[:, None]

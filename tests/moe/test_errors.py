@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import bijax
+from tests.arrays import on_device
 
-X, ROW, COLUMN, WEIGHTS = (jnp.asarray(np.ones(shape, np.float32)) for shape in ((4, 6), 4, (3, 5), (2, 2)))
-Q, W = (jnp.asarray(np.ones(shape, np.int8)) for shape in ((4, 6), (3, 6, 5)))
-S, OFFSET = jnp.asarray(np.zeros((4, 2), np.int32)), jnp.asarray(np.arange(4, dtype=np.int32))
+X, ROW, COLUMN, WEIGHTS = (on_device(np.ones(shape, np.float32)) for shape in ((4, 6), 4, (3, 5), (2, 2)))
+Q, W = (on_device(np.ones(shape, np.int8)) for shape in ((4, 6), (3, 6, 5)))
+S, OFFSET = jnp.asarray(np.zeros((4, 2), np.int32)), on_device(np.arange(4, dtype=np.int32))
 
 
 def scatter(*args: Any, **options: Any) -> Any:

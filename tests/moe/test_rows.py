@@ -12,6 +12,7 @@ import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
+from tests.arrays import on_device
 from tests.operators import oracles
 from tests.operators.lowering import assert_fenced_on_cuda
 from tests.tiers import full_only
@@ -20,11 +21,11 @@ C, TOPK, EXPERTS = 5, 3, 6
 
 
 def normal(seed: int, *shape: int, dtype: Any = "float32") -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape)).astype(dtype)
+    return on_device(np.random.default_rng(seed).standard_normal(shape)).astype(dtype)
 
 
 def int8(seed: int, *shape: int) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).integers(-128, 128, shape, np.int8))
+    return on_device(np.random.default_rng(seed).integers(-128, 128, shape, np.int8))
 
 
 def routed(seed: int, tokens: int, topk: int = TOPK, experts: int = EXPERTS) -> np.ndarray:

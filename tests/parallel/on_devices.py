@@ -21,6 +21,7 @@ import bijax
 from bijax import parallel
 from bijax.testing import assert_bits_equal
 from flax_layers import INVARIANT
+from tests.arrays import on_device
 
 CHECKS: dict[str, Callable[[], None]] = {}
 AXIS = "cut"
@@ -312,7 +313,7 @@ def experts_cut(devices: int) -> None:
     hidden, inner, experts, topk = 16, 8, 8, 4
     x, gate_up, down = array(1, 16, hidden), array(2, experts, hidden, 2 * inner), array(3, experts, inner, hidden)
     weights = jax.nn.softmax(array(4, 16, topk))
-    spread = jnp.asarray(np.random.default_rng(5).permuted(np.tile(np.arange(experts), (16, 1)), axis=1)[:, :topk])
+    spread = on_device(np.random.default_rng(5).permuted(np.tile(np.arange(experts), (16, 1)), axis=1)[:, :topk])
 
     def layer(axis: str | None, to: Any, x: jax.Array, weights: jax.Array, gate_up: jax.Array, down: jax.Array) -> Any:
         sent = parallel.moe_dispatch(x, to, axis, num_experts=experts)
@@ -357,7 +358,7 @@ def experts_cut(devices: int) -> None:
 def _experts_on_any_number() -> None:
     """There is no sum over devices, so three devices will do."""
     x, down = array(1, 12, 16, dtype=jnp.bfloat16), array(2, 12, 16, 16, dtype=jnp.bfloat16)
-    to, weights = jnp.asarray(np.random.default_rng(3).integers(0, 12, (12, 1))), jnp.ones((12, 1))
+    to, weights = on_device(np.random.default_rng(3).integers(0, 12, (12, 1))), jnp.ones((12, 1))
 
     def layer(axis: str | None, x: jax.Array, to: jax.Array, down: jax.Array, weights: jax.Array) -> jax.Array:
         sent = parallel.moe_dispatch(x, to, axis, num_experts=12)

@@ -10,6 +10,7 @@ import pytest
 
 import bijax
 from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report, hostile_rows
+from tests.arrays import on_device
 from tests.operators import oracles
 from tests.operators.lowering import assert_fenced_on_cuda
 from tests.tiers import full_only
@@ -39,7 +40,7 @@ def int8(seed: int, *shape: int) -> np.ndarray:
 )
 def test_the_quantised_rows_of_the_oracle(dtype: str, smooth: str | None, shape: tuple[int, ...]) -> None:
     x = jnp.asarray(normal(1, *shape)).astype(dtype)
-    s = None if smooth is None else jnp.asarray(np.exp(normal(2, shape[-1]))).astype(smooth)
+    s = None if smooth is None else on_device(np.exp(normal(2, shape[-1]))).astype(smooth)
     found = jax.jit(bijax.scale_dynamic_quant)(x, s)
     assert_bits_equal(found, oracles.quantize(x, s))
     assert_bits_equal(found, bijax.scale_dynamic_quant(x, s), err_msg="without jit")
@@ -48,7 +49,7 @@ def test_the_quantised_rows_of_the_oracle(dtype: str, smooth: str | None, shape:
 @pytest.mark.tier("full", fast=("denormal", "huge", "inf", "normal", "wide", "zeros"))
 @pytest.mark.parametrize("kind", sorted(hostile_rows(0, (1, 1), "float32")))
 def test_hostile_rows(kind: str) -> None:
-    x = jnp.asarray(hostile_rows(3, (40, 33), "float32")[kind])
+    x = on_device(hostile_rows(3, (40, 33), "float32")[kind])
     y, scale = bijax.scale_dynamic_quant(x, jnp.full(33, 1.5, jnp.float32))
     assert_bits_equal((y, scale), oracles.quantize(x, np.full(33, 1.5, np.float32)))
     assert np.asarray(y).min() >= -127
@@ -74,7 +75,7 @@ def test_rows_that_int8_cannot_hold() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_norm_and_quantisation_in_one(dtype: str, residual: bool) -> None:
     x, r = (jnp.asarray(normal(i, 5, 200)).astype(dtype) for i in (0, 1))
-    w, s = jnp.asarray(normal(2, 200)), jnp.asarray(np.exp(normal(3, 200))).astype(jnp.bfloat16)
+    w, s = jnp.asarray(normal(2, 200)), on_device(np.exp(normal(3, 200))).astype(jnp.bfloat16)
     call = jax.jit(lambda x, r: bijax.add_rms_norm_dynamic_quant(x, w, s, residual=r if residual else None, eps=1e-5))
     after, y, scale = call(x, r)
     h = (oracles.wide(x) + oracles.wide(r)).astype(x.dtype) if residual else np.asarray(x)
@@ -127,9 +128,9 @@ def test_the_largest_sums_are_exact() -> None:
 
 @pytest.mark.parametrize("every", [False, full_only(True)], ids=["batches", "and transformations"])
 def test_rows_keep_their_bits(every: bool) -> None:
-    x = jnp.asarray(hostile_rows(3, (17, 96), "float32")["wide"])
-    w, s, q = jnp.asarray(normal(1, 96)), jnp.asarray(np.exp(normal(2, 96))), jnp.asarray(int8(3, 96, 50))
-    c = jnp.asarray(np.exp(normal(4, 50)))
+    x = on_device(hostile_rows(3, (17, 96), "float32")["wide"])
+    w, s, q = jnp.asarray(normal(1, 96)), on_device(np.exp(normal(2, 96))), jnp.asarray(int8(3, 96, 50))
+    c = on_device(np.exp(normal(4, 50)))
 
     def layer(x: jax.Array) -> Any:
         after, y, scale = bijax.add_rms_norm_dynamic_quant(x, w, s, residual=x * 2)

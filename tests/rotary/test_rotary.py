@@ -10,6 +10,7 @@ import pytest
 
 import bijax
 from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report
+from tests.arrays import on_device
 from tests.operators import oracles
 from tests.operators.lowering import assert_fenced_on_cuda
 from tests.tiers import full_only
@@ -20,7 +21,7 @@ HEADS = {"q_head_num": Q, "kv_head_num": KV}
 
 
 def normal(seed: int, *shape: int, dtype: Any = "float32") -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape).astype(dtype))
+    return on_device(np.random.default_rng(seed).standard_normal(shape).astype(dtype))
 
 
 def tables(dtype: str = "bfloat16") -> tuple[jax.Array, jax.Array]:

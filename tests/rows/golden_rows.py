@@ -10,6 +10,7 @@ import numpy as np
 
 from bijax.testing import hostile_rows
 from pallas_kernels.contract import chunk_contract, row_contract
+from tests.arrays import on_device
 
 # Correctly rounded steps in a fixed order: the hash on every machine, CPU or GPU.
 GOLDEN = {
@@ -25,7 +26,7 @@ GOLDEN = {
 
 def golden_hash(name: str, kernel: Callable[..., Any]) -> str:
     """Returns a hash of the bits of a kernel on fixed data."""
-    x, g = (jnp.asarray(hostile_rows(seed, (200, 576), "float32")["normal"]) for seed in (0, 1))
+    x, g = (on_device(hostile_rows(seed, (200, 576), "float32")["normal"]) for seed in (0, 1))
     w, factor = x[0], jnp.abs(g[:, :1])
     calls: dict[str, Callable[..., Any]] = {
         "rms_norm": lambda f: f(x, w, eps=1e-6, contract=row_contract()),

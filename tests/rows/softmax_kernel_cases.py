@@ -13,6 +13,7 @@ from pallas_kernels.cross_entropy import portable as cross_entropy
 from pallas_kernels.schedule.hopper.softmax import OnlineSchedule, ring_schedule, segments_of
 from pallas_kernels.softmax import hopper as softmax_hopper
 from pallas_kernels.softmax import portable as softmax
+from tests.arrays import on_device
 
 Form = Callable[..., Any]
 
@@ -30,8 +31,8 @@ def hostile(columns: int, dtype: str) -> tuple[jax.Array, jax.Array]:
 
 def forms(x: jax.Array, labels: jax.Array) -> dict[str, tuple[Form, Form]]:
     """Returns for every operation the kernel and the portable form, as functions of nothing but keywords."""
-    g = jnp.asarray(np.random.default_rng(1).standard_normal(x.shape), x.dtype)
-    m, log_sum = softmax.logsumexp(x, contract=row_contract())
+    g = on_device(np.random.default_rng(1).standard_normal(x.shape), x.dtype)
+    m, log_sum = jax.jit(lambda x: softmax.logsumexp(x, contract=row_contract()))(x)
     tree, online = ({"contract": c} for c in (row_contract(), online_row_contract(x.shape[1])))
 
     def both(name: str, *arguments: Any, order: Any = (), **parameters: Any) -> tuple[Form, Form]:
@@ -44,7 +45,7 @@ def forms(x: jax.Array, labels: jax.Array) -> dict[str, tuple[Form, Form]]:
         of_ours, of_theirs = order or ({}, {})
         return call(ours, of_ours), call(theirs, of_theirs)
 
-    number = g[:, :1].astype(jnp.float32)
+    number = jnp.asarray(np.asarray(g)[:, :1].astype(np.float32))
     return {
         "softmax": both("softmax", x, order=(online, tree)),
         "softmax_gradient": both("softmax_gradient", x, g, order=(tree, tree)),

@@ -14,6 +14,7 @@ from pallas_kernels.contract import row_contract
 from pallas_kernels.cross_entropy import portable as cross_entropy
 from pallas_kernels.norm import portable as norm
 from pallas_kernels.softmax import portable as softmax
+from tests.arrays import on_device
 from tests.rows.row_cases import OURS, PLAIN, all_ops, hostile_batch, labels_of, with_gradient
 from tests.tiers import full_only
 
@@ -94,7 +95,7 @@ def test_transformations_keep_the_bits() -> None:
 @pytest.mark.parametrize("axis", [None, 0, 1, -1, (0, 2), (2, 1)])
 def test_axes_are_rows(axis: Any) -> None:
     """Whichever axes a row lies along, its bits are those of the row laid out flat."""
-    x = jnp.asarray(hostile_rows(3, (5, 33, 130), "float32")["wide"])
+    x = on_device(hostile_rows(3, (5, 33, 130), "float32")["wide"])
     axes = tuple(range(3)) if axis is None else tuple(np.atleast_1d(axis) % 3)
     kept = [a for a in range(3) if a not in axes]
     order = (*kept, *sorted(axes))
@@ -145,8 +146,8 @@ def test_tiles_and_their_tails(gradients: bool, monkeypatch: pytest.MonkeyPatch)
 def test_aligned_micro_batches_add_up_to_the_whole(name: str) -> None:
     """The gradients of weights, with rows cut at multiples of 128 and with rows of zeros appended."""
     rng = np.random.default_rng(4)
-    x, g = (jnp.asarray(rng.standard_normal((300, 40)).astype(np.float32)) for _ in range(2))
-    w, b = (jnp.asarray(rng.standard_normal(40).astype(np.float32)) for _ in range(2))
+    x, g = (on_device(rng.standard_normal((300, 40)).astype(np.float32)) for _ in range(2))
+    w, b = (on_device(rng.standard_normal(40).astype(np.float32)) for _ in range(2))
     affine = bijax.elementwise(lambda x, w, b: jnp.tanh(x * w) + b)
     op = {
         "rms_norm": lambda x, w, b: bijax.rms_norm(x, w),

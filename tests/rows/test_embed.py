@@ -8,6 +8,7 @@ import pytest
 from bijax.ops.embed import embed
 from bijax.testing import assert_bits_equal, hostile_rows
 from pallas_kernels.errors import UnsupportedError
+from tests.arrays import on_device
 
 V, D = 40, 5
 DTYPES = ("float32", "bfloat16", "float16")
@@ -76,7 +77,7 @@ def test_stock_gradient_does_not_take_micro_batches() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_look_up(dtype: str) -> None:
-    table = jnp.asarray(hostile_rows(0, (V, D), dtype)["wide"])
+    table = on_device(hostile_rows(0, (V, D), dtype)["wide"])
     names = tokens(6).reshape(2, 3)
     assert_bits_equal(embed(table, names), np.asarray(table)[names])
     assert_bits_equal(jax.jit(jax.vmap(embed, in_axes=(None, 1), out_axes=1))(table, names), np.asarray(table)[names])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import bijax
-from tests.arrays import ones, zeros
+from tests.arrays import on_device, ones, zeros
 
 X, W = ones((2, 3, 4)), ones(4)
 LABELS = zeros((2, 3), jnp.int32)
@@ -77,7 +77,7 @@ def test_labels_out_of_range_under_jit_give_nan_in_their_rows() -> None:
 @pytest.mark.tier("full", fast=("int16", "uint32", "uint64"))
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint32", "int64", "uint64"])
 def test_labels_of_any_integer_dtype(dtype: str) -> None:
-    logits = jnp.asarray(np.random.default_rng(0).standard_normal((3, 300)).astype(np.float32))
+    logits = on_device(np.random.default_rng(0).standard_normal((3, 300)).astype(np.float32))
     expected = bijax.softmax_cross_entropy(logits, jnp.asarray([0, 5, 100]))
     with jax.enable_x64(dtype.endswith("64")):
         loss = bijax.softmax_cross_entropy(logits, jnp.asarray([0, 5, 100], dtype), ignore_index=-100)

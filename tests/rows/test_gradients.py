@@ -11,6 +11,7 @@ import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
+from tests.arrays import on_device
 from tests.tiers import full_only
 
 Function = Callable[..., Any]
@@ -92,7 +93,7 @@ BOUNDS = {"float32": 1e-6, "bfloat16": 8e-3, "float16": 1e-3}
 def test_float64(name: str, dtype: str) -> None:
     ours, plain, shapes = CASES[name]
     rng = np.random.default_rng(1)
-    arguments = [jnp.asarray(rng.standard_normal(shape) * 3, dtype) for shape in shapes]
+    arguments = [on_device(rng.standard_normal(shape) * 3, dtype) for shape in shapes]
 
     def both(f: Function, cotangents: Any, arguments: Any) -> Any:
         y, pull = jax.vjp(f, *arguments)
@@ -125,7 +126,7 @@ def test_long_rows_keep_their_digits() -> None:
 
 
 def test_weights_may_be_wider_than_rows() -> None:
-    x = jnp.asarray(np.random.default_rng(4).standard_normal((3, 40)), jnp.bfloat16)
+    x = on_device(np.random.default_rng(4).standard_normal((3, 40)), jnp.bfloat16)
     w = jnp.linspace(1.0, 2.0, 40)
     y, pull = jax.vjp(bijax.rms_norm, x, w)
     dx, dw = pull(y)
@@ -133,7 +134,7 @@ def test_weights_may_be_wider_than_rows() -> None:
 
 
 def test_rows_that_are_left_out_have_no_gradient() -> None:
-    logits = jnp.asarray(np.random.default_rng(5).standard_normal((5, 7)).astype(np.float32)).at[1].set(jnp.nan)
+    logits = on_device(np.random.default_rng(5).standard_normal((5, 7)).astype(np.float32)).at[1].set(jnp.nan)
     labels = jnp.asarray([3, -100, 0, -100, 6])
 
     def loss(x: jax.Array) -> jax.Array:
@@ -148,7 +149,7 @@ def test_rows_that_are_left_out_have_no_gradient() -> None:
 
 @pytest.mark.parametrize("every", [False, full_only(True)], ids=["of a sum", "of a mean, and the third"])
 def test_the_second_derivative_of_what_has_one(every: bool) -> None:
-    x = jnp.asarray(np.random.default_rng(6).standard_normal(30).astype(np.float32))
+    x = on_device(np.random.default_rng(6).standard_normal(30).astype(np.float32))
     gelu = bijax.elementwise(jax.nn.gelu)
 
     def twice(f: Function, total: Function) -> Any:
@@ -214,7 +215,7 @@ def test_values_that_are_not_finite_mean_what_they_mean_in_jax() -> None:
 
 
 def test_heads_that_are_not_named_stay_as_they_are() -> None:
-    x = jnp.asarray(np.random.default_rng(7).standard_normal((3, 4, 5)).astype(np.float32))
+    x = on_device(np.random.default_rng(7).standard_normal((3, 4, 5)).astype(np.float32))
     x = x.at[0, 0, :3].set(jnp.asarray([-0.0, jnp.nan, jnp.inf])).at[2, 3].set(-0.0)
     g = x[::-1, ::-1]
     y, pull = jax.vjp(lambda x: bijax.head_rms_norm(x, head_offset=1, head_num=2), x)
@@ -226,8 +227,8 @@ def test_heads_that_are_not_named_stay_as_they_are() -> None:
 @pytest.mark.tier("full")
 def test_each_head_has_the_bits_of_its_own_norm() -> None:
     rng = np.random.default_rng(8)
-    x, g = (jnp.asarray(rng.standard_normal((6, 3, 70)), jnp.bfloat16) for _ in range(2))
-    w = jnp.asarray(rng.standard_normal((3, 70)).astype(np.float32))
+    x, g = (on_device(rng.standard_normal((6, 3, 70)), jnp.bfloat16) for _ in range(2))
+    w = on_device(rng.standard_normal((3, 70)).astype(np.float32))
     y, pull = jax.vjp(lambda x, w: bijax.head_rms_norm(x, w), x, w)
     dx, dw = pull(g)
     for i in range(3):

@@ -11,6 +11,7 @@ import pytest
 import bijax
 from bijax.ops.rows import linear_cross_entropy as module
 from bijax.testing import assert_bits_equal, hostile_rows
+from tests.arrays import on_device
 from tests.tiers import full_only
 
 ROWS, WIDTH, COLUMNS = 300, 40, 33
@@ -24,7 +25,7 @@ def pair(x: Any, w: Any, labels: Any, *, transpose_w: bool = False, **options: A
 
 def given(dtype: str, transpose_w: bool) -> tuple[jax.Array, ...]:
     rng = np.random.default_rng(0)
-    x = jnp.asarray(hostile_rows(1, (ROWS, WIDTH), dtype)["wide"])
+    x = on_device(hostile_rows(1, (ROWS, WIDTH), dtype)["wide"])
     w = rng.standard_normal((COLUMNS, WIDTH) if transpose_w else (WIDTH, COLUMNS)) / 8
     labels, ct = rng.integers(0, COLUMNS, ROWS), rng.standard_normal(ROWS)
     return x, jnp.asarray(w, dtype), jnp.asarray(labels), jnp.asarray(ct, "float32")

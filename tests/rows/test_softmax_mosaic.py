@@ -14,6 +14,7 @@ from pallas_kernels.contract import OnlineRowContract, online_row_contract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.schedule.hopper.softmax import SHARED_BYTES, SMS, OnlineSchedule, online_schedule, segments_of
 from pallas_kernels.softmax import hopper
+from tests.arrays import on_device
 from tests.mosaic import Races, interpreter
 from tests.rows.softmax_kernel_cases import forms, hostile, schedules
 from tests.tiers import full_only, tiered
@@ -29,7 +30,7 @@ NAMES = tuple(
 @pytest.mark.tier("full")
 @pytest.mark.parametrize(("columns", "every"), [(2144, False), full_only(2144, True), full_only(8800, True)])
 def test_every_schedule_gives_the_same_bits(columns: int, every: bool, races: Races) -> None:
-    x = jnp.asarray(np.random.default_rng(0).standard_normal((2, columns)).astype(np.float32) * 3)
+    x = on_device(np.random.default_rng(0).standard_normal((2, columns)).astype(np.float32) * 3)
     first, *others = schedules(columns, 4)
     reference = log_softmax(x, first)
     np.testing.assert_allclose(reference[0], jax.nn.log_softmax(x), rtol=1e-5, atol=1e-5)
@@ -52,7 +53,7 @@ def test_interpreted_kernels_agree_with_the_portable_form(name: str, races: Race
 
 @pytest.mark.parametrize("shape", [(2, 1), (2, 77), (0, 300)])
 def test_edge_sizes(shape: tuple[int, int]) -> None:
-    x = jnp.asarray(np.random.default_rng(0).standard_normal(shape), jnp.bfloat16)
+    x = on_device(np.random.default_rng(0).standard_normal(shape), jnp.bfloat16)
     y, m, log_sum = hopper.log_softmax(x, contract=online_row_contract(shape[1]), interpret=interpreter())
     np.testing.assert_allclose(np.asarray(y, np.float32), jax.nn.log_softmax(x.astype(jnp.float32)), atol=2e-2)
     assert m.shape == log_sum.shape == (shape[0], 1)

@@ -6,6 +6,7 @@ import numpy as np
 
 from pallas_kernels.parts.jax_triton.launch import launch
 from pallas_kernels.target import Target
+from tests.arrays import on_device
 from tests.jax_triton.interpreted import interpret_launches
 from tests.jax_triton.interpreter_instructions import interpret_instructions
 from tests.sampling.bounds_kernel import bounds_kernel
@@ -15,7 +16,7 @@ def compare(temperature: float) -> None:
     rng = np.random.default_rng(0)
     words = np.concatenate([rng.integers(0, 2**32, 5000), 2 ** np.arange(32), 2**32 - 2 ** np.arange(33)])
     numbers = jnp.asarray(words.astype(np.uint32)).astype(jnp.float32)
-    logits = jnp.asarray(rng.standard_normal(len(words)) * rng.choice([0, 1, 1e3, 1e30, np.inf], len(words)))
+    logits = on_device(rng.standard_normal(len(words)) * rng.choice([0, 1, 1e3, 1e30, np.inf], len(words)))
     scores = logits.astype(jnp.float32) / np.float32(temperature)
     results = launch(
         bounds_kernel,

@@ -36,6 +36,7 @@ from flax_layers.checkpoint import LlamaConfig, load_checkpoint
 from flax_layers.checkpoint.weights import expected_shapes
 from flax_layers.models.partition_checks import check_sizes
 from tests.layers import checkpoint_files
+from tests.layers.parameters import filled
 from tests.layers.partitioned_models import CONFIG
 
 SMALL = EngineOptions(page_size=4, num_pages=24, max_running=2, max_prefill_tokens=8, max_length=40)
@@ -222,7 +223,7 @@ def weights() -> None:
 
 def fingerprints() -> None:
     """They name the leaves, and not the number of devices."""
-    model = ServedLlama(llama())
+    model = ServedLlama(filled(llama))
     one, eight = (fingerprint(model.partitioned(mesh(n)), page_size=4) for n in (1, 8))
     assert one == eight
     assert one != fingerprint(model.partitioned(mesh(1), leaves=4), page_size=4)

@@ -21,6 +21,7 @@ from bijax.testing import assert_bits_equal
 from flax_layers import PLAIN, Routing, ServedLlama, convert
 from flax_layers.checkpoint.experts import ExpertsConfig
 from flax_layers.models import batch_children, overlapped_programs
+from tests.arrays import on_device
 from tests.layers.partitioned_experts import llama, mesh
 from tests.serving.mesh_engines import folder as dense_folder
 from tests.serving.mesh_engines import found
@@ -116,7 +117,7 @@ LENGTHS = np.array([5, 0, 6, 1], np.int32)
 
 def extended(served: Any, split: BatchSplit | None) -> tuple[np.ndarray, Any]:
     """Returns hidden of valid tokens and the written pages, after a prefix of three tokens of each sequence."""
-    tokens = jnp.asarray(np.random.default_rng(0).integers(3, 60, (4, 9)), jnp.int32)
+    tokens = on_device(np.random.default_rng(0).integers(3, 60, (4, 9)), jnp.int32)
     table = jnp.arange(12, dtype=jnp.int32).reshape(4, 3)
     pages = served.init_pages(12, 4)
     zeros = jnp.zeros(4, jnp.int32)
@@ -170,7 +171,7 @@ def plain() -> None:
     """The control in JAX's own operations: halves of a batch have other bits than the whole."""
     model = jax.tree.map(lambda x: x * 8 if x.ndim == 3 else x, llama())
     cut = ServedLlama(model).partitioned(mesh(1, 2)).model
-    tokens = jnp.asarray(np.random.default_rng(0).integers(3, 60, (8, 3)))
+    tokens = on_device(np.random.default_rng(0).integers(3, 60, (8, 3)))
     for ops, equal in ((cut, True), (cut.with_ops(PLAIN), False)):
         run = jax.jit(ops.logits)
         whole = np.asarray(run(ops.params, tokens))

@@ -1,13 +1,18 @@
 """The trainer of `examples/grpo.py` computes the log-probabilities of its sampler, to the last bit."""
 
+import contextlib
 import dataclasses
+import functools
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from bijax.serving import Engine
+from examples import grpo
 from examples.grpo import Comparison, Rollout, Settings, compare, main, train
+from tests.layers.parameters import filled
 
 SMALL = Settings(prompts=2, group=2, new_tokens=3, together=1, width=32, head_dim=8, layers=1)
 SAME = (0, 0.0, (1.0, 1.0), 0.0, 0.0, 12)
@@ -17,14 +22,18 @@ def numbers(found: Comparison) -> tuple[int, float, tuple[float, float], float, 
     return found.differing, found.difference, found.ratios, found.kl, found.clipped, found.tokens
 
 
-def test_trainer_and_sampler_have_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trainer_and_sampler_have_the_same_bits() -> None:
     """At each step, and so with new weights; ratios are exactly 1. A sampler that keeps old weights is seen."""
+    # Not by `monkeypatch`, with which nothing is taken from what other processes of the run have compared.
+    with contextlib.ExitStack() as stack:
+        model = filled(functools.partial(grpo.make_model, SMALL), seed=1)
+        stack.enter_context(mock.patch.object(grpo, "make_model", return_value=model))
 
-    def on_step(step: int, _: Comparison) -> None:
-        if step == 1:  # the weights after the next step do not reach the sampler
-            monkeypatch.setattr(Engine, "update_weights", lambda *_, **__: None)
+        def on_step(step: int, _: Comparison) -> None:
+            if step == 1:  # the weights after the next step do not reach the sampler
+                stack.enter_context(mock.patch.object(Engine, "update_weights"))
 
-    found = train(dataclasses.replace(SMALL, steps=4), on_step)
+        found = train(dataclasses.replace(SMALL, steps=4), on_step)
     assert [numbers(c) for c in found[:3]] == [SAME] * 3
     assert found[3].differing > 6
     assert abs(found[3].ratio - 1) > 1e-4

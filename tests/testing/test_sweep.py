@@ -16,8 +16,9 @@ from bijax.testing import (
     batch_variance_report,
     hostile_rows,
 )
+from tests.arrays import on_device
 
-X = jnp.asarray(np.random.default_rng(0).standard_normal((8, 4)), jnp.float32)
+X = on_device(np.random.default_rng(0).standard_normal((8, 4)), jnp.float32)
 sweep = functools.partial(assert_batch_invariant, batch_sizes=(1, 2, 3, 5), modes=("jit",))
 
 
@@ -44,7 +45,7 @@ def test_control_plain_dot_is_variant():
     def check_all():
         for k in (333, 576, 2048):
             rng = np.random.default_rng(k)
-            x, w = (jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in ((16, k), (k, 128)))
+            x, w = (on_device(rng.standard_normal(shape), jnp.float32) for shape in ((16, k), (k, 128)))
             assert_batch_invariant(jnp.dot, x, w, batch_axes=(0, None), modes=("jit",))
 
     with pytest.raises(BatchInvarianceError):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen, nnx
 
+from tests.arrays import on_device
 from tests.fuzz.programs import unequal
 
 Cell = Callable[[jax.Array, jax.Array], jax.Array]
@@ -93,7 +94,7 @@ def sizes_that_differ(cell: Cell, transform: Callable[[Cell], Cell], sizes: tupl
         return jax.lax.scan(body, h, jnp.linspace(0.5, 1.5, TIME))[1].swapaxes(0, 1)
 
     draw = np.random.default_rng(0)
-    x, h = (jnp.asarray(draw.standard_normal((sizes[-1], n)), jnp.float32) for n in (INPUTS, HIDDEN))
+    x, h = (on_device(draw.standard_normal((sizes[-1], n)), jnp.float32) for n in (INPUTS, HIDDEN))
     run = jax.jit(transform(steps if scan else step))
     expected = np.asarray(run(x, h))
     return [n for n in sizes[:-1] if unequal(expected[:n], np.asarray(run(x[:n], h[:n])))]

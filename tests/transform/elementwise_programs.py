@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from tests.arrays import on_device
+
 Program = Callable[[jax.Array, jax.Array], jax.Array]
 
 UNARY: list[Callable[[jax.Array], jax.Array]] = [
@@ -87,8 +89,8 @@ SIZES: Final = (1, 2, 3, 8, 17, 31)
 def batches_that_differ(run: Program, seed: int, sizes: Sequence[int] = SIZES) -> list[tuple[int, int]]:
     rng = np.random.default_rng(1000 + seed)
     columns, dtype = rng.choice([1, 7, 33, 77, 100, 128, 576]), [jnp.float32, jnp.bfloat16, jnp.float16][seed % 3]
-    x = jnp.asarray(rng.standard_normal((64, columns)) * 2, dtype)
-    w = jnp.asarray(rng.standard_normal(columns), dtype)
+    x = on_device(rng.standard_normal((64, columns)) * 2, dtype)
+    w = on_device(rng.standard_normal(columns), dtype)
     compiled = jax.jit(run)
 
     def bits(x: Any) -> np.ndarray:

@@ -11,10 +11,12 @@ from jax.extend.core import Primitive
 from jax.extend.mlir.dialects import stablehlo as hlo
 from jax.interpreters import ad, batching, mlir
 
+from tests.arrays import on_device
+
 Function = Callable[..., jax.Array]
 Rule = Callable[..., Any]
 
-W = jnp.asarray(np.random.default_rng(7).standard_normal((250, 250)) / 16, jnp.float32)
+W = on_device(np.random.default_rng(7).standard_normal((250, 250)) / 16, jnp.float32)
 
 
 def product(x: jax.Array) -> jax.Array:

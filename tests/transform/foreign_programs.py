@@ -10,10 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import checkify, io_callback, sparse
 
+from tests.arrays import on_device
+
 Function = Callable[[jax.Array], Any]
 
-X = jnp.asarray(np.random.default_rng(0).standard_normal((17, 40)), jnp.float32)
-W = jnp.asarray(np.random.default_rng(1).standard_normal((40, 40)) / 6, jnp.float32)
+X = on_device(np.random.default_rng(0).standard_normal((17, 40)), jnp.float32)
+W = on_device(np.random.default_rng(1).standard_normal((40, 40)) / 6, jnp.float32)
 
 FROM_CALLBACKS = (jax.errors.JaxRuntimeError, ValueError)
 """What JAX raises for an error in a callback."""

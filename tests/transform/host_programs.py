@@ -10,10 +10,11 @@ from jax import lax
 from jax.experimental import pallas  # noqa: F401  registers rules of its own, which are compared too
 
 import bijax
+from tests.arrays import on_device
 
-X = jnp.asarray(np.random.default_rng(0).standard_normal((8, 12)), jnp.float32)
+X = on_device(np.random.default_rng(0).standard_normal((8, 12)), jnp.float32)
 
-W = jnp.asarray(np.random.default_rng(1).standard_normal((12, 5)), jnp.float32)
+W = on_device(np.random.default_rng(1).standard_normal((12, 5)), jnp.float32)
 
 PLAIN: dict[str, Callable[[jax.Array], Any]] = {
     "products": lambda x: (x @ W, (x @ W) @ W.T, jnp.einsum("ij,kj->ik", x, x), x @ W),

@@ -18,6 +18,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import bijax
 from bijax.testing import assert_bits_equal, bits
+from tests.arrays import on_device
 
 Function = Callable[..., Any]
 P = PartitionSpec
@@ -53,7 +54,7 @@ def numbers(*shape: int) -> jax.Array:
 
 X, W, V = numbers(64, 512), numbers(512, 128) / 32, numbers(128, 512) / 8
 HEADS = numbers(8, 16, 8, 8)
-PLACES = jnp.asarray(RNG.integers(0, 64, 64), jnp.int32)
+PLACES = on_device(RNG.integers(0, 64, 64), jnp.int32)
 
 
 def network(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
@@ -122,7 +123,7 @@ made_invariant = functools.cache(bijax.invariant)  # compiled for one device onc
 
 
 def put(mesh: jax.sharding.Mesh, x: jax.Array, spec: PartitionSpec) -> jax.Array:
-    return jax.device_put(x, NamedSharding(mesh, spec))
+    return jax.device_put(np.asarray(x), NamedSharding(mesh, spec))  # an array of a device is cut by a program
 
 
 def check(cut: str, names: Sequence[str]) -> int:

@@ -19,6 +19,7 @@ import bijax
 from bijax.core.lowering_cache import lowered_forms
 from bijax.testing import assert_bits_equal, bits
 from bijax.transform.hook.arguments_cut import Cut, read
+from tests.arrays import on_device
 
 RNG = np.random.default_rng(0)
 
@@ -31,7 +32,7 @@ def numbers(*shape: int) -> jax.Array:
 
 
 X, W, V = numbers(64, 256), jnp.nan_to_num(numbers(256, 128) / 16), jnp.nan_to_num(numbers(128, 256) / 8)
-TOKENS = jnp.asarray(RNG.integers(0, 128, (16, 8)), jnp.int32)
+TOKENS = on_device(RNG.integers(0, 128, (16, 8)), jnp.int32)
 
 
 def mesh() -> Mesh:
@@ -61,7 +62,8 @@ def language_model(tokens: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
 
 def cut_arguments(first: jax.Array, on: Mesh, names: Any = "data") -> list[jax.Array]:
     specs = P(names), P(), P()
-    return [jax.device_put(x, NamedSharding(on, spec)) for x, spec in zip((first, W, V), specs, strict=True)]
+    arrays = map(np.asarray, (first, W, V))
+    return [jax.device_put(x, NamedSharding(on, spec)) for x, spec in zip(arrays, specs, strict=True)]
 
 
 def moved(compiled: Any) -> set[str]:

@@ -12,12 +12,13 @@ from jax import lax
 
 import bijax
 from bijax.testing import assert_bits_equal
+from tests.arrays import on_device
 from tests.transform.lowered import unmarked_sums
 
 pytestmark = pytest.mark.usefixtures("hopper")
 
-X = jnp.asarray(np.random.default_rng(0).standard_normal((8, 64)), jnp.float32)
-W = jnp.asarray(np.random.default_rng(1).standard_normal((64, 16)), jnp.float32)
+X = on_device(np.random.default_rng(0).standard_normal((8, 64)), jnp.float32)
+W = on_device(np.random.default_rng(1).standard_normal((64, 16)), jnp.float32)
 
 
 def looped(x: jax.Array) -> jax.Array:
@@ -85,7 +86,7 @@ class Pair(NamedTuple):
 
 
 def test_products_that_come_in_a_named_tuple() -> None:
-    a, b, c = jnp.asarray(np.random.default_rng(2).standard_normal((3, 37)), jnp.float32)
+    a, b, c = on_device(np.random.default_rng(2).standard_normal((3, 37)), jnp.float32)
     add = bijax.invariant(lambda pair: pair.first + pair.second)
     program = jax.jit(lambda a, b, c: add(Pair(a * b, c)))
     for n in (1, 5, 9, 16):

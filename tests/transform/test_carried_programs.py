@@ -22,12 +22,13 @@ from bijax.testing import assert_bits_equal
 from bijax.transform.rules.names import rule_name
 from bijax.transform.rules.regions import IN_REGIONS, TAKEN_OUT
 from bijax.transform.rules.registry import Kind, verdict
+from tests.arrays import on_device
 from tests.transform.carrying_primitives import carrying_primitives
 
 pytestmark = pytest.mark.usefixtures("hopper")
 
-X = jnp.asarray(np.random.default_rng(0).standard_normal((33, 64)), jnp.float32)
-W = jnp.asarray(np.random.default_rng(1).standard_normal(64), jnp.float32)
+X = on_device(np.random.default_rng(0).standard_normal((33, 64)), jnp.float32)
+W = on_device(np.random.default_rng(1).standard_normal(64), jnp.float32)
 PLACES = jnp.array([0, 3, 3, 1, 3])
 
 ENTERED = frozenset(

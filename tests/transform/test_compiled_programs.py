@@ -11,9 +11,10 @@ from jax.experimental import serialize_executable
 
 import bijax
 from bijax.testing import assert_bits_equal
+from tests.arrays import on_device
 
-X = jnp.asarray(np.random.default_rng(0).standard_normal((8, 300)), jnp.float32)
-W = jnp.asarray(np.random.default_rng(1).standard_normal((300, 77)), jnp.float32)
+X = on_device(np.random.default_rng(0).standard_normal((8, 300)), jnp.float32)
+W = on_device(np.random.default_rng(1).standard_normal((300, 77)), jnp.float32)
 
 
 def f(x: jax.Array) -> jax.Array:

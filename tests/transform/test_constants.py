@@ -11,6 +11,7 @@ from jax import lax
 
 import bijax
 from bijax.testing import assert_bits_equal
+from tests.arrays import on_device
 from tests.tiers import tiered
 
 Program = Callable[[jax.Array], jax.Array]
@@ -74,7 +75,7 @@ FEW: Final = ("sum in bfloat16", "product of usual numbers", "in a function", "b
 def test_a_constant_row_is_the_same_for_one_and_for_several(name: str) -> None:
     with jax.enable_x64(name.endswith("float64")):
         program = bijax.invariant(PROGRAMS[name])
-        x = jnp.asarray(np.random.default_rng(0).standard_normal((8, WIDTH)).astype(np.float32))
+        x = on_device(np.random.default_rng(0).standard_normal((8, WIDTH)).astype(np.float32))
         alone = np.asarray(jax.jit(program)(x[:1]))
         for count in (3, 8):
             assert_bits_equal(np.asarray(jax.jit(program)(x[:count]))[:1], alone, err_msg=str(count))

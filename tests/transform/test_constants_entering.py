@@ -15,6 +15,7 @@ from jax import lax
 
 import bijax
 from bijax.testing import assert_bits_equal
+from tests.arrays import on_device
 from tests.fuzz.guests import FOREIGN
 
 Array = jax.Array
@@ -88,7 +89,7 @@ def test_programs_of_constants_are_lowered_and_invariant(dtype: str) -> None:
                 found += [holder(constant(dtype, len(x), ones), c, x) for holder in HOLDERS.values()]
             return found
 
-        x = jnp.asarray(np.random.default_rng(0).standard_normal(8), jnp.float32)
+        x = on_device(np.random.default_rng(0).standard_normal(8), jnp.float32)
         run = jax.jit(bijax.invariant(program))
         whole = run(x)
         for size in (1, 3):
@@ -111,7 +112,7 @@ def test_arrays_of_different_numbers_of_every_dtype_are_lowered_and_invariant() 
                 for a in (np.array([1, 1j, 0, 2], "complex64"), np.array([1, 1j, 0, 2], "complex128"))
             ]
 
-        x = jnp.asarray(np.random.default_rng(0).standard_normal(8), jnp.float32)
+        x = on_device(np.random.default_rng(0).standard_normal(8), jnp.float32)
         run = jax.jit(bijax.invariant(program))
         whole = run(x)
         for size in (1, 3):
@@ -132,7 +133,7 @@ def test_flags_in_the_carry_of_a_policy() -> None:
         n = xs.shape[1]
         return jnp.moveaxis(lax.scan(step, (jnp.zeros((n, 5)), jnp.zeros(n, bool)), xs)[1], 1, 0)
 
-    xs = jnp.asarray(np.random.default_rng(1).standard_normal((7, 8, 5)), jnp.float32)
+    xs = on_device(np.random.default_rng(1).standard_normal((7, 8, 5)), jnp.float32)
     run = jax.jit(bijax.invariant(policy))
     whole = run(xs)
     for size in (1, 3):

@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 
 import bijax
+from tests.arrays import on_device
 
 Function = Callable[[jax.Array], Any]
 
@@ -127,7 +128,7 @@ NO_GRADIENT = {"gamma": "a draw is accepted or not by comparisons", "while": "JA
 
 
 def rows() -> jax.Array:
-    return jnp.asarray(np.random.default_rng(0).standard_normal((7, 12)) * 2, jnp.float32)
+    return on_device(np.random.default_rng(0).standard_normal((7, 12)) * 2, jnp.float32)
 
 
 def results_and_gradient(name: str, x: jax.Array) -> Any:

@@ -11,6 +11,7 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
 import bijax
 from bijax.testing import assert_bits_equal
+from tests.arrays import on_device
 from tests.tiers import full_only, tiered
 
 B, T, S, N, K, H = 2, 8, 100, 4, 2, 8
@@ -24,7 +25,7 @@ def _as_if_there_was_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def random(seed: int, *shape: int) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape).astype(jnp.bfloat16))
+    return on_device(np.random.default_rng(seed).standard_normal(shape).astype(jnp.bfloat16))
 
 
 Q, CT = (random(seed, B, T, N, H) for seed in (0, 3))

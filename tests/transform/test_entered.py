@@ -10,9 +10,10 @@ import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
+from tests.arrays import on_device
 from tests.transform.foreign_primitives import FUNCTIONS, RULES, emitting, moving, primitive, product
 
-X = jnp.asarray(np.random.default_rng(0).standard_normal((17, 250)), jnp.float32)
+X = on_device(np.random.default_rng(0).standard_normal((17, 250)), jnp.float32)
 SIZES = (1, 17)
 
 PRIMITIVES = {

@@ -10,6 +10,7 @@ import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
+from tests.arrays import on_device
 
 SHAPES: Final = ((7,), (8,), (1, 1, 1), (4, 16))
 CHAINS: Final[dict[str, Callable[..., Any]]] = {
@@ -71,7 +72,7 @@ def test_gradients_of_small_factorisations_in_a_batch() -> None:
     def one(x: jax.Array) -> jax.Array:
         return jnp.linalg.cholesky(jnp.abs(x[:1]).reshape(1, 1) + 0.3).sum() * x[1]
 
-    rows = jnp.asarray(np.random.default_rng(0).standard_normal((9, 2)), jnp.float32)
+    rows = on_device(np.random.default_rng(0).standard_normal((9, 2)), jnp.float32)
     gradients = jax.jit(bijax.invariant(jax.vmap(jax.grad(one))))
     expected = np.asarray(gradients(rows))
     alone = np.concatenate([np.asarray(gradients(rows[i : i + 1])) for i in range(len(rows))])

@@ -10,6 +10,7 @@ import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
+from tests.arrays import on_device
 
 PROGRAMS: dict[str, Callable[[Any, Any], Any]] = {
     "moved by one": lambda x, i: x[i] + jnp.concatenate([i[1:], i[:1]]),
@@ -25,7 +26,7 @@ def test_values_do_not_depend_on_the_number_of_indices(name: str) -> None:
     program = PROGRAMS[name]
     rng = np.random.default_rng(0)
     for count in (33, 65):
-        x = jnp.asarray(rng.integers(0, 9, count), jnp.float32)
+        x = on_device(rng.integers(0, 9, count), jnp.float32)
         i = jnp.asarray(np.sort(rng.integers(0, count, count)), jnp.int32)
         with jax.disable_jit():
             expected = program(x, i)

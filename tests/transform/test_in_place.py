@@ -54,8 +54,8 @@ def rows(count: int, axis: int, dtype: str) -> np.ndarray:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_an_update_is_computed_before_it_is_written(name: str, axes: tuple[int, int]) -> None:
     program = PROGRAMS[name]
-    # What is written when does not depend on the dtype: integers with one pair of axes.
-    for dtype, count in (("float32", 1), ("float32", 3), *([("int32", 1)] if axes == (1, 0) else [])):
+    # Plain JAX writes too early where there is one row. Several rows, and integers, with one pair of axes.
+    for dtype, count in (("float32", 1), *([("float32", 3), ("int32", 1)] if axes == (1, 0) else [])):
         x = rows(count, axes[0], dtype)
         with jax.disable_jit():  # one operation after the other
             expected = [np.asarray(program(jnp.asarray(row))) for row in np.moveaxis(x, axes[0], 0)]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from tests.arrays import on_device
 from tests.transform.compositions import (
     BATCH,
     DIM,
@@ -39,7 +40,7 @@ def convolved(p: Params, x: jax.Array) -> jax.Array:
 
 
 TABLE = {"table": normal(15, 50, DIM), **PARAMS}
-TOKENS = jnp.asarray(np.random.default_rng(16).integers(0, 50, (BATCH, 7)))
+TOKENS = on_device(np.random.default_rng(16).integers(0, 50, (BATCH, 7)))
 
 
 def embedded(p: Params, tokens: jax.Array) -> jax.Array:
@@ -47,7 +48,7 @@ def embedded(p: Params, tokens: jax.Array) -> jax.Array:
 
 
 EXPERTS = {"w": normal(17, 4, DIM, 33, scale=0.1)}
-EXPERT_OF_ROW = jnp.asarray(np.random.default_rng(18).integers(0, 4, BATCH))
+EXPERT_OF_ROW = on_device(np.random.default_rng(18).integers(0, 4, BATCH))
 
 
 def routed(p: Params, x: jax.Array) -> jax.Array:

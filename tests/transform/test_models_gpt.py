@@ -10,6 +10,7 @@ from jax import lax
 
 import bijax
 from bijax.testing import assert_bits_equal
+from tests.arrays import on_device
 from tests.transform.compositions import normal
 from tests.transform.models import check_control, check_model
 
@@ -25,7 +26,7 @@ PARAMS = {
         "norms": 1 + normal(7, LAYERS, 2, WIDTH, scale=0.1),
     },
 }
-TOKENS = jnp.asarray(np.random.default_rng(8).integers(0, VOCAB, (8, LENGTH)))
+TOKENS = on_device(np.random.default_rng(8).integers(0, VOCAB, (8, LENGTH)))
 SHIFT = normal(9, 8, LENGTH, WIDTH, scale=0.1)
 
 

@@ -12,6 +12,7 @@ from flax import nnx
 import bijax
 from bijax.testing import assert_bits_equal
 from flax_layers.checkpoint import LlamaConfig
+from tests.arrays import on_device
 from tests.tiers import full_only
 from tests.transform import plain_llama
 from tests.transform.compositions import normal
@@ -32,7 +33,7 @@ CONFIG = LlamaConfig(
     bos_token_id=1,
     eos_token_ids=(2,),
 )
-TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, CONFIG.vocab_size, (8, 9)))
+TOKENS = on_device(np.random.default_rng(0).integers(0, CONFIG.vocab_size, (8, 9)))
 SHIFT = normal(1, 8, 9, CONFIG.hidden_size, scale=0.1)
 
 

@@ -45,7 +45,7 @@ def test_control_mlp_under_vmap() -> None:
     assert any((bits(fn(X[i : i + size])) != bits(whole[i : i + size])).any() for i, size in cuts)
 
 
-@pytest.mark.tier("fault")
+@pytest.mark.tier("full", fault=("True",))  # it does all that the other case does
 @pytest.mark.parametrize("in_batches", [False, True])
 def test_map_against_vmap(in_batches: bool) -> None:
     x = X[:33]

@@ -12,6 +12,7 @@ from flax import nnx
 import bijax
 from bijax.testing import assert_bits_equal, bits
 from flax_layers.checkpoint import load_checkpoint, smollm2_path
+from tests.arrays import on_device
 from tests.layers import reference_llama
 from tests.transform import plain_llama
 
@@ -31,7 +32,7 @@ def test_smollm2(layers: int) -> None:
     )[-12:]
     others = np.random.default_rng(2).integers(0, config.vocab_size, (4, len(asked)))
     alone = jnp.asarray([asked])
-    batch = jnp.asarray(np.concatenate([others[:2], alone, others[2:]]))
+    batch = on_device(np.concatenate([others[:2], alone, others[2:]]))
 
     fn = jax.jit(bijax.invariant(logits))
     one = fn(state, alone)

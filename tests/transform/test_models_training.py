@@ -14,11 +14,12 @@ from flax import nnx
 
 import bijax
 from bijax.testing import assert_bits_equal, bits
+from tests.arrays import on_device
 from tests.transform.compositions import normal
 
 STEPS, BATCH, UNIT = 20, 32, 8
 X = normal(1, STEPS, BATCH, 77)
-LABELS = jnp.asarray(np.random.default_rng(2).integers(0, 10, (STEPS, BATCH)))
+LABELS = on_device(np.random.default_rng(2).integers(0, 10, (STEPS, BATCH)))
 
 Loss = Callable[[Any, jax.Array, jax.Array], jax.Array]
 

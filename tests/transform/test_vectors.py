@@ -11,6 +11,7 @@ from jax import lax
 import bijax
 from bijax.testing import assert_bits_equal
 from bijax.transform.rules._elementwise import VECTORS
+from tests.arrays import on_device
 from tests.tiers import full_only
 from tests.transform.vector_functions import FUNCTIONS, WITHOUT_TEST
 
@@ -46,7 +47,7 @@ def test_alone_in_a_batch_and_in_a_loop(
         cut = [a.reshape(parts, ROWS // parts, -1) for a in (x, y)]
         return {n: r.reshape(x.shape) for n, r in lax.map(lambda xy: functions(*xy, 0), tuple(cut)).items()}
 
-    x, y = jnp.asarray(np.random.default_rng(columns).standard_normal((2, ROWS, columns)) * 2, dtype)
+    x, y = on_device(np.random.default_rng(columns).standard_normal((2, ROWS, columns)) * 2, dtype)
     program, loop = (jax.jit(bijax.invariant(f), static_argnums=2) for f in (functions, looped))
 
     def bits(results: dict[str, jax.Array]) -> dict[str, np.ndarray]:

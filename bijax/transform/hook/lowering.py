@@ -7,6 +7,7 @@ whose rules are here. All others are left to JAX, and so is every program withou
 import dataclasses
 import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +29,7 @@ from bijax.transform.errors import NotInvariantError
 from bijax.transform.fusion import PRODUCT, ROW_PROGRAM, run_row_program, with_row_programs
 from bijax.transform.hook import _jax_private, callbacks, compiled, entered
 from bijax.transform.hook._jax_private import Context, Rule
+from bijax.transform.hook.crossing import with_barriers
 from bijax.transform.hook.cut_rows import with_rows_left
 from bijax.transform.hook.einsum_paths import without_batch
 from bijax.transform.hook.own_programs import OWN_PROGRAMS
@@ -73,7 +75,8 @@ def _lower(ctx: Any, jaxpr: Any, lower: Callable[[Any], Any]) -> Any:
     equations = with_arrangements(jaxpr, equations)
     if tuple(ctx.platforms) == ("cpu",):
         equations = with_settled_reshapes(equations, jaxpr.eqns, lambda aval: not is_explicit(aval))
-    if any(new is not old for new, old in zip(equations, jaxpr.eqns, strict=True)):
+    equations = with_barriers(jaxpr, equations, is_meant, request.enabled)
+    if len(equations) != len(jaxpr.eqns) or any(map(operator.is_not, equations, jaxpr.eqns)):
         jaxpr = jaxpr.replace(eqns=equations)
     try:
         return lower(jaxpr)

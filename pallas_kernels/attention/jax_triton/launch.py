@@ -77,8 +77,18 @@ def attention(
         out, lse = _of_splits(call, form, tile, target, tuple(results))
     else:
         grid = (rows[0] * form.heads * tiles,)
-        options: dict[str, Any] = {"form": form, "target": target, "constants": {"TOGETHER": tile.together}}
-        out, lse = _launch(forward_kernel, call, tiles, tile=tile, out=results, grid=grid, **options)
+        constants = {"TOGETHER": tile.together, "SPLITS": call.capacity > form.split}
+        out, lse = _launch(
+            forward_kernel,
+            call,
+            tiles,
+            tile=tile,
+            form=form,
+            target=target,
+            out=results,
+            grid=grid,
+            constants=constants,
+        )
     return out[..., :value_size], lse
 
 

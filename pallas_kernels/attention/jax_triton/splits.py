@@ -267,7 +267,8 @@ def column_kernel(
         state = add_weighted_blocks(arrays, rows, weights, of_rows, of_summed, split, begin, end, STAGES, form)
         if not all_finite(state.weighted):
             lines = lines_of_scores(scored, rows, blocks, form)
-            state = add_blocks(arrays, rows, bounds, (), lines, begin, begin, end, ROWS, True, 1, False, False, form)
+            once_more = add_blocks(arrays, rows, bounds, (), lines, begin, begin, end, ROWS, True, 1, False, form)
+            state = merged(nothing(ROWS, HEIGHT, form), once_more, ROWS, HEIGHT)
         if part == 0:
             place = line_of_split(arrays, rows, split, form) + rows.in_line
             tl.store(maximum + place, state.maximum, mask=rows.exists)

@@ -451,7 +451,8 @@ def _x_pointers(
     same: programs that all read the same row again and again wait for each other.
     """
     if not SHARED_X:  # multiplied here, where the compiler sees that the product is a multiple of the stride
-        x_ptr += entry * (rows.to(tl.int64) * X_ROW if X_DEPTH == 1 else depth.to(tl.int64) * X_DEPTH)
+        # `tl.cast` and not `.to`: a size of 1 is a Python integer here.
+        x_ptr += entry * (tl.cast(rows, tl.int64) * X_ROW if X_DEPTH == 1 else tl.cast(depth, tl.int64) * X_DEPTH)
     if X_ROW != 1:
         r = tl.where(r < rows, r, 0)
     return x_ptr + r.to(tl.int64)[:, None] * X_ROW
@@ -472,7 +473,7 @@ def _w_offsets(
         c = tl.where(c < COLUMNS, c, 0)
     offsets = c.to(tl.int64)[None, :] * W_COLUMN
     if not SHARED_W:
-        offsets += entry * (depth.to(tl.int64) * W_DEPTH if W_COLUMN == 1 else COLUMNS * W_COLUMN)
+        offsets += entry * (tl.cast(depth, tl.int64) * W_DEPTH if W_COLUMN == 1 else COLUMNS * W_COLUMN)
     return offsets
 
 
