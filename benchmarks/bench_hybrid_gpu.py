@@ -13,8 +13,8 @@ The plain model is `benchmarks.recurrent_ops`, with XLA's or cuDNN's attention, 
 wall clock, as in `bench_model_gpu`; `device_us` is the time of all kernels, `queued_us` that of steps in a row. `ratio`
 is the other's time over ours.
 
-Triton's compiler holds Python's lock, so our programs are lowered in processes of their own, at the same time. Compiling
-all programs takes about two minutes on 16 cores.
+Triton's compiler holds Python's lock, so our programs are lowered in processes of their own, at the same time.
+Compiling all programs takes about two minutes on 16 cores.
 """
 
 import argparse
