@@ -27,6 +27,7 @@ CONTRACT: Final = MmaAttentionContract(16, 16, split=32)
 TILE: Final = Tile(16, 4, 1)
 APART: Final = Tile(16, 4, 1, apart=True)
 COLUMNS: Final = Tile(16, 4, 1, apart=True, columns=16)
+LOOPS: Final = Tile(16, 4, 1, loops=True)
 OFFSETS, USED, LENGTHS = (30, 20), (7, 5), (50, 37)
 LIMITS: Final = jnp.array([OFFSETS, USED, LENGTHS], jnp.int32).T
 LAUNCH: Final[dict[str, Any]] = {"contract": CONTRACT, "target": Target.parse("sm_80")}
@@ -127,10 +128,10 @@ def pages() -> None:
 
 
 def apart() -> None:
-    """Each split in a program of its own, with and without keys in it: the bits of one program for all splits."""
+    """Each split in a loop or a program of its own, with and without keys in it: the bits of one loop for all."""
     for call in (call_of(), call_of("float16", window=(12, 0), sinks=random(6, 1, HEADS))):
         whole = jax_triton.attention(call, tile=TILE, **LAUNCH)
-        for tile in (APART, COLUMNS):
+        for tile in (LOOPS, APART, COLUMNS):
             assert_bits_equal(jax_triton.attention(call, tile=tile, **LAUNCH), whole)
     three = {**LAUNCH, "contract": MmaAttentionContract(16, 16, split=48)}  # blocks of a split: not a power of two
     whole = jax_triton.attention(call_of(), tile=TILE, **three)

@@ -68,6 +68,8 @@ TILES: Final = (
     Tile(128, 8, 3),
     Tile(64, 4, 3, together=True),
     Tile(128, 4, 3, together=True),
+    Tile(128, 4, 3, together=True, loops=True),
+    Tile(128, 8, 3, loops=True),
     Tile(16, 2, 3),
     Tile(16, 4, 2, apart=True),
     Tile(16, 2, 3, apart=True),

@@ -7,6 +7,7 @@ import triton.language as tl
 
 from pallas_kernels.attention.jax_triton._arithmetic import (
     half_sums,
+    opaque_float,
     power_of_two,
     product,
     product_and_sum,
@@ -122,9 +123,10 @@ def add_blocks(
     CAREFUL: tl.constexpr,
     STAGES: tl.constexpr,
     TOGETHER: tl.constexpr,
+    SPLITS: tl.constexpr,
     form: tl.constexpr,
 ):
-    """Returns the state after a range of key blocks of one split.
+    """Returns the states after a range of key blocks: after the splits before the last one, and after the last one.
 
     Args:
         arrays: The arrays.
@@ -140,12 +142,14 @@ def add_blocks(
             taken to be finite.
         STAGES: Blocks that are read ahead.
         TOGETHER: Whether a block's values are awaited with its keys, before the scores.
+        SPLITS: Whether the range may be of several splits.
         form: The constants.
     """
     KEYS: tl.constexpr = form.key_block
+    BLOCKS: tl.constexpr = form.split // form.key_block
     COUNT: tl.constexpr = piece_count(form.value_size, form.widest_piece)
     HEIGHT: tl.constexpr = height_of(ROWS)
-    state = start(ROWS, HEIGHT, form)
+    before, state = nothing(ROWS, HEIGHT, form), start(ROWS, HEIGHT, form)
     for block in tl.range(begin, end, num_stages=STAGES):
         keys = keys_at(arrays, rows.sequence, block * KEYS, KEYS, form.whole_blocks, form)
         if scored is not None:
@@ -157,6 +161,13 @@ def add_blocks(
             if TOGETHER:
                 read = keys_of_all(heads_of_values(arrays.value, keys, rows.head, form), form.value_size, form)
             total = dot_of_heads(query, key, ROWS, KEYS, False, form)
+            if SPLITS:  # noqa: SIM102 - known when the kernel is compiled
+                if (block % BLOCKS == 0) & (block > begin):
+                    before = merged(before, finished(state, ROWS), ROWS, HEIGHT)
+                    state = start(ROWS, HEIGHT, form)
+                    # This keeps the branch after the product: only there the previous block's need not be waited for
+                    # earlier.
+                    total = opaque_float(total)
             found, _ = scores(arrays, rows, keys, total, False, form)
             if CAREFUL or form.hides:
                 seen = which_seen(arrays, rows, bounds, keys, False, form)
@@ -182,7 +193,7 @@ def add_blocks(
                 piece = limbs_unless(value, bad, form.value_size, i, CAREFUL, form)
             values = values + (dot(product(state.weighted[i], of_values), weight, piece, form),)
         state = State(highest, sums, values)
-    return finished(state, ROWS)
+    return before, finished(state, ROWS)
 
 
 @triton.jit
@@ -199,29 +210,29 @@ def add_splits(
     STAGES: tl.constexpr,
     TOGETHER: tl.constexpr,
     SPLITS: tl.constexpr,
+    LOOPS: tl.constexpr,
     form: tl.constexpr,
 ):
     """Returns the state after a range of key blocks; arguments as for `add_blocks`, without scores.
 
-    Each split has a loop of its own. In one loop over all blocks, with the merge of two splits in a branch, what the
-    rows know of the splits before would take registers in all steps.
-
-    Args:
-        SPLITS: Whether the range may be of several splits.
+    With `LOOPS` each split has a loop of its own. In one loop over all blocks, where a branch merges two splits, what
+    the rows know of the splits before takes registers in all steps; but blocks of the next split are read ahead.
     """
-    BLOCKS: tl.constexpr = form.split // form.key_block
     HEIGHT: tl.constexpr = height_of(ROWS)
-    state = nothing(ROWS, HEIGHT, form)
-    if SPLITS:
+    if SPLITS and LOOPS:
+        BLOCKS: tl.constexpr = form.split // form.key_block
+        state = nothing(ROWS, HEIGHT, form)
         for split in tl.range(begin // BLOCKS, (end + (BLOCKS - 1)) // BLOCKS, num_stages=1):
             first, last = tl.maximum(begin, split * BLOCKS), tl.minimum(end, (split + 1) * BLOCKS)
-            found = add_blocks(
-                arrays, rows, bounds, query, None, first, whole, last, ROWS, CAREFUL, STAGES, TOGETHER, form
+            _, found = add_blocks(
+                arrays, rows, bounds, query, None, first, whole, last, ROWS, CAREFUL, STAGES, TOGETHER, False, form
             )
             state = merged(state, found, ROWS, HEIGHT)
     else:
-        found = add_blocks(arrays, rows, bounds, query, None, begin, whole, end, ROWS, CAREFUL, STAGES, TOGETHER, form)
-        state = merged(state, found, ROWS, HEIGHT)
+        before, last_split = add_blocks(
+            arrays, rows, bounds, query, None, begin, whole, end, ROWS, CAREFUL, STAGES, TOGETHER, SPLITS, form
+        )
+        state = merged(before, last_split, ROWS, HEIGHT)
     return state
 
 
@@ -238,13 +249,16 @@ def attend(
     STAGES: tl.constexpr,
     TOGETHER: tl.constexpr,
     SPLITS: tl.constexpr,
+    LOOPS: tl.constexpr,
     form: tl.constexpr,
 ):
     """Returns the state after a range of key blocks; arguments as for `add_splits`.
 
     Keys are first added as if all values were finite. If a sum is then not finite, they are added once more with care.
     """
-    state = add_splits(arrays, rows, bounds, query, begin, whole, end, ROWS, False, STAGES, TOGETHER, SPLITS, form)
+    state = add_splits(
+        arrays, rows, bounds, query, begin, whole, end, ROWS, False, STAGES, TOGETHER, SPLITS, LOOPS, form
+    )
     if not all_finite(state.weighted):
-        state = add_splits(arrays, rows, bounds, query, begin, whole, end, ROWS, True, 1, False, SPLITS, form)
+        state = add_splits(arrays, rows, bounds, query, begin, whole, end, ROWS, True, 1, False, SPLITS, LOOPS, form)
     return state

@@ -32,6 +32,7 @@ def forward_kernel(
     STAGES: tl.constexpr,
     TOGETHER: tl.constexpr,
     SPLITS: tl.constexpr,
+    LOOPS: tl.constexpr,
     form: tl.constexpr,
 ):
     """Computes `ROWS` rows of a sequence and a key head in each program.
@@ -64,5 +65,5 @@ def forward_kernel(
     bounds = bounds_of(own, rows, True, form)
     pieces = limbs_of_all(heads_of_rows(query, rows, form.size), form.size, form)
     begin, whole, end = blocks_seen(bounds, form.key_block)
-    state = attend(arrays, rows, bounds, pieces, begin, whole, end, ROWS, STAGES, TOGETHER, SPLITS, form)
+    state = attend(arrays, rows, bounds, pieces, begin, whole, end, ROWS, STAGES, TOGETHER, SPLITS, LOOPS, form)
     write_results(arrays, rows, own, state, out, lse, 0, 1, form)

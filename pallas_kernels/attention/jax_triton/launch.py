@@ -77,7 +77,7 @@ def attention(
         out, lse = _of_splits(call, form, tile, target, tuple(results))
     else:
         grid = (rows[0] * form.heads * tiles,)
-        constants = {"TOGETHER": tile.together, "SPLITS": call.capacity > form.split}
+        constants = {"TOGETHER": tile.together, "LOOPS": tile.loops, "SPLITS": call.capacity > form.split}
         out, lse = _launch(
             forward_kernel,
             call,

@@ -17,6 +17,9 @@ class Tile:
         columns: Columns of the values of a program, if `apart`: the scores of each block of keys have a program of
             their own then, in one more kernel. 0 for programs that compute their scores and have all columns.
         together: Whether the values of a block are awaited with its keys; only in programs of all splits.
+        loops: Whether each split has a loop of its own, before which its first blocks are read; only in such programs.
+            Otherwise there is one loop with a branch that merges two splits, and what the rows know of those before
+            takes registers in all of its steps.
     """
 
     rows: int
@@ -25,6 +28,7 @@ class Tile:
     apart: bool = False
     columns: int = 0
     together: bool = False
+    loops: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,12 +83,12 @@ _MANY: Final = {
 # With wgmma, on GPUs that have more shared memory. Measured on an H100: with heads of 128 and 64 rows in a program,
 # what is read from the L2 cache is the limit; with heads of 64, a warp that has 32 rows reads half of that.
 # With heads of 256, 64 rows and 8 warps, two groups of 4 warps share the rows and exchange their weights.
-_MANY_OF_NARROW: Final = Tile(128, 4, 3, together=True)
+_MANY_OF_NARROW: Final = Tile(128, 4, 3, together=True, loops=True)
 _MANY_OF_NARROW_WITH_OPTIONS: Final = Tile(64, 4, 3)  # biases and masks of 128 rows would spill registers
 _MANY_BY_WGMMA: Final = {
     _NARROW: {2: _MANY_OF_NARROW, 4: Tile(64, 4, 1)},
     _WIDE: {2: Tile(128, 8, 3), 4: Tile(64, 4, 1)},
-    _WIDER: {2: Tile(128, 8, 3, together=True), 4: Tile(32, 8, 1)},
+    _WIDER: {2: Tile(128, 8, 3, together=True, loops=True), 4: Tile(32, 8, 1)},
     _WIDEST: {2: Tile(128, 8, 2), 4: Tile(32, 8, 1)},
 }
 _FEW: Final = {
@@ -153,11 +157,11 @@ def attention_tile(
 
     Example:
         >>> attention_tile(128, 2, 8192, frozenset({"mma"}), heads=8, splits=4, blocks=64)
-        Tile(rows=64, warps=4, stages=2, apart=False, columns=0, together=False)
+        Tile(rows=64, warps=4, stages=2, apart=False, columns=0, together=False, loops=False)
         >>> attention_tile(128, 2, 4, frozenset({"mma"}), heads=8, splits=8, blocks=128)
-        Tile(rows=16, warps=2, stages=3, apart=True, columns=0, together=False)
+        Tile(rows=16, warps=2, stages=3, apart=True, columns=0, together=False, loops=False)
         >>> attention_tile(128, 2, 4, frozenset({"mma"}), heads=8, splits=2, blocks=32)
-        Tile(rows=16, warps=2, stages=8, apart=True, columns=32, together=False)
+        Tile(rows=16, warps=2, stages=8, apart=True, columns=32, together=False, loops=False)
     """
     if rows > FEW_ROWS:
         tiles = _MANY_BY_WGMMA if "wgmma" in features else _MANY
@@ -175,7 +179,7 @@ def attention_tile(
     if not plain and tile == _MANY_OF_NARROW:
         tile = _MANY_OF_NARROW_WITH_OPTIONS
     if stored_in_8_bits:
-        tile = replace(tile, together=False)  # values that are converted early would take registers
+        tile = replace(tile, together=False, loops=False)  # values that are converted early would take registers
     if stored_in_8_bits and rows <= FEW_ROWS and programs * (splits if apart else 1) <= _MULTIPROCESSORS:
         tile = replace(tile, warps=max(tile.warps, 4))  # a multiprocessor has no other warps that convert
     return replace(tile, apart=apart)
@@ -190,9 +194,9 @@ def merge_tile(rows: int, value_size: int) -> Tile:
 
     Example:
         >>> merge_tile(4, 128)
-        Tile(rows=4, warps=1, stages=8, apart=False, columns=32, together=False)
+        Tile(rows=4, warps=1, stages=8, apart=False, columns=32, together=False, loops=False)
         >>> merge_tile(256, 256)
-        Tile(rows=16, warps=4, stages=8, apart=False, columns=64, together=False)
+        Tile(rows=16, warps=4, stages=8, apart=False, columns=64, together=False, loops=False)
     """
     few = min(FEW_ROWS, 1 << (rows - 1).bit_length())
     columns = math.gcd(value_size, _COLUMNS_OF_MERGE if few == FEW_ROWS else _COLUMNS_OF_MERGE // 2)
@@ -209,7 +213,7 @@ def backward_tiles(size: int, item_bytes: int, features: frozenset[str]) -> Back
 
     Example:
         >>> backward_tiles(64, 2, frozenset({"mma"})).keys
-        Tile(rows=32, warps=4, stages=2, apart=False, columns=0, together=False)
+        Tile(rows=32, warps=4, stages=2, apart=False, columns=0, together=False, loops=False)
     """
     tiles = _BACKWARD_BY_WGMMA if "wgmma" in features else _BACKWARD
     chosen = next((by_bytes[item_bytes] for widest, by_bytes in tiles.items() if size <= widest), None)

@@ -73,5 +73,5 @@ def cross_entropy_gradient_kernel(
         x_piece = piece(kept, x, rows, first, form)
         for i in tl.static_range(PIECE):
             share = exponential((x_piece[i].to(tl.float32) - m) - log_sum, EXACT) * scale
-            dx = tl.where(columns_of(first + i, form) == label, share - g, share)
+            dx = tl.where(columns_of(0, form) == label - (first + i) * form.lanes, share - g, share)
             write(dx_ptr, rows, first + i, tl.where(label < 0, 0.0, dx), form)
