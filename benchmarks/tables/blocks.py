@@ -5,12 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from benchmarks.tables import cpu, demo, front_page, gpu, operators, parallel, programs, reliability, serving
+from benchmarks.tables import cpu, demo, front_page, gpu, hybrid, operators, parallel, programs, reliability, serving
 
 ROOT: Final = Path(__file__).parents[2]
 FILES: Final = (
     *("README.md", "docs/guide/gpu.md", "docs/guide/limits.md", "docs/operators.md", "docs/serving.md"),
-    *("docs/reliability.md", "docs/index.md", "docs/guide/devices.md"),
+    *("docs/reliability.md", "docs/index.md", "docs/guide/devices.md", "docs/guide/hybrids.md"),
 )
 BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "demo texts": demo.texts,
@@ -32,6 +32,7 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "row operators on a CPU": operators.on_cpu,
     "the engine on a GPU": serving.gpu,
     "the engine on a CPU": serving.cpu,
+    "a hybrid": hybrid.steps,
     "two GPUs": parallel.steps,
     "overlap on two GPUs": parallel.overlap,
     "traffic": reliability.traffic,

@@ -258,6 +258,12 @@ ROWS: Final = {
         model("own", 4, "gradient", "train"),
         case,
     ),
+    "hybrid": Row(
+        "`flax_layers.Llama` with linear attention (four layers of Qwen3-Next's shape), decoding, wall time",
+        "hybrid_bf16",
+        model("own", 4, "decode"),
+        case,
+    ),
     "elementwise": Row(
         "chains of 1 to 20 element-wise operations under `bijax.invariant`, 1 to 256 MiB, float32 and bfloat16",
         "elementwise",

@@ -20,6 +20,7 @@ Roundings of the forward pass count as exact. All of it is float32; sums over th
 """
 
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +35,9 @@ from pallas_kernels.parts.xla.positions import fold_positions
 from pallas_kernels.parts.xla.tiles import isolate
 
 Arrays = tuple[jax.Array, ...]
+
+_TOGETHER: Final = 64
+"""Chunks of all sequences that are computed at once. A GPU is idle with few; more take more memory."""
 
 
 def gated_delta_rule_gradients(
@@ -77,9 +81,39 @@ def gated_delta_rule_gradients(
     Guarantee: row-invariant: the gradients of a sequence do not depend on the others.
     """
     honour("gated_delta_rule_gradients", functions, XLA_FUNCTIONS)
-    run = _Chunks(scale, product, contract)
+    run = _Chunks(scale, product, contract, value.shape[2] // key.shape[2], together)
     arrays = (query, key, value, g, beta, edges, lengths, cotangent, state_cotangent)
     return by_sequence(run, arrays, together=together)
+
+
+class _Known(NamedTuple):
+    """What chunks have without the cotangents of states; heads of keys are repeated for each value head."""
+
+    query: jax.Array
+    key: jax.Array
+    value: jax.Array
+    beta: jax.Array
+    g: jax.Array
+    state: jax.Array
+    inverse: jax.Array
+    age: jax.Array
+    grown: jax.Array
+    left: jax.Array
+    end: jax.Array
+    near: jax.Array
+    far: jax.Array
+    told: jax.Array
+    asked: jax.Array
+    u: jax.Array
+    e: jax.Array
+    inner: jax.Array
+    gone: jax.Array
+
+    @property
+    def of_walk(self) -> Arrays:
+        """What the walk over the chunks reads."""
+        lines = (self.beta, self.inverse, self.grown, self.left, self.end)
+        return self.query, self.key, *lines, self.inner, self.gone
 
 
 @dataclass(frozen=True)
@@ -89,6 +123,8 @@ class _Chunks:
     scale: float
     product: Product
     contract: DeltaRuleContract
+    group: int
+    together: bool
 
     def __call__(self, *arrays: jax.Array) -> Arrays:
         *tokens, edges, lengths, cotangent, state_cotangent = arrays
@@ -102,13 +138,23 @@ class _Chunks:
             return x.reshape(x.shape[0], chunks, c, *x.shape[2:]).swapaxes(0, 1)
 
         of_chunks = (*(padded(x) for x in (*tokens, cotangent)), edges.swapaxes(0, 1))
+        most = max(1, _TOGETHER // cotangent.shape[0]) if self.together else 1
+        size = max(1, min(most, chunks))
+        whole_blocks, rest = divmod(chunks, size)
 
-        def step(after: jax.Array, chunk: Arrays) -> tuple[jax.Array, Arrays]:
-            *tokens, cotangent, state = isolate(*chunk)
-            found = self._one(heads_first(*tokens), state, cotangent.swapaxes(1, 2), after)
-            return found[-1], found[:-1]
+        def block(after: jax.Array, some: Arrays) -> tuple[jax.Array, Arrays]:
+            return self._block(after, isolate(*some))
 
-        first, found = lax.scan(step, state_cotangent, of_chunks, reverse=True)
+        parts: list[Arrays] = []
+        first = state_cotangent
+        if rest:
+            first, last = block(first, tuple(x[chunks - rest :] for x in of_chunks))
+            parts.append(last)
+        if whole_blocks:
+            blocks = tuple(x[: chunks - rest].reshape(whole_blocks, size, *x.shape[1:]) for x in of_chunks)
+            first, others = lax.scan(block, first, blocks, reverse=True)
+            parts.append(tuple(x.reshape(chunks - rest, *x.shape[2:]) for x in others))
+        found = [jnp.concatenate(pieces) for pieces in zip(*parts[::-1], strict=True)]
 
         def whole(x: jax.Array, dtype: jnp.dtype) -> jax.Array:  # (N, B, heads, C, ...)
             x = jnp.moveaxis(x, 0, 2)
@@ -118,8 +164,27 @@ class _Chunks:
 
         return *isolate(*(whole(x, dtype) for x, dtype in zip(found, dtypes, strict=True))), first
 
-    def _one(self, tokens: Rows, state: jax.Array, cotangent: jax.Array, after: jax.Array) -> Arrays:
-        """Returns the gradients of one chunk of C tokens, and of the state before it."""
+    def _block(self, after: jax.Array, chunks: Arrays) -> tuple[jax.Array, Arrays]:
+        """Returns the cotangent of the state before some chunks (M, B, ...), and the gradients of their tokens.
+
+        What does not depend on the cotangent of a state is computed for all of them at once, before and after the walk.
+        """
+        size, batch = chunks[0].shape[:2]
+
+        def merged(x: jax.Array) -> jax.Array:
+            return x.reshape(size * batch, *x.shape[2:])
+
+        def apart(x: jax.Array) -> jax.Array:
+            return x.reshape(size, batch, *x.shape[1:])
+
+        *tokens, cotangent, state = map(merged, chunks)
+        known = self._known(heads_first(*tokens), state, cotangent.swapaxes(1, 2))
+        of_walk = tuple(map(apart, known.of_walk))
+        after, found = lax.scan(self._walk, after, of_walk, reverse=True)
+        return after, tuple(map(apart, self._gradients(known, *map(merged, found))))
+
+    def _known(self, tokens: Rows, state: jax.Array, cotangent: jax.Array) -> "_Known":
+        """Returns what chunks of C tokens have without the cotangents of states."""
         b, h, c, _ = tokens.value.shape
         rows = jnp.broadcast_to(jnp.arange(c, dtype=jnp.int32), (b, c))
         _, kept = compute_rows(
@@ -145,15 +210,36 @@ class _Chunks:
         of_keys, of_query = jnp.split(times(jnp.concatenate([key, query], 2), key, True), 2, 2)
         near, far = jnp.where(strictly, of_keys * age, 0), jnp.where(lower, of_query * age, 0)
         told, asked = jnp.split(times(jnp.concatenate([key, query], 2), state), 2, 2)
-        later, u = times(key, after), times(inverse, residual)
+        u = times(inverse, residual)
 
         e = jnp.float32(self.scale) * cotangent.astype(jnp.float32)
-        inner = apart_from_sums(times(far.swapaxes(2, 3), e)) + apart_from_sums(left * later)
-        dr = times(inverse.swapaxes(2, 3), inner)
+        inner = times(far.swapaxes(2, 3), e)
+        (gone,) = isolate(grown * e)
+        of_rows = (query, key, value, beta, tokens.g, state)
+        return _Known(*of_rows, inverse, age, grown, left, end, near, far, told, asked, u, e, inner, gone)
+
+    def _walk(self, after: jax.Array, chunk: Arrays) -> tuple[jax.Array, Arrays]:
+        """Returns the cotangent of the state before a chunk; and of that after it, and of its residuals."""
+        query, key, beta, inverse, grown, left, end, inner, gone = isolate(*chunk)
+        later = self._times(key, after)
+        inner = apart_from_sums(inner) + apart_from_sums(left * later)
+        dr = self._times(inverse.swapaxes(2, 3), inner)
+        (taken,) = isolate(-(beta * grown * dr))
+        onto = jnp.concatenate([query, key], 2).swapaxes(2, 3)
+        before = apart_from_sums(end * after) + self._times(onto, jnp.concatenate([gone, taken], 2))
+        return isolate(before)[0], isolate(after, later, dr, taken)
+
+    def _gradients(
+        self, known: "_Known", after: jax.Array, later: jax.Array, dr: jax.Array, taken: jax.Array
+    ) -> Arrays:
+        """Returns the gradients of chunks of C tokens."""
+        query, key, value, beta, g, state, _, age, grown, left, end, near, far, told, asked, u, e, _, gone = known
+        (b, h, c, _), times = value.shape, self._times
+        place = jnp.arange(c, dtype=jnp.int32)
+        lower, strictly = place[:, None] >= place, place[:, None] > place
         da, db = jnp.split(times(jnp.concatenate([dr, e], 2), u, True), 2, 2)
         da, db = jnp.where(strictly, -da, 0), jnp.where(lower, db, 0)
         wide, aged = beta * da * age, db * age
-        (gone, taken) = isolate(grown * e, -(beta * grown * dr))
         of_state = times(jnp.concatenate([gone, taken], 2), state, True)
         across = times(jnp.concatenate([aged, wide], 2), key)
         down = times(jnp.concatenate([wide.swapaxes(2, 3), aged.swapaxes(2, 3)], 3), jnp.concatenate([key, query], 2))
@@ -169,11 +255,10 @@ class _Chunks:
         dg = isolate(dg - leaving)[0]
         at_end = end[..., 0, 0] * _row_sums((after * state).reshape(b, h, -1)) + _row_sums(leaving)
         dg = dg.at[:, :, -1].add(isolate(at_end)[0])
-        onto = jnp.concatenate([query, key], 2).swapaxes(2, 3)
-        before = apart_from_sums(end * after) + times(onto, jnp.concatenate([gone, taken], 2))
-        dg = jnp.where(tokens.g < self.contract.least, 0, _sums_from_the_end(dg))
+        dg = jnp.where(g < self.contract.least, 0, _sums_from_the_end(dg))
+        group = self.group
         per_head = (_over_group(isolate(x)[0], group) for x in (dq, dk))
-        return isolate(*per_head, beta * dr, dg, dbeta, before)
+        return isolate(*per_head, beta * dr, dg, dbeta)
 
     def _times(self, x: jax.Array, w: jax.Array, transpose_w: bool = False) -> jax.Array:
         return multiply(self.product, x, w, transpose_w)

@@ -27,9 +27,7 @@ def in_slots(
     Returns:
         The outputs, the arrays of `kept`, and the edges (B,).
     """
-    # The slots are written after they were read: else XLA would copy all of them first.
-    own, kept = jax.lax.optimization_barrier((taken(kept, edge, slots), kept))
-    y, *new, after = extend(*own, edge)
+    y, *new, after = extend(*taken(kept, edge, slots), edge)
     return y, *put_back(kept, tuple(new), lengths, slots), after
 
 

@@ -15,6 +15,7 @@ from bijax import DeltaRuleState
 from bijax.dispatch.matmul import Product, multiply
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import DeltaRuleContract
+from pallas_kernels.delta_rule import gradients, portable
 from pallas_kernels.delta_rule.portable import gated_delta_rule_extend
 from pallas_kernels.delta_rule.slots import packed
 from pallas_kernels.target import Target
@@ -256,3 +257,30 @@ def test_an_invariant_scan_of_the_recurrence_has_its_own_bits() -> None:
         y, state = scan(**{name: a[:, i : i + 1] for name, a in x.items()}, state=state)
         assert_bits_equal(np.asarray(y)[:, 0], whole[:, i])
     assert (whole != expected[:1]).any()
+
+
+@pytest.mark.tier("full")
+@pytest.mark.parametrize("together", [4, 64])
+def test_gradients_of_several_chunks_at_once(together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have the bits of one chunk after the other."""
+    x, lengths = batch(KINDS[:3], 300, "bfloat16"), np.array([300, 263, 150], np.int32)
+
+    def multiplied(a: jax.Array, w: jax.Array, transpose_w: bool) -> jax.Array:
+        precision = "highest" if a.dtype == jnp.float32 else "default"
+        return multiply(Target("cpu"), a, w, product=Product("float32", transpose_w, precision))[0]
+
+    options: dict[str, Any] = {"scale": 0.3, "product": multiplied, "contract": DeltaRuleContract(), "together": True}
+    state = jnp.zeros((3, SIZES[1], *SIZES[2:]), jnp.float32)
+    whole_with_edges = functools.partial(portable.gated_delta_rule, keep_edges=True, **options)
+    y, last, edges = jax.jit(whole_with_edges)(*x.values(), state, lengths)
+    rng = np.random.default_rng(0)
+    cotangents = [rng.standard_normal(a.shape).astype(a.dtype) for a in (y, last)]
+
+    def found(at_once: int) -> Any:
+        monkeypatch.setattr(gradients, "_TOGETHER", at_once)
+        run = functools.partial(gradients.gated_delta_rule_gradients, **options)
+        return jax.jit(run)(*x.values(), edges, lengths, *cotangents)
+
+    for ours, theirs in zip(found(together), found(1), strict=True):
+        assert np.isfinite(np.asarray(ours, np.float32)).all()
+        assert_bits_equal(ours, theirs)

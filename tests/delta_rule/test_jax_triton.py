@@ -32,6 +32,8 @@ KINDS: Final[dict[str, dict[str, Any]]] = {
     "prefill in float16, heads of 64": {"dtype": "float16", "size": 64},
     "part of a prompt": {"continued": True, "batch": 4},
     "8 tokens": {"continued": True, "tokens": 8},
+    "decode in slots": {"continued": True, "tokens": 1, "batch": 64, "slots": True},
+    "8 tokens in slots": {"continued": True, "tokens": 8, "slots": True},
 }
 COMPILED: Final = (
     *((target, kind) for target in TARGETS for kind in ("prefill", "decode")),
@@ -48,6 +50,7 @@ def launches(
     size: int = 128,
     continued: bool = False,
     keep_edges: bool = False,
+    slots: bool = False,
 ) -> list[Launch]:
     """The launches of a call with 16 key heads and 32 value heads."""
     shape = jax.ShapeDtypeStruct
@@ -58,8 +61,8 @@ def launches(
     if not continued:
         return launches_of(functools.partial(gated_delta_rule, keep_edges=keep_edges, **options), *x, lengths)
     kept = [shape((batch, 16, 64, size), dtype), shape((batch, 32, 64, size), dtype)]
-    kept += [shape((batch, 32, 64, 64), "float32"), shape((batch, 32, 64), "float32")]
-    return launches_of(functools.partial(gated_delta_rule_extend, **options), *x, *kept, *[lengths] * 3)
+    kept += [shape((batch, 32, *((32, 65) if slots else (64, 64))), "float32"), shape((batch, 32, 64), "float32")]
+    return launches_of(functools.partial(gated_delta_rule_extend, **options), *x, *kept, *[lengths] * (3 + slots))
 
 
 def check(code: MachineCode, target: Target, *, atomic: bool) -> None:

@@ -17,7 +17,7 @@ from flax_layers.checkpoint import ExpertsConfig, LinearAttentionConfig
 from flax_layers.routing import Routing
 
 SMALL = replace(
-    hybrid_steps.config(4, 256),
+    hybrid_steps.config(2, 256),
     vocab_size=64,
     hidden_size=32,
     num_heads=2,
@@ -25,9 +25,7 @@ SMALL = replace(
     head_dim=16,
     rotary_dim=4,
     experts=ExpertsConfig(intermediate_size=8, shared_size=8, shared_gate=True, routing=Routing(num_experts=4, topk=2)),
-    linear=LinearAttentionConfig(
-        num_key_heads=1, num_value_heads=2, key_dim=8, value_dim=8, layers=(True, True, True, False)
-    ),
+    linear=LinearAttentionConfig(num_key_heads=1, num_value_heads=2, key_dim=8, value_dim=8, layers=(True, False)),
 )
 
 
@@ -36,6 +34,7 @@ def models(cell: Cell) -> tuple[Llama, Llama]:
     return own, plain
 
 
+@pytest.mark.tier("full", fast=("prefill",))
 @pytest.mark.parametrize("kind", ["decode", "prefill", "train"])
 def test_a_step_returns_what_the_next_one_takes(kind: str) -> None:
     cell = Cell(kind, 2, 70)
@@ -48,6 +47,7 @@ def test_a_step_returns_what_the_next_one_takes(kind: str) -> None:
         assert jax.tree.map(lambda a: (a.shape, a.dtype), held.changed) == before
 
 
+@pytest.mark.tier("full")
 def test_both_models_compute_the_same() -> None:
     own, plain = (Llama(SMALL, ops=ops, rngs=nnx.Rngs(0)) for ops in (INVARIANT, RecurrentOps()))
     tokens = jnp.arange(2 * 70).reshape(2, 70) * 7 % 64
@@ -69,6 +69,7 @@ def test_the_plain_recurrence_is_its_chunks() -> None:
         np.testing.assert_allclose(ours, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.tier("full")
 def test_a_decoding_step_goes_on_at_the_same_place() -> None:
     cell = Cell("decode", 64, 256)
     model, _ = models(cell)
