@@ -3,6 +3,7 @@
 TRITON_INTERPRET=1 python -m tests.delta_rule.interpreted_calls CASE
 """
 
+import dataclasses
 import sys
 from typing import Any, Final
 
@@ -25,7 +26,7 @@ SIZES: Final = (1, 2, 64, 64)
 CALL: Final[dict[str, Any]] = {
     "scale": 0.125,
     "contract": MmaDeltaRuleContract(),
-    "target": Target.parse("sm_80"),
+    "target": dataclasses.replace(Target.parse("sm_80"), backend="jax_triton"),
 }
 KEPT: Final = ("state", "key", "residual", "inverse", "decay")
 WIDE, NARROW, APART = Schedule(64, 4, 1), Schedule(32, 4, 1, pieces=2), Schedule(64, 4, 1, rows_warps=4)

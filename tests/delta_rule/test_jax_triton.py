@@ -1,5 +1,6 @@
 """The kernels of the gated delta rule in Triton: machine code for every GPU, numbers by Triton's interpreter."""
 
+import dataclasses
 import functools
 import os
 import re
@@ -57,7 +58,8 @@ def launches(
     heads, line = shape((batch, tokens, 16, size), dtype), shape((batch, tokens, 32), "float32")
     x = [heads, heads, shape((batch, tokens, 32, size), dtype), line, line, shape((batch, 32, size, size), "float32")]
     lengths = shape((batch,), "int32")
-    options: dict[str, Any] = {"scale": 0.1, "contract": MmaDeltaRuleContract(), "target": target}
+    where = dataclasses.replace(target, backend="jax_triton" if slots else "")
+    options: dict[str, Any] = {"scale": 0.1, "contract": MmaDeltaRuleContract(), "target": where}
     if not continued:
         return launches_of(functools.partial(gated_delta_rule, keep_edges=keep_edges, **options), *x, lengths)
     kept = [shape((batch, 16, 64, size), dtype), shape((batch, 32, 64, size), dtype)]

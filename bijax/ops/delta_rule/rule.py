@@ -150,8 +150,8 @@ def gated_delta_rule_extend(
         scale: Factor of the outputs; D**-0.5 by default.
         lengths: (B,) ints, how many of the T tokens each sequence has; T by default.
         slots: (B,) ints for a server that keeps S sequences, of which B are continued: the arrays of `state` have S
-            rows, and sequence b is the one at `slots[b]`. The others are left alone, and up to 8 tokens are computed on
-            a GPU without a copy of what is kept. `state.inverse` is then (S, H, 32, 65), without its zeros
+            rows, and sequence b is the one at `slots[b]`. The others are left alone. `state.inverse` is then
+            (S, H, 32, 65), without its zeros
             (`pallas_kernels.delta_rule.slots.packed`). A sequence whose `start` is 0 begins with a state of zeros,
             whatever its slot holds. A slot is that of one sequence; one that is out of range is not written, and the
             outputs have no meaning. By default sequence b is at b.

@@ -19,6 +19,7 @@ FEW: Final = 8
 """Most tokens that are computed as rows of their own instead of in whole chunks."""
 
 _CHUNK: Final = MmaDeltaRuleContract().chunk
+_BACKEND: Final = "jax_triton"
 
 
 @dataclass(frozen=True)
@@ -193,17 +194,23 @@ def gated_delta_rule_extend(
 ) -> Arrays:
     """Computes tokens of sequences that have a state, see `pallas_kernels.delta_rule.portable.gated_delta_rule_extend`.
 
+    Sequences in slots are computed from copies of what they keep. Programs for few tokens compute them in place if
+    this backend is preferred: these have not run on a GPU yet.
+
     Guarantee: row-invariant: an output depends on the tokens of its sequence up to its own alone.
     """
     honour("gated_delta_rule_extend", contract, MmaDeltaRuleContract())
     form, tokens, kept = _form(key, value), (query, key, value, g, beta), (state, kept_key, residual, inverse, decay)
-    if value.shape[1] <= FEW:
+    few = value.shape[1] <= FEW
+    if few and (slots is None or target.backend == _BACKEND):
         return _rows(tokens, (*kept, edge), start, lengths, slots, scale, form, target, schedule)
 
-    def parts(*kept: jax.Array) -> Arrays:
+    def continued(*kept: jax.Array) -> Arrays:
+        if few:
+            return _rows(tokens, kept, start, lengths, None, scale, form, target, schedule)
         return _parts(tokens, kept, start, lengths, scale, form, target, schedule)
 
-    return parts(*kept, edge) if slots is None else in_slots(parts, kept, edge, lengths, slots)
+    return continued(*kept, edge) if slots is None else in_slots(continued, kept, edge, lengths, slots)
 
 
 def _parts(
