@@ -178,3 +178,11 @@ def test_forward_mode() -> None:
                 derive(operation)
     ours, theirs = (jax.jvp(f, (X, X), (X, 2 * X)) for f in (bijax.invariant(jnp.matmul), jnp.matmul))
     assert all((a == b).all() for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("function", [jnp.exp, jax.nn.sigmoid, jnp.sum])
+def test_functions_of_8_bit_floats_are_refused_by_name(function: Callable[..., Any], dtype: str) -> None:
+    run = jax.jit(bijax.invariant(function))
+    with pytest.raises(bijax.NotInvariantError, match=rf"no invariant form for {dtype}; convert to float32 before"):
+        run.lower(jnp.ones(3, dtype))

@@ -17,7 +17,7 @@ from bijax.transform.hook._jax_private import Context
 from bijax.transform.hook._jax_private import Rule as Stock
 from bijax.transform.rules._kept import EXACT, INTEGER, ORDER_FREE
 from bijax.transform.rules.call import Call, traced
-from bijax.transform.rules.registry import FLOATS, Dtypes, Kind, Rule, is_exact, is_real, register
+from bijax.transform.rules.registry import FLOATS, Dtypes, Kind, Rule, is_exact, is_in_floats, is_real, register
 from bijax.transform.rules.uses import fixed
 from bijax.transform.rules.values import repeated
 from pallas_kernels.contract import XLA_FUNCTIONS
@@ -157,7 +157,7 @@ for _name, _why in FENCED.items():
     register(_name, Rule(Kind.REPLACE, _why, lower=_lower, platform="cpu", dtypes=is_real))
     register(_name, Rule(Kind.REPLACE, HELD, lower=_held, platform="cuda", dtypes=is_real))
 register(VECTORS, Rule(Kind.KEEP, INTEGER, dtypes=is_exact))
-register(VECTORS, Rule(Kind.REPLACE, ON_VECTORS, lower=_vectors, uses=_FUNCTION, platform="cpu", dtypes=is_real))
+register(VECTORS, Rule(Kind.REPLACE, ON_VECTORS, lower=_vectors, uses=_FUNCTION, platform="cpu", dtypes=is_in_floats))
 register(VECTORS, Rule(Kind.REPLACE, HELD, lower=_held, uses=_FUNCTION, platform="cuda", dtypes=is_real))
 register(ROUNDED, Rule(Kind.KEEP, EXACT))
 register(ROUNDED, Rule(Kind.REPLACE, HELD, lower=_held, platform="cuda", dtypes=is_real))

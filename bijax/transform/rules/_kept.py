@@ -21,6 +21,10 @@ OWN_CONTRACT: Final = "a kernel whose author fixed its blocks and its order; low
 COMPARED: Final = (
     "subnormal numbers are flushed to zero first: XLA:CPU compares them as zeros in some forms of a loop only"
 )
+NEGATED: Final = (
+    "exact: the sign bit is flipped; LLVM may negate bfloat16 numbers in float32 and convert them back, which flushes"
+    " subnormal numbers in whole vectors and not in the remainder of a loop"
+)
 APART: Final = (
     "exact; a gather of single elements gets a loop of its own, because XLA:CPU of jaxlib 0.12 generates wrong code if"
     " it shares a loop with indices shifted by one"
@@ -66,6 +70,18 @@ def _compared(call: Call) -> Sequence[Any]:
     return call.stock(call.ctx, *map(fences.without_subnormal_numbers, call.operands), **call.parameters)
 
 
+def _is_bfloat16(dtypes: Dtypes) -> bool:
+    return all(str(d) == "bfloat16" for d in dtypes)
+
+
+def _negated(call: Call) -> Sequence[Any]:
+    def flipped(x: jax.Array) -> jax.Array:
+        bits = jax.lax.bitcast_convert_type(x, jnp.uint16)
+        return jax.lax.bitcast_convert_type(bits ^ jnp.uint16(0x8000), x.dtype)
+
+    return call.traced(flipped)
+
+
 def _apart(call: Call) -> Sequence[Any]:
     moved = call.as_it_is()
     is_single = all(n == 1 for n in call.parameters["slice_sizes"])
@@ -106,6 +122,7 @@ for _name in (*COUNTERS.split(), "random_bits of one number", "random_split in t
     register([_name], Rule(Kind.KEEP, COUNTER, unless=_why_not))
 register(["io_callback without results"], Rule(Kind.KEEP, EFFECT))
 register(COMPARISONS, Rule(Kind.REPLACE, COMPARED, lower=_compared, platform="cpu", dtypes=_has_subnormal_zeros))
+register("neg", Rule(Kind.REPLACE, NEGATED, lower=_negated, platform="cpu", dtypes=_is_bfloat16, symbolic=True))
 register("gather", Rule(Kind.REPLACE, APART, lower=_apart, platform="cpu", symbolic=True))
 register("concatenate", Rule(Kind.KEEP, MOVES))
 register("concatenate", Rule(Kind.KEEP, MOVES, lower=_as_matrices, platform="cpu"))
