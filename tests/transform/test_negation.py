@@ -1,4 +1,6 @@
-"""Negative subnormal numbers of bfloat16 have the bits of a row alone in a batch, and a control without the rule."""
+"""Negative subnormal numbers of bfloat16 keep their bits in a batch and alone, and a control without the rule."""
+
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -18,21 +20,20 @@ def chosen(x: jax.Array) -> jax.Array:
     return jnp.where(x > 0, -SMALLEST, SMALLEST)
 
 
-def different() -> int:
+def wrong() -> int:
+    """Returns how many numbers do not have their own bits, in a batch and in a row alone."""
     run = jax.jit(bijax.invariant(jax.vmap(lambda x: chosen(x))))
-    return int((bits(run(X))[:1] != bits(run(X[:1]))).sum())
+    return sum(int((bits(run(x)) != np.where(np.asarray(x) > 0, 0x8001, 1)).sum()) for x in (X, X[:1]))
 
 
 def test_negated_constants() -> None:
-    assert different() == 0
-    found = jax.jit(bijax.invariant(chosen))(X)
-    np.testing.assert_array_equal(bits(found), np.where(np.asarray(X) > 0, 0x8001, 1))
+    assert wrong() == 0
 
 
 def test_control(monkeypatch: pytest.MonkeyPatch) -> None:
     """LLVM's own negation, on processors that convert vectors to bfloat16 in one instruction."""
-    with open("/proc/cpuinfo") as file:
-        if "avx512_bf16" not in file.read():
-            pytest.skip("this processor has no vector conversion to bfloat16")
+    processor = Path("/proc/cpuinfo")
+    if not processor.exists() or "avx512_bf16" not in processor.read_text():
+        pytest.skip("this processor has no vector conversion to bfloat16")
     monkeypatch.setitem(registry._RULES, "neg", [r for r in registry._RULES["neg"] if r.platform != "cpu"])
-    assert different() > 0
+    assert wrong() > 0
