@@ -33,7 +33,7 @@ from .served_programs import sort
 from .served_states import Pages, States, by_kind, by_layer
 
 if TYPE_CHECKING:
-    from ..checkpoint import LoRA
+    from ..checkpoint import lora
 
 type Part = tuple[OnMesh, tuple[jax.Array, ...]]
 
@@ -78,7 +78,7 @@ class ServedPartitionedLlama:
         one_program: bool | None = None,
         overlap: Overlap | None = None,
         cache_dtype: str | QuantizedCache | None = None,
-        adapters: Mapping[str, LoRA] | Adapters | None = None,
+        adapters: Mapping[str, lora.LoRA] | Adapters | None = None,
     ) -> None:
         self.model = model
         self._adapters = cut_adapters(model, adapters) if isinstance(adapters, Mapping) and adapters else None

@@ -23,7 +23,7 @@ from .served_partitioned import Frame, ServedPartitionedLlama, repeated
 from .served_states import Pages
 
 if TYPE_CHECKING:
-    from ..checkpoint import LoRA
+    from ..checkpoint import lora
 
 
 class DraftingPartitionedLlama(ServedPartitionedLlama):
@@ -63,7 +63,7 @@ class DraftingPartitionedLlama(ServedPartitionedLlama):
         one_program: bool | None = None,
         overlap: Overlap | None = None,
         cache_dtype: str | QuantizedCache | None = None,
-        adapters: Mapping[str, LoRA] | Adapters | None = None,
+        adapters: Mapping[str, lora.LoRA] | Adapters | None = None,
     ) -> None:
         how: dict[str, Any] = {"overlap": overlap, "cache_dtype": cache_dtype, "adapters": adapters}
         super().__init__(model, one_program=one_program, **how)
