@@ -16,9 +16,10 @@ from pallas_kernels.attention.call import OF_SCORES, AttentionCall, AttentionOpt
 from pallas_kernels.attention.schedule.jax_triton import BackwardTiles, Tile, attention_tile
 from pallas_kernels.contract import MmaAttentionContract, mma_attention_contract
 from tests.goldens import cases
+from tests.jax_triton.packages import skip_without_jax_triton
 
 pytestmark = pytest.mark.gpu
-pytest.importorskip("jax_triton")
+skip_without_jax_triton()
 
 LENGTH: Final = 700
 HEADS: Final = 8

@@ -17,9 +17,10 @@ from pallas_kernels.delta_rule.schedule.jax_triton import Schedule
 from tests.delta_rule import plain
 from tests.delta_rule.tokens import KINDS, batch, recurrence
 from tests.delta_rule.ways import check_parts, check_slots, extend, part, same_state, whole
+from tests.jax_triton.packages import skip_without_jax_triton
 
 pytestmark = pytest.mark.gpu
-pytest.importorskip("jax_triton")
+skip_without_jax_triton()
 
 LENGTH: Final = 200
 Sizes = tuple[int, int, int, int]

@@ -9,3 +9,9 @@ HAS_JAX_TRITON: Final = all(importlib.util.find_spec(n) for n in ("triton", "jax
 """Whether programs are lowered with these kernels here."""
 
 needs_jax_triton = pytest.mark.skipif(not HAS_JAX_TRITON, reason="needs jax-triton, triton and jax-cuda13-plugin")
+
+
+def skip_without_jax_triton() -> None:
+    """Skips a module where jax-triton is missing, without importing it: version 0.3 changes the environment."""
+    if importlib.util.find_spec("jax_triton") is None:
+        pytest.skip("needs jax-triton", allow_module_level=True)

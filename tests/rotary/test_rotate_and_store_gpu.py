@@ -11,11 +11,12 @@ import pytest
 from bijax.core.architecture import target_for
 from bijax.testing import assert_bits_equal
 from flax_layers import INVARIANT
+from tests.jax_triton.packages import skip_without_jax_triton
 from tests.layers.rotate_checks import assert_same
 from tests.rotary.cases import case
 
 pytestmark = pytest.mark.gpu
-pytest.importorskip("jax_triton")
+skip_without_jax_triton()
 from pallas_kernels.rotary.jax_triton.launch import rotate_and_store  # noqa: E402
 
 kernel = functools.partial(rotate_and_store, target=target_for("cuda"))
