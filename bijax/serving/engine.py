@@ -494,7 +494,7 @@ class Engine:
         taken = 0
         for place, token in enumerate(results.sampled[work]):
             if token < 0:
-                sequence.finish("abort", "the model's logits hold nan, or no token is allowed")
+                sequence.finish("abort", "the logits hold nan, from the model or the penalties, or no token is allowed")
                 break
             taken += 1
             sequence.append(token, None if measured is None else measured[place])

@@ -11,6 +11,7 @@ from bijax.serving.grammar import Grammar
 MAX_LOGIT_BIAS = 100.0
 MAX_PENALTY = 2.0
 MAX_TOP_LOGPROBS = 20
+_LEAST_NORMAL = 2.0**-126  # of float32
 _SHOWN = 8  # tokens of a list in an error
 
 
@@ -96,7 +97,10 @@ class SamplingParams:
         self._number("temperature", 0.0, math.inf, "at least 0")
         self._number("top_p", 0.0, 1.0, "above 0 and at most 1", above=True)
         self._number("min_p", 0.0, 1.0, "from 0 to 1")
-        self._number("repetition_penalty", 0.0, math.inf, "above 0", above=True)
+        # Logits are divided by it in float32, where smaller numbers count as 0.
+        self._number(
+            "repetition_penalty", _LEAST_NORMAL, math.inf, "above 0 (at least 2**-126, about 1.18e-38, as a float32)"
+        )
         for name in ("frequency_penalty", "presence_penalty"):
             self._number(name, -MAX_PENALTY, MAX_PENALTY, f"from {-MAX_PENALTY:g} to {MAX_PENALTY:g}")
         for name in ("max_new_tokens", "min_new_tokens", "logprob_start_len"):
@@ -212,9 +216,15 @@ class SamplingParams:
         value = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise TypeError(f"SamplingParams: {name} must be a number, got {value!r}.")
-        if not math.isfinite(value) or not low <= value <= high or (above and value == low):
+        try:
+            number = float(value)
+        except OverflowError:  # an integer; shown short, since Python refuses to print thousands of digits
+            raise ValueError(
+                f"SamplingParams: {name} must be {wanted}, got an integer too large for a float."
+            ) from None
+        if not math.isfinite(number) or not low <= number <= high or (above and number == low):
             raise ValueError(f"SamplingParams: {name} must be {wanted}, got {value!r}.")
-        self._set(name, float(value))
+        self._set(name, number)
 
     def _integer(self, name: str, low: int, high: int | None) -> None:
         value = getattr(self, name)

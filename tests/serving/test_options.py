@@ -103,6 +103,8 @@ def test_bad_options(given: dict[str, Any], error: type[Exception], message: str
         ({"top_p": 1.1}, ValueError, "top_p must be above 0"),
         ({"min_p": -0.1}, ValueError, "min_p must be from 0 to 1"),
         ({"repetition_penalty": -1.0}, ValueError, "repetition_penalty must be above 0"),
+        ({"repetition_penalty": 1e-40}, ValueError, "repetition_penalty must be above 0 .* as a float32"),
+        ({"temperature": 10**400}, ValueError, "temperature must be at least 0, got an integer too large for a float"),
         ({"frequency_penalty": 2.5}, ValueError, "frequency_penalty must be from -2 to 2"),
         ({"presence_penalty": -3}, ValueError, "presence_penalty must be from -2 to 2"),
         ({"logit_bias": {1: 101}}, ValueError, "logit_bias must be from -100 to 100, got 101 for token 1"),
