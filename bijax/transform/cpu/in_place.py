@@ -2,10 +2,13 @@
 
 XLA:CPU of jaxlib 0.12 computes an update inside the loop that writes it into the array, and misses that the loop reads
 the same memory through a transpose or a reshape. `x.at[1:].set(x[:-1])` under `vmap` over the last axis is then wrong
-for a batch of one, where the transpose moves nothing.
+for a batch of one, where the transpose moves nothing. So is an update that computes the elements of the array once
+more, `jnp.sin(x).at[1:].set(jnp.sin(x)[:-1])`, since XLA computes equal values once, and an array that is moved by an
+operation that moves nothing in a batch of one.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, Final
 
 from jax.interpreters.mlir import ir
@@ -18,14 +21,8 @@ IN_PLACE: Final = {
 }
 """Primitives that write into the memory of their first operand, and the operand that they write."""
 
-_VIEWS: Final = frozenset(
-    f"stablehlo.{name}"
-    for name in ("bitcast_convert", "broadcast_in_dim", "optimization_barrier", "reshape", "transpose")
-) | {"func.call"}
-"""Operations whose results may alias their operands. Calls are inlined."""
-
 _MOST: Final = 256
-"""Maximum number of operations to inspect. Beyond it, an update is assumed to read the array."""
+"""Maximum number of values to inspect. Beyond it, an update is assumed to read the array."""
 
 
 def with_update_before(name: str, operands: Sequence[Any]) -> list[Any]:
@@ -43,27 +40,33 @@ def with_update_before(name: str, operands: Sequence[Any]) -> list[Any]:
 
 
 def _may_read(update: Any, array: Any) -> bool:
-    """Returns whether an update may be computed from values that alias an array."""
-    memory = set(_made_of(array, _VIEWS))
-    for count, value in enumerate(_made_of(update, None)):
-        if count == _MOST or value in memory:
-            return True
-        if _is_any_array(value) and any(_is_any_array(other) for other in memory):
-            return True
-    return False
+    """Returns whether an update may be computed from values that an array is made of, or that equal them."""
+    memory = list(islice(_made_of(array), _MOST))
+    read = list(islice(_made_of(update), _MOST))
+    if _MOST in (len(memory), len(read)):
+        return True
+    if any(map(_is_any_array, memory)) and any(map(_is_any_array, read)):
+        return True
+    return not {_key(value) for value in memory}.isdisjoint(map(_key, read))
 
 
-def _made_of(value: Any, names: frozenset[str] | None) -> Iterator[Any]:
-    """Yields a value and those that it is computed from, by operations of these names or by any."""
+def _key(value: Any) -> Any:
+    """Returns what equal values have in common: the operation and the type, or the value if it is a parameter."""
+    maker = value.owner
+    return value if isinstance(maker, ir.Block) else (maker.name, str(value.type))
+
+
+def _made_of(value: Any) -> Iterator[Any]:
+    """Yields a value and those that it is computed from, except for single numbers."""
     found, left = set(), [value]
     while left:
         value = left.pop(0)
-        if value in found:
+        if value in found or not getattr(value.type, "shape", None):  # tokens have no shape
             continue
         found.add(value)
         yield value
         maker = value.owner
-        if not isinstance(maker, ir.Block) and (names is None or maker.name in names):
+        if not isinstance(maker, ir.Block):
             left += maker.operands
 
 
