@@ -41,7 +41,12 @@ PROGRAMS: Final[dict[str, Program]] = {
     "of another shape": lambda x: x.reshape(2, 4).at[:, 1:].set(x.reshape(2, 4)[:, :-1]).reshape(SIZE),
     "computed once more": lambda x: (3 * x).at[1:].set((3 * x)[:-1]),
     "constants": lambda x: lax.dynamic_update_slice(ramp(), ramp()[:3], (x[0].astype(int) * 0 + 1,)).astype(x.dtype),
+    "a branch": lambda x: lax.switch(0, [lambda a: 2 * a, lambda a: a], x).at[1:].set((2 * x)[:-1]),
+    "one turn": lambda x: lax.scan(lambda c, _: (c.at[1:].set((3 * x)[:-1]), None), 3 * x, None, length=1)[0],
     "in a loop": doubled_in_turn,
+    "constants of a function": lambda x: jax.jit(
+        lambda a: lax.dynamic_update_slice(a, ramp()[:3], (x[0].astype(int) * 0 + 1,))
+    )(ramp()).astype(x.dtype),
     "in a function": lambda x: jax.jit(lambda a, b: a.at[1:].set(b[:-1]))(x, x),
 }
 

@@ -21,6 +21,11 @@ IN_PLACE: Final = {
 }
 """Primitives that write into the memory of their first operand, and the operand that they write."""
 
+_REDUCERS: Final = frozenset(
+    f"stablehlo.{name}" for name in ("reduce", "reduce_window", "scatter", "select_and_scatter", "sort")
+)
+"""Operations whose regions combine numbers and make no arrays."""
+
 _MOST: Final = 256
 """Maximum number of values to inspect. Beyond it, an update is assumed to read the array."""
 
@@ -40,12 +45,10 @@ def with_update_before(name: str, operands: Sequence[Any]) -> list[Any]:
 
 
 def _may_read(update: Any, array: Any) -> bool:
-    """Returns whether an update may be computed from values that an array is made of, or that equal them."""
+    """Returns whether the two may be computed from the same values, or from values that XLA finds equal."""
     memory = list(islice(_made_of(array), _MOST))
     read = list(islice(_made_of(update), _MOST))
-    if _MOST in (len(memory), len(read)):
-        return True
-    if any(map(_is_any_array, memory)) and any(map(_is_any_array, read)):
+    if _MOST in (len(memory), len(read)) or any(map(_is_any_array, memory + read)):
         return True
     return not {_key(value) for value in memory}.isdisjoint(map(_key, read))
 
@@ -71,9 +74,9 @@ def _made_of(value: Any) -> Iterator[Any]:
 
 
 def _is_any_array(value: Any) -> bool:
-    """Returns whether a value is a parameter of a function that is called with unknown arrays."""
-    block = value.owner
-    if not isinstance(block, ir.Block):
-        return False
-    function = block.owner
-    return function.operation.name == "func.func" and ir.StringAttr(function.attributes["sym_name"]).value != "main"
+    """Returns whether a value may equal any other: it enters or leaves a region or a function, which XLA inlines."""
+    maker = value.owner
+    if not isinstance(maker, ir.Block):
+        return maker.name == "func.call" or (bool(len(maker.regions)) and maker.name not in _REDUCERS)
+    function = maker.owner
+    return function.operation.name != "func.func" or ir.StringAttr(function.attributes["sym_name"]).value != "main"
