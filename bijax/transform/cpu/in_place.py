@@ -1,10 +1,10 @@
 """Updates of arrays from their own elements, which XLA:CPU may write while it still reads the array.
 
-XLA:CPU of jaxlib 0.12 computes an update inside the loop that writes it into the array, and misses that the loop reads
-the same memory through a transpose or a reshape. `x.at[1:].set(x[:-1])` under `vmap` over the last axis is then wrong
-for a batch of one, where the transpose moves nothing. So is an update that computes the elements of the array once
-more, `jnp.sin(x).at[1:].set(jnp.sin(x)[:-1])`, since XLA computes equal values once, and an array that is moved by an
-operation that moves nothing in a batch of one.
+XLA:CPU of jaxlib 0.11 and 0.12 computes an update inside the loop that writes it into the array, and misses that the
+loop reads the same memory through a transpose or a reshape. `x.at[1:].set(x[:-1])` under `vmap` over the last axis is
+then wrong for a batch of one, where the transpose moves nothing. So is an update that computes the elements of the
+array once more, `jnp.sin(x).at[1:].set(jnp.sin(x)[:-1])`, since XLA computes equal values once, and an array that is
+moved by an operation that moves nothing in a batch of one.
 """
 
 from collections.abc import Iterator, Sequence
