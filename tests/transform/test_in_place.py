@@ -18,6 +18,10 @@ INTO, FROM = np.array([1, 3, 5]), np.array([5, 0, 1])
 SIZE: Final = 8
 
 
+def ramp() -> jax.Array:
+    return jnp.exp2(jnp.arange(SIZE))
+
+
 def doubled_in_turn(x: jax.Array) -> jax.Array:
     def body(i: jax.Array, carry: jax.Array) -> jax.Array:
         return lax.dynamic_update_slice(carry, 2 * lax.dynamic_slice(carry, (i,), (3,)), (i + 1,))
@@ -35,7 +39,14 @@ PROGRAMS: Final[dict[str, Program]] = {
     "a traced place": lambda x: lax.dynamic_update_slice(x, 2 * x[2:6], (x[0].astype(int) * 0 + 1,)),
     "twice": lambda x: (lambda y: y.at[2:].set(y[:-2]))(x.at[1:].set(x[:-1])),
     "of another shape": lambda x: x.reshape(2, 4).at[:, 1:].set(x.reshape(2, 4)[:, :-1]).reshape(SIZE),
+    "computed once more": lambda x: (3 * x).at[1:].set((3 * x)[:-1]),
+    "constants": lambda x: lax.dynamic_update_slice(ramp(), ramp()[:3], (x[0].astype(int) * 0 + 1,)).astype(x.dtype),
+    "a branch": lambda x: lax.switch(0, [lambda a: 2 * a, lambda a: a], x).at[1:].set((2 * x)[:-1]),
+    "one turn": lambda x: lax.scan(lambda c, _: (c.at[1:].set((3 * x)[:-1]), None), 3 * x, None, length=1)[0],
     "in a loop": doubled_in_turn,
+    "constants of a function": lambda x: jax.jit(
+        lambda a: lax.dynamic_update_slice(a, ramp()[:3], (x[0].astype(int) * 0 + 1,))
+    )(ramp()).astype(x.dtype),
     "in a function": lambda x: jax.jit(lambda a, b: a.at[1:].set(b[:-1]))(x, x),
 }
 
@@ -63,8 +74,22 @@ def test_an_update_is_computed_before_it_is_written(name: str, axes: tuple[int, 
         assert_bits_equal(found, np.stack(expected, axes[1]), err_msg=f"{count} of {dtype}")
 
 
-def test_plain_jax_writes_too_early() -> None:
+@pytest.mark.tier("fault")
+@pytest.mark.parametrize("moved", [lambda x: x[::-1], lambda x: x[jnp.arange(len(x))]], ids=["reversed", "taken"])
+def test_an_array_that_is_moved_where_there_is_one_row(moved: Program) -> None:
+    def program(x: jax.Array) -> jax.Array:
+        return moved(x).T.at[1:].set(x.T[:-1])
+
+    x = rows(1, 0, "float32")
+    expected = np.concatenate([x.T[:1], x.T[:-1]])
+    assert_bits_equal(jax.jit(bijax.invariant(program))(x), expected)
+    assert (np.asarray(jax.jit(program)(x)) != expected).any()  # the control
+
+
+@pytest.mark.parametrize(("name", "axes"), [("set", (1, 0)), ("computed once more", (1, 0)), ("constants", (0, 1))])
+def test_plain_jax_writes_too_early(name: str, axes: tuple[int, int]) -> None:
     """The control. A version of XLA in which this passes needs none of it."""
-    x = rows(1, 1, "float32")
-    found = np.asarray(mapped(PROGRAMS["set"], (1, 0))(x))
-    assert (found[0, 1:] != x[:-1, 0]).any()
+    x = rows(1, axes[0], "float32")
+    with jax.disable_jit():
+        expected = PROGRAMS[name](jnp.asarray(x.reshape(SIZE)))
+    assert (mapped(PROGRAMS[name], axes)(x).reshape(SIZE) != expected).any()
