@@ -82,7 +82,8 @@ def numbers(z: jax.Array) -> Any:
 
 def functions(z: jax.Array) -> Any:
     curve = jnp.log(z) * jnp.sqrt(z) + jnp.tanh(z) * z**3 + jnp.sin(z) + z ** (1.5 + 0.5j)
-    return curve, z.prod(1), jnp.cumsum(z, 1), jnp.cumprod(z, 1), jnp.var(z, 1)
+    horner = jnp.polyval(MATRIX[:4, 1], z)
+    return curve, horner, z.prod(1), jnp.cumsum(z, 1), jnp.cumprod(z, 1), jnp.var(z, 1)
 
 
 def turned(x: jax.Array) -> jax.Array:

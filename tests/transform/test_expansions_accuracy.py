@@ -203,6 +203,14 @@ def test_functions_of_complex_numbers(dtype: str) -> None:
         assert error.max() <= scale * np.finfo(dtype).eps, (name, error.max() / np.finfo(dtype).eps, z[error.argmax()])
 
 
+def test_polynomials_of_complex_numbers() -> None:
+    z, coefficients = matrices("complex64", 4).ravel(), np.array([1 - 2j, 0.5, 3j, -1 + 1j], np.complex64)
+    (value,) = run(lambda z: (jnp.polyval(coefficients, z),), z)
+    wide = z.astype(complex)
+    scale = np.polyval(np.abs(coefficients), np.abs(wide))
+    assert (np.abs(value - np.polyval(coefficients.astype(complex), wide)) <= 1e-6 * scale).all()
+
+
 def test_arithmetic_of_complex_numbers_and_its_edges() -> None:
     inf, big = np.inf, 3e38
     z = np.array([1 + 2j, -3 + 0.5j, big + big * 1j, 0, complex(inf, 1), complex(-inf, 0), -4, 2j], np.complex64)

@@ -66,6 +66,15 @@ def integer_power(x: jax.Array, *, y: int, **_: Any) -> jax.Array:
     return jnp.ones_like(x) if result is None else result
 
 
+def polynomial(x: jax.Array, *coefficients: jax.Array, **_: Any) -> jax.Array:
+    """The polynomial, by Horner's rule; the constant coefficient comes first."""
+    shape = jnp.broadcast_shapes(x.shape, *(c.shape for c in coefficients))
+    result = jnp.broadcast_to(coefficients[-1], shape)
+    for c in coefficients[-2::-1]:
+        result = add(multiply(result, x), c)
+    return result
+
+
 def one_minus_square(x: jax.Array, **_: Any) -> jax.Array:
     """One minus the square."""
     return subtract(jnp.ones_like(x), square(x))
@@ -326,6 +335,7 @@ COMPLEX: Final[dict[str, Callable[..., jax.Array]]] = {
     "mul": multiply,
     "ne": not_equal,
     "one_minus_square": one_minus_square,
+    "polynomial": polynomial,
     "pow": power,
     "reduce_prod": reduce_product,
     "reduce_sum": _linear(lax.reduce_sum_p),

@@ -53,8 +53,8 @@ OF_MATRICES: Final = frozenset(EXPANDED) - {"fft"}
 
 COMPLEX: Final = (
     "abs conv_general_dilated cos cosh cumprod cumsum div dot_general eq exp exp2 expm1 integer_pow log log1p log2"
-    " logistic mul ne one_minus_square pow reduce_prod reduce_sum reduce_window_sum rsqrt scatter-add scatter-mul"
-    " scatter-sub sign sin sinh sqrt square tan tanh"
+    " logistic mul ne one_minus_square polynomial pow reduce_prod reduce_sum reduce_window_sum rsqrt scatter-add"
+    " scatter-mul scatter-sub sign sin sinh sqrt square tan tanh"
 )
 """Operations on complex numbers that are expanded."""
 
