@@ -83,8 +83,8 @@ def causal_conv1d_extend(
             positions before 0 is not read.
         start: (B,) ints, the position of each sequence's first token, at least 0.
         lengths: (B,) ints, how many of the T tokens each sequence has; T by default.
-        slots: (B,) ints for a server that keeps S sequences: `state` is (S, ...), and sequence b is the one at
-            `slots[b]`; see `gated_delta_rule_extend`. By default sequence b is at b.
+        slots: (B,) ints, for a server: the inputs of sequence b are in row `slots[b]` of `state`, see
+            `gated_delta_rule_extend`. By default they are in row b.
         activation: "silu", or None.
 
     Returns:

@@ -149,12 +149,11 @@ def gated_delta_rule_extend(
         start: (B,) ints, the position of each sequence's first new token; `state.length` by default.
         scale: Factor of the outputs; D**-0.5 by default.
         lengths: (B,) ints, how many of the T tokens each sequence has; T by default.
-        slots: (B,) ints for a server that keeps S sequences, of which B are continued: the arrays of `state` have S
-            rows, and sequence b is the one at `slots[b]`. The others are left alone. `state.inverse` is then
-            (S, H, 32, 65), without its zeros
-            (`pallas_kernels.delta_rule.slots.packed`). A sequence whose `start` is 0 begins with a state of zeros,
-            whatever its slot holds. A slot is that of one sequence; one that is out of range is not written, and the
-            outputs have no meaning. By default sequence b is at b.
+        slots: (B,) ints, for a server. The arrays of `state` then have S rows, called slots, and sequence b continues
+            the one in slot `slots[b]`; the other slots do not change. `state.inverse` is (S, H, 32, 65), without its
+            zeros (`pallas_kernels.delta_rule.slots.packed`). A sequence whose `start` is 0 begins with a state of
+            zeros, whatever its slot holds. No two sequences may share a slot. A slot out of range is not written, and
+            the outputs of its sequence have no meaning. By default sequence b is in row b.
 
     Returns:
         The outputs, of the shape and dtype of `value`, zeros after the length; and the new state. For a sequence with a
@@ -205,7 +204,7 @@ def gated_delta_rule_extend(
 def _extend_slots(
     op: str, tokens: DeltaRuleTokens, kept: DeltaRuleState, start: Any, lengths: Any, slots: Any, sizes: dict[str, int]
 ) -> tuple[jax.Array, DeltaRuleState]:
-    """Continues sequences of which `slots` says where what they keep is."""
+    """Continues the sequences that are in `slots`."""
     slots, number = check_slots(op, slots, sizes), sizes["S"]
     if 0 in tokens.value.shape or sizes["D"] == 0 or number == 0:
         return jnp.zeros_like(tokens.value), kept

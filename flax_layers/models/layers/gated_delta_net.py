@@ -204,7 +204,7 @@ class GatedDeltaNet(nnx.Module):
     def extend_slots(
         self, x: jax.Array, kept: DeltaNetSlots, slots: jax.Array, *, start: jax.Array, lengths: jax.Array
     ) -> tuple[jax.Array, DeltaNetSlots]:
-        """Continues sequences of which `slots` (B,) says where their states are; see `extend`.
+        """Continues sequences whose states are in `slots` (B,); see `extend`.
 
         The other slots are left alone, and so are those of sequences without tokens. Donate the slots.
         """
