@@ -210,7 +210,7 @@ def check_start(op: str, start: Any, state: DeltaRuleState, sizes: dict[str, int
     """
     if start is None:
         return state.length
-    start = _positions(op, start, sizes)
+    start = of_sequences(op, "start", start, sizes)
     if is_known(start, state.edge, state.length):
         wrong = (start < state.edge) | (start > state.length)
         if wrong.any():
@@ -223,32 +223,16 @@ def check_start(op: str, start: Any, state: DeltaRuleState, sizes: dict[str, int
     return jnp.asarray(start).astype(jnp.int32)
 
 
-def check_first(op: str, start: Any, sizes: dict[str, int]) -> jax.Array:
-    """Returns the position of each sequence's first token, (B,) int32.
-
-    Raises:
-        TypeError: If it does not hold integers.
-        ValueError: If its shape does not fit.
-    """
-    return jnp.asarray(_positions(op, start, sizes)).astype(jnp.int32)
-
-
-def _positions(op: str, start: Any, sizes: dict[str, int]) -> Any:
-    start = integer_array(op, "start", start)
-    check_shape(op, "start", start, ("B",), sizes)
-    return start
-
-
-def check_slots(op: str, slots: Any, sizes: dict[str, int]) -> jax.Array:
-    """Returns the slot of each sequence.
+def of_sequences(op: str, name: str, numbers: Any, sizes: dict[str, int]) -> Any:
+    """Returns an integer for each sequence, (B,).
 
     Raises:
         TypeError: If they are not integers.
         ValueError: If their shape does not fit.
     """
-    slots = integer_array(op, "slots", slots)
-    check_shape(op, "slots", slots, ("B",), sizes)
-    return jnp.asarray(slots)
+    found = integer_array(op, name, numbers)
+    check_shape(op, name, found, ("B",), sizes)
+    return found
 
 
 def check_lengths(op: str, lengths: Any, sizes: dict[str, int]) -> Any:
@@ -260,7 +244,6 @@ def check_lengths(op: str, lengths: Any, sizes: dict[str, int]) -> Any:
     """
     if lengths is None:
         return jnp.full(sizes["B"], sizes["T"], jnp.int32)
-    lengths = integer_array(op, "lengths", lengths)
-    check_shape(op, "lengths", lengths, ("B",), sizes)
+    lengths = of_sequences(op, "lengths", lengths, sizes)
     check_known(op, "lengths", lengths, 0, sizes["T"], "the tokens of a sequence")
     return lengths

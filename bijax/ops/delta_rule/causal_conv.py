@@ -5,9 +5,10 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from bijax.core.checks import describe, float_array, integer_array
+from bijax.core.checks import describe, float_array
 from bijax.core.forward_only import forward_only
 from bijax.ops._engine_arguments import check_known, check_shape, narrowed
+from bijax.ops.delta_rule._arguments import of_sequences
 from bijax.ops.elementwise.call import elementwise
 
 Activation = Literal["silu"] | None
@@ -115,14 +116,17 @@ def causal_conv1d_extend(
         raise ValueError(
             f"{op}: state must hold at least {max(before, 1)} tokens of a sequence, got {describe(state)}."
         )
-    start, lengths = _numbers(op, "start", start, sizes), _numbers(op, "lengths", lengths, sizes)
+    start = of_sequences(op, "start", start, sizes)
+    if lengths is None:
+        lengths = jnp.full(sizes["B"], sizes["T"], jnp.int32)
+    lengths = of_sequences(op, "lengths", lengths, sizes)
     check_known(op, "start", start, 0, 2**31 - 1 - total, "positions")
     check_known(op, "lengths", lengths, 0, total, "the tokens of a sequence")
     first, count = narrowed(start, 0, 2**31 - 1 - total), narrowed(lengths, 0, total)
     valid = (first >= 0) & (count >= 0)
     first, count = jnp.maximum(first, 0), jnp.where(valid, count, 0)
     if slots is not None:
-        own = narrowed(_numbers(op, "slots", slots, sizes), 0, sizes["slots"] - 1)
+        own = narrowed(of_sequences(op, "slots", slots, sizes), 0, sizes["slots"] - 1)
         own, count = jnp.maximum(own, 0), jnp.where(own >= 0, count, 0)
 
     def compute(x: jax.Array, state: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -167,14 +171,6 @@ def _checked(
     if activation not in (None, "silu"):
         raise ValueError(f"{op}: activation must be 'silu' or None, got {activation!r}.")
     return x, weight, bias, sizes
-
-
-def _numbers(op: str, name: str, numbers: Any, sizes: dict[str, int]) -> Any:
-    if numbers is None and name == "lengths":
-        return jnp.full(sizes["B"], sizes["T"], jnp.int32)
-    found = integer_array(op, name, numbers)
-    check_shape(op, name, found, ("B",), sizes)
-    return found
 
 
 def _convolve(x: jax.Array, weight: jax.Array, bias: jax.Array | None, activation: Activation, total: int) -> jax.Array:

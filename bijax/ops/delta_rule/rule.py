@@ -17,12 +17,11 @@ from bijax.ops._sequences import Names
 from bijax.ops.delta_rule._arguments import (
     DeltaRuleState,
     DeltaRuleTokens,
-    check_first,
     check_lengths,
-    check_slots,
     check_start,
     check_state,
     check_tokens,
+    of_sequences,
 )
 
 _PACKED = Names("lengths", "cu_seq_lengths", "T")
@@ -205,13 +204,13 @@ def _extend_slots(
     op: str, tokens: DeltaRuleTokens, kept: DeltaRuleState, start: Any, lengths: Any, slots: Any, sizes: dict[str, int]
 ) -> tuple[jax.Array, DeltaRuleState]:
     """Continues the sequences that are in `slots`."""
-    slots, number = check_slots(op, slots, sizes), sizes["S"]
+    slots, number = jnp.asarray(of_sequences(op, "slots", slots, sizes)), sizes["S"]
     if 0 in tokens.value.shape or sizes["D"] == 0 or number == 0:
         return jnp.zeros_like(tokens.value), kept
     places = narrowed(slots, 0, number - 1)
     own = jnp.maximum(places, 0)
     edge, length = (jnp.take(a, own, axis=0, mode="clip") for a in (kept.edge, kept.length))
-    first = length if start is None else check_first(op, start, sizes)
+    first = length if start is None else jnp.asarray(of_sequences(op, "start", start, sizes)).astype(jnp.int32)
     begins = first == 0
     edge, length = jnp.where(begins, 0, edge), jnp.where(begins, 0, length)
     counted, invalid = _counted(check_lengths(op, lengths, sizes), sizes["T"])

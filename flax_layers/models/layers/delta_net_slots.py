@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 import bijax
-from pallas_kernels.delta_rule.slots import packed, unpacked
+from pallas_kernels.delta_rule.slots import packed, taken
 
 from .delta_net_state import DeltaNetState
 
@@ -68,29 +68,20 @@ class DeltaNetSlots(NamedTuple):
             slots: (R,) int32; those out of range give any state.
             start: (R,) int32.
         """
-        found: DeltaNetSlots = jax.tree.map(lambda a: jnp.take(a, slots, axis=0, mode="clip"), self)
-        fresh = start == 0
-        rule = bijax.DeltaRuleState(
-            state=jnp.where((fresh | (found.edge == 0))[:, None, None, None], 0, found.state),
-            key=found.key,
-            residual=found.residual,
-            inverse=unpacked(found.triangle),
-            decay=found.decay,
-            edge=jnp.where(fresh, 0, found.edge),
-            length=jnp.where(fresh, 0, found.length),
-        )
-        return DeltaNetState(rule, found.inputs)
+        edge, length, inputs = (jnp.take(a, slots, axis=0, mode="clip") for a in (self.edge, self.length, self.inputs))
+        edge, length = jnp.where(start == 0, 0, edge), jnp.where(start == 0, 0, length)
+        stored = (self.state, self.key, self.residual, self.triangle, self.decay)
+        state, key, residual, inverse, decay = taken(stored, edge, slots)
+        return DeltaNetState(bijax.DeltaRuleState(state, key, residual, inverse, decay, edge, length), inputs)
 
-    def with_rows(self, slots: jax.Array, rows: DeltaNetState, lengths: jax.Array | None = None) -> "DeltaNetSlots":
+    def with_rows(self, slots: jax.Array, rows: DeltaNetState) -> "DeltaNetSlots":
         """Returns the slots with other states in some of them.
 
         Args:
             slots: (R,) int32; states for slots out of range are dropped.
             rows: The states.
-            lengths: (R,) int32, tokens that were added; states without are dropped, since they are padding.
         """
         new = DeltaNetSlots.of(rows)
-        slots = slots if lengths is None else jnp.where(lengths > 0, slots, len(self.inputs))
         found: DeltaNetSlots = jax.tree.map(lambda a, x: a.at[slots].set(x, mode="drop"), self, new)
         return found
 
