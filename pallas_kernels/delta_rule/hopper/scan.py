@@ -328,7 +328,8 @@ def scan(
         batch, of_head = lax.axis_index("sequence"), lax.axis_index("slice")
         head, part = lax.div(of_head, slices), lax.rem(of_head, slices)
         count = given.lengths[batch]
-        walk = _Walk(given, memory, batch, head, lax.div(head, group), part * ROWS, count, stages, scale, emulated)
+        options: dict[str, Any] = {"stages": stages, "scale": scale, "interpret": emulated}
+        walk = _Walk(given, memory, batch, head, lax.div(head, group), part * ROWS, count, **options)
         columns, warpgroup = walk.columns, lax.axis_index("warpgroup")
 
         def keep(chunk: Any, state: jax.Array) -> None:
