@@ -175,8 +175,7 @@ class ServedPartitionedLlama:
             pages: Pages = list(zip(cache.keys, cache.values, strict=True))
             return pages if dtype is None else jax.tree.map(lambda x: x.astype(dtype), pages)
 
-        pages: Pages = jax.jit(zeros, out_shardings=NamedSharding(self.mesh, self._kept))()
-        return pages
+        return jax.jit(zeros, out_shardings=NamedSharding(self.mesh, self._kept))()
 
     def init_states(self, num_slots: int) -> States:
         """Returns the states of each layer with linear attention, sharded by heads."""

@@ -277,5 +277,4 @@ def _settled(squares: jax.Array, betas: Any, interpret: bool) -> jax.Array:
             registers.flat[at] = with_number(register, factor)
         return fragmented(registers, square.layout)
 
-    found: jax.Array = settle(square, betas)
-    return found
+    return settle(square, betas)

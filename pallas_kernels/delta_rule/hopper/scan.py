@@ -203,8 +203,7 @@ class _Walk:
 
     def of_rows(self, ref: Any, slot: Any) -> jax.Array:
         """Returns a number for each row of a chunk."""
-        numbers: jax.Array = plgpu.load(ref.at[slot], layout=COLUMN)
-        return numbers
+        return plgpu.load(ref.at[slot], layout=COLUMN)
 
     def fetch(self, chunk: Any) -> None:
         """Starts to read a chunk into its stage, as soon as that is free."""
