@@ -54,65 +54,37 @@ class AttentionOps:
         key: jax.Array,
         value: jax.Array,
         *,
+        page_table: jax.Array | None = None,
         start: jax.Array | None = None,
         lengths: jax.Array | None = None,
-        scale: float | None = None,
-        window: int | None = None,
-        soft_cap: float | None = None,
-    ) -> jax.Array:
-        """Causal attention of query (B, T, N, H) to key and value (B, S, K, H).
-
-        Query t of sequence b has position start[b] + t (0 by default), key s at position s. With `lengths` only
-        the first lengths[b] queries of a sequence count; the other outputs are undefined. Scores are multiplied by
-        `scale`, 1 / sqrt(H) by default, and limited smoothly by a `soft_cap`; with a `window` a query sees that many
-        keys at most, its own the last.
-        """
-        return bijax.dot_product_attention(
-            query,
-            key,
-            value,
-            scale=scale,
-            is_causal=True,
-            local_window_size=_before(window),
-            logits_soft_cap=soft_cap,
-            **_positions(start, lengths, key.shape[1]),
-        )
-
-    def paged_attention(
-        self,
-        query: jax.Array,
-        key_pages: jax.Array,
-        value_pages: jax.Array,
-        page_table: jax.Array,
-        *,
-        start: jax.Array,
-        lengths: jax.Array,
         scale: float | None = None,
         window: int | None = None,
         soft_cap: float | None = None,
         common_prefix: jax.Array | None = None,
         scales: tuple[jax.Array, jax.Array] | None = None,
     ) -> jax.Array:
-        """The same with keys and values in pages (P, page size, K, H), listed by page_table (B, pages).
+        """Causal attention of query (B, T, N, H) to key and value (B, S, K, H).
 
-        If all sequences begin with the same pages, `common_prefix` () is the number of keys in these, so that they may
-        be read once. A cache of 8 bits has scales of keys and of values, (K,) or (K, H).
+        With a page table (B, pages) these are pages (P, page size, K, H), and `start` and `lengths` are passed. Query t
+        of sequence b has position start[b] + t (0 by default), key s at position s. With `lengths` only the first
+        lengths[b] queries of a sequence count; the other outputs are undefined. Scores are multiplied by `scale`, 1 /
+        sqrt(H) by default, and limited smoothly by a `soft_cap`; with a `window` a query sees that many keys at most,
+        its own the last. If all sequences begin with the same pages, `common_prefix` () is the number of keys in these,
+        so that they may be read once. A cache of 8 bits has scales of keys and of values, (K,) or (K, H).
         """
-        return bijax.paged_attention(
-            query,
-            key_pages,
-            value_pages,
-            page_table,
-            jnp.minimum(start + lengths, page_table.shape[1] * key_pages.shape[1]),
-            scale=scale,
-            local_window_size=_before(window),
-            logits_soft_cap=soft_cap,
-            query_offset=start,
-            query_seq_lengths=lengths,
-            common_prefix_length=common_prefix,
-            key_scale=None if scales is None else scales[0],
-            value_scale=None if scales is None else scales[1],
-        )
+        options: dict[str, Any] = {
+            "scale": scale,
+            "is_causal": True,
+            "local_window_size": None if window is None else (window - 1, 0),
+            "logits_soft_cap": soft_cap,
+        }
+        if scales is not None:
+            options |= {"key_scale": scales[0], "value_scale": scales[1]}
+        if page_table is None:
+            return bijax.dot_product_attention(query, key, value, **options, **_positions(start, lengths, key.shape[1]))
+        ends, queries = _in_pages(start, lengths, page_table, key)
+        options["common_prefix_length"] = common_prefix
+        return bijax.paged_attention(query, key, value, page_table, ends, **options, **queries)
 
     def latent_attention(
         self,
@@ -121,38 +93,19 @@ class AttentionOps:
         *,
         value_size: int,
         scale: float,
+        page_table: jax.Array | None = None,
         start: jax.Array | None = None,
         lengths: jax.Array | None = None,
     ) -> jax.Array:
         """Causal attention of query (B, T, N, W) to latents (B, S, W), whose first `value_size` columns are the values.
 
-        Positions and `lengths` are those of `attention`.
+        With a page table these are pages (P, page size, W). Positions and `lengths` are those of `attention`.
         """
-        positions = _positions(start, lengths, latents.shape[1])
-        return bijax.latent_attention(query, latents, value_size=value_size, scale=scale, **positions)
-
-    def paged_latent_attention(
-        self,
-        query: jax.Array,
-        latent_pages: jax.Array,
-        page_table: jax.Array,
-        *,
-        value_size: int,
-        scale: float,
-        start: jax.Array,
-        lengths: jax.Array,
-    ) -> jax.Array:
-        """The same with latents in pages (P, page size, W), listed by page_table (B, pages)."""
-        return bijax.paged_latent_attention(
-            query,
-            latent_pages,
-            page_table,
-            jnp.minimum(start + lengths, page_table.shape[1] * latent_pages.shape[1]),
-            value_size=value_size,
-            scale=scale,
-            query_offset=start,
-            query_seq_lengths=lengths,
-        )
+        options: dict[str, Any] = {"value_size": value_size, "scale": scale}
+        if page_table is None:
+            return bijax.latent_attention(query, latents, **options, **_positions(start, lengths, latents.shape[1]))
+        ends, queries = _in_pages(start, lengths, page_table, latents)
+        return bijax.paged_latent_attention(query, latents, page_table, ends, **options, **queries)
 
 
 def _positions(start: jax.Array | None, lengths: jax.Array | None, capacity: int) -> dict[str, Any]:
@@ -166,5 +119,7 @@ def _positions(start: jax.Array | None, lengths: jax.Array | None, capacity: int
     }
 
 
-def _before(window: int | None) -> tuple[int, int] | None:
-    return None if window is None else (window - 1, 0)
+def _in_pages(start: Any, lengths: Any, page_table: jax.Array, pages: jax.Array) -> tuple[jax.Array, dict[str, Any]]:
+    """Returns the numbers of keys of sequences in pages, and the arguments for their queries."""
+    ends = jnp.minimum(start + lengths, page_table.shape[1] * pages.shape[1])
+    return ends, {"query_offset": start, "query_seq_lengths": lengths}

@@ -160,13 +160,25 @@ class PlainOps(PlainLinearAttention, Ops):
         key: jax.Array,
         value: jax.Array,
         *,
+        page_table: jax.Array | None = None,
         start: jax.Array | None = None,
         lengths: jax.Array | None = None,
         scale: float | None = None,
         window: int | None = None,
         soft_cap: float | None = None,
+        common_prefix: jax.Array | None = None,
+        scales: tuple[jax.Array, jax.Array] | None = None,
     ) -> jax.Array:
-        del lengths  # the causal mask hides the keys after a sequence's last query, and its padding is ignored
+        if page_table is not None:
+            key, value = _in_order(key, page_table), _in_order(value, page_table)
+            options: dict[str, Any] = {"scale": scale, "window": window, "soft_cap": soft_cap, "scales": scales}
+            return self.attention(query, key, value, start=start, lengths=lengths, **options)
+        if scales is not None:
+            key, value = (
+                (stored.astype(jnp.float32) * (scale if scale.ndim == 2 else scale[:, None])).astype(query.dtype)
+                for stored, scale in zip((key, value), scales, strict=True)
+            )
+        # The causal mask hides the keys after a sequence's last query, and its padding is ignored.
         if soft_cap is not None:
             return _capped_attention(query, key, value, start, scale, window, soft_cap)
         if start is None:
@@ -178,31 +190,6 @@ class PlainOps(PlainLinearAttention, Ops):
         return jax.nn.dot_product_attention(query, key, value, scale=scale, mask=visible[:, None])
 
     @override
-    def paged_attention(
-        self,
-        query: jax.Array,
-        key_pages: jax.Array,
-        value_pages: jax.Array,
-        page_table: jax.Array,
-        *,
-        common_prefix: jax.Array | None = None,
-        scales: tuple[jax.Array, jax.Array] | None = None,
-        **options: Any,
-    ) -> jax.Array:
-        batch, pages = page_table.shape
-
-        def gather(stored: jax.Array) -> jax.Array:
-            return stored[page_table].reshape(batch, pages * stored.shape[1], *stored.shape[2:])
-
-        keys, values = gather(key_pages), gather(value_pages)
-        if scales is not None:
-            keys, values = (
-                (stored.astype(jnp.float32) * (scale if scale.ndim == 2 else scale[:, None])).astype(query.dtype)
-                for stored, scale in zip((keys, values), scales, strict=True)
-            )
-        return self.attention(query, keys, values, **options)
-
-    @override
     def latent_attention(
         self,
         query: jax.Array,
@@ -210,22 +197,21 @@ class PlainOps(PlainLinearAttention, Ops):
         *,
         value_size: int,
         scale: float,
+        page_table: jax.Array | None = None,
         start: jax.Array | None = None,
         lengths: jax.Array | None = None,
     ) -> jax.Array:
-        del lengths
+        latents = latents if page_table is None else _in_order(latents, page_table)
         scores = jnp.einsum("btnw,bsw->bnts", query, latents, preferred_element_type=jnp.float32) * scale
         visible = _visible(query, latents, jnp.zeros(len(query), jnp.int32) if start is None else start, None)
         weights = jax.nn.softmax(jnp.where(visible[:, None], scores, -jnp.inf)).astype(latents.dtype)
         return jnp.einsum("bnts,bsv->btnv", weights, latents[..., :value_size])
 
-    @override
-    def paged_latent_attention(
-        self, query: jax.Array, latent_pages: jax.Array, page_table: jax.Array, **options: Any
-    ) -> jax.Array:
-        batch, pages = page_table.shape
-        latents = latent_pages[page_table].reshape(batch, pages * latent_pages.shape[1], latent_pages.shape[2])
-        return self.latent_attention(query, latents, **options)
+
+def _in_order(pages: jax.Array, page_table: jax.Array) -> jax.Array:
+    """Returns what is in the pages (P, page size, ...) of sequences, (B, pages * page size, ...)."""
+    batch, number = page_table.shape
+    return pages[page_table].reshape(batch, number * pages.shape[1], *pages.shape[2:])
 
 
 def _visible(query: jax.Array, key: jax.Array, start: jax.Array, window: int | None) -> jax.Array:

@@ -159,12 +159,8 @@ class Attention(CachedAttention, nnx.Module):
     @override
     def attend(self, x: jax.Array, query: jax.Array, cache: LayerCache, **places: jax.Array) -> jax.Array:
         options, values = {**places, **self._options()}, cast(jax.Array, cache.values)
-        if cache.page_table is None:
-            y = self.ops.attention(query, cache.keys, values, **options)
-        else:
-            options |= {"common_prefix": cache.common_prefix, "scales": cache.scales}
-            y = self.ops.paged_attention(query, cache.keys, values, cache.page_table, **options)
-        return self._merge(y, x)
+        options |= {"page_table": cache.page_table, "common_prefix": cache.common_prefix, "scales": cache.scales}
+        return self._merge(self.ops.attention(query, cache.keys, values, **options), x)
 
     def _options(self) -> dict[str, Any]:
         return {"scale": self.scale, "window": self.window, "soft_cap": self.soft_cap}

@@ -150,8 +150,13 @@ class LatentAttention(CachedAttention, nnx.Module):
         stored = cache.keys[:, :, 0]
         if cache.page_table is None:
             return self._merge(self._attended(query, stored, **places))
-        options: dict[str, Any] = {"value_size": self.rank, "scale": self.scale, **places}
-        return self._merge(self.ops.paged_latent_attention(query, stored, cache.page_table, **options))
+        options: dict[str, Any] = {
+            "value_size": self.rank,
+            "scale": self.scale,
+            "page_table": cache.page_table,
+            **places,
+        }
+        return self._merge(self.ops.latent_attention(query, stored, **options))
 
     def _attended(self, query: jax.Array, latents: jax.Array, **places: jax.Array) -> jax.Array:
         return self.ops.latent_attention(query, latents, value_size=self.rank, scale=self.scale, **places)
