@@ -166,7 +166,6 @@ def _product_of_blocks(step: Step, blocks: int, block: int, n: int) -> Callable[
     def run(x: np.ndarray, w: np.ndarray) -> np.ndarray:
         cut = x.reshape(step.rows, blocks, block).transpose(axes)
         partials = np.asarray(compiled(np.ascontiguousarray(cut), w.reshape(blocks, block, n)))
-        total: np.ndarray = functools.reduce(np.add, partials)
-        return total
+        return functools.reduce(np.add, partials)
 
     return run
