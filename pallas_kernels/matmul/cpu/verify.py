@@ -20,13 +20,13 @@ from pallas_kernels.matmul.cpu.forms import in_blocks, stack_rows
 from pallas_kernels.parts.xla.row_major import row_major
 from pallas_kernels.parts.xla.tiles import isolate
 from pallas_kernels.runtime.ahead_of_time import ahead_of_time
+from pallas_kernels.runtime.repeated_rows import aligned, repeated_rows
 
 _VECTOR = 8
 _MOST_TRIALS = 32
 _TRIED_PRODUCTS = 1 << 20
 _COMPILED_COLUMNS = 128
 _COMPARED_AT_ONCE = 1 << 18
-_ALIGNMENT = 64
 _PROBED_K = 33
 
 KINDS_OF_COLUMNS = 67
@@ -71,25 +71,14 @@ def probe_weights(k: int, n: int, transpose_w: bool, trial: int = 0) -> np.ndarr
     The number of kinds is prime, so that each position in a vector or tile sees all of them.
     """
     kinds = _kinds_of_columns(k, n, trial)
+    if transpose_w:
+        return repeated_rows(np.ascontiguousarray(kinds.T), n)
     some = kinds.shape[1]
     cut = n - n % some
-    if transpose_w:
-        weights, kinds = _aligned((n, k)), np.ascontiguousarray(kinds.T)
-        weights[:cut].reshape(-1, some, k)[:] = kinds
-        weights[cut:] = kinds[: n - cut]
-    else:
-        weights = _aligned((k, n))
-        weights[:, :cut].reshape(k, -1, some)[:] = kinds[:, None]
-        weights[:, cut:] = kinds[:, : n - cut]
+    weights = aligned((k, n))
+    weights[:, :cut].reshape(k, -1, some)[:] = kinds[:, None]
+    weights[:, cut:] = kinds[:, : n - cut]
     return weights
-
-
-def _aligned(shape: tuple[int, int]) -> np.ndarray:
-    """Returns float32 memory aligned so that XLA uses it without a copy."""
-    size = 4 * shape[0] * shape[1]
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + size].view(np.float32).reshape(shape)
 
 
 def _kinds_of_columns(k: int, n: int, trial: int) -> np.ndarray:
