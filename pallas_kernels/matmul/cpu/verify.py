@@ -94,9 +94,13 @@ def _kinds_of_columns(k: int, n: int, trial: int) -> np.ndarray:
     return weights
 
 
+def expected(k: int, n: int, contract: MatmulContract, trial: int) -> np.ndarray:
+    """Returns the contract's products (3, kinds) of `probe_rows` and of each kind of column of `probe_weights`."""
+    return _expected(k, min(n, KINDS_OF_COLUMNS), contract, trial)
+
+
 @functools.lru_cache(maxsize=1024)
 def _expected(k: int, kinds: int, contract: MatmulContract, trial: int) -> np.ndarray:
-    """Returns the contract's products (3, kinds) of `probe_rows` and the first column kinds of `probe_weights`."""
     rows, weights = probe_rows(k, contract.dtype, trial), _kinds_of_columns(k, kinds, trial).astype(contract.dtype)
     if contract.dtype == "float32" and _compiler_fuses():
         return fused_chains(rows, weights, contract.k_block)
@@ -114,8 +118,7 @@ def gives_expected(actual: np.ndarray, k: int, contract: MatmulContract, *, firs
         trial: Index of the operand set.
     """
     n = actual.shape[-1]
-    expected = _expected(k, min(n, KINDS_OF_COLUMNS), contract, trial)
-    kinds = np.take(expected, np.arange(n) % KINDS_OF_COLUMNS, axis=1)
+    kinds = np.take(expected(k, n, contract, trial), np.arange(n) % KINDS_OF_COLUMNS, axis=1)
     kinds = np.roll(kinds, -first, axis=0)
     unsigned = f"u{actual.itemsize}"
     found, wanted = actual.reshape(-1, n).view(unsigned), kinds.view(unsigned)
