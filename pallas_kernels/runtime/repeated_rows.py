@@ -87,7 +87,7 @@ def _mapped(rows: np.ndarray, count: int, size: int) -> np.ndarray:
 
 
 def _map_at(address: int, size: int, file: int) -> None:
-    mapped = _libc().mmap(address, size, mmap.PROT_READ, mmap.MAP_SHARED | mmap.MAP_POPULATE | _MAP_FIXED, file, 0)
+    mapped = _libc().mmap(address, size, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, file, 0)
     if mapped != address:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
