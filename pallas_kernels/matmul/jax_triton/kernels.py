@@ -74,9 +74,7 @@ def tensor_core_kernel(
     else:
         first, second = _split_sums(first, second, x_ptrs, w_ptr, w_offsets, depth, edges, form)
     if form.has_scales:
-        first = _scaled(
-            first, row_scale_ptr + r, column_scale_ptr + entry * form.columns + c, r, c, end_row, is_used, form
-        )
+        first = _scaled(first, row_scale_ptr, column_scale_ptr, entry, (r, c), end_row, is_used, form)
     if form.grouped != "":
         first = tl.where(fit, first, float("nan"))
     _finish((first, second), c, y_offsets, inside, bias_ptr, residual_ptr, y_ptr, form)
@@ -195,12 +193,14 @@ def _sums(totals, x_ptrs, weights, w_offsets, length, edges, HAS_UP: tl.constexp
 @triton.jit
 def _split_sums(first, second, x_ptrs, w_ptr, w_offsets, depth, edges, form: tl.constexpr):
     """Returns the sums of the parts of K, added as a binary tree, and another tile."""
+    SPLITS: tl.constexpr = form.splits
+    SPLIT_LENGTH: tl.constexpr = form.split_length
     zero = first
-    for part in tl.static_range(form.splits):
-        begin = part * form.split_length
+    for part in tl.static_range(SPLITS):
+        begin = part * SPLIT_LENGTH
         x_part = x_ptrs + begin * form.x_depth
         w_part = w_offsets + begin * form.w_depth
-        length = tl.minimum(depth - begin, form.split_length)
+        length = tl.minimum(depth - begin, SPLIT_LENGTH)
         chain, _ = _sums((zero, zero), x_part, (w_ptr, w_ptr), w_part, length, edges, False, form)
         if part == 0:
             first = chain
@@ -210,21 +210,22 @@ def _split_sums(first, second, x_ptrs, w_ptr, w_offsets, depth, edges, form: tl.
             second = chain
         else:
             second += chain
-    if form.splits > 2:
+    if SPLITS > 2:
         first += second
     return first, second
 
 
 @triton.jit
-def _scaled(sums, row_scale_ptrs, column_scale_ptrs, r, c, end_row, is_used, form: tl.constexpr):
+def _scaled(sums, row_scale_ptr, column_scale_ptr, entry, places, end_row, is_used, form: tl.constexpr):
     """Returns sums times the scales of their rows and columns."""
+    r, c = places
     scaled_rows = end_row
     scaled_columns = form.columns
     if form.grouped == "rows":  # without a group no scale is read: its product with a sum of zero could be nan
         scaled_rows = tl.where(is_used, end_row, 0)
         scaled_columns = tl.where(is_used, form.columns, 0)
-    row_scale = tl.load(row_scale_ptrs, mask=r < scaled_rows, other=0.0)
-    column_scale = tl.load(column_scale_ptrs, mask=c < scaled_columns, other=0.0)
+    row_scale = tl.load(row_scale_ptr + r, mask=r < scaled_rows, other=0.0)
+    column_scale = tl.load(column_scale_ptr + entry * form.columns + c, mask=c < scaled_columns, other=0.0)
     return sums.to(tl.float32) * row_scale[:, None] * column_scale.to(tl.float32)[None, :]
 
 
