@@ -1,7 +1,8 @@
 """Launches by XLA's typed interface for custom calls (FFI), which jax-triton 0.4 uses and jax-triton 0.3 does not.
 
 XLA records typed calls in its command buffers (CUDA graphs). Each call by the old interface ends one: a step of a model
-with 15 launches was 16 graphs, and the GPU waited for the host between them.
+with 15 launches was 16 graphs, and the GPU waited for the host between them. What describes a launch is made short
+in both versions, see `description`.
 """
 
 import functools
@@ -10,15 +11,19 @@ from typing import Any, Final
 
 from jax.interpreters.mlir import ir
 
+from pallas_kernels.parts.jax_triton.description import shortened
+
 _OLD: Final = "triton_kernel_call"
 _TYPED: Final = "triton_kernel_call_ffi"
 _VERSION: Final = 4
+_TARGET: Final = "call_target_name"
+_CONFIGS: Final = ("backend_config", "mhlo.backend_config")
 
 
 def make_typed(values: Iterable[Any]) -> None:
-    """Makes the launches whose results `values` are typed calls, where jaxlib has the handler for them.
+    """Makes the launches whose results `values` are short typed calls, where jaxlib has the handler for them.
 
-    The handler reads the same description of the kernel.
+    The handler reads the same description of the kernel as that of the old interface.
 
     Args:
         values: Values of MLIR, or sequences of them.
@@ -30,12 +35,29 @@ def make_typed(values: Iterable[Any]) -> None:
             make_typed(value)
             continue
         attributes: Any = getattr(value.owner, "attributes", {})
-        if "call_target_name" in attributes and ir.StringAttr(attributes["call_target_name"]).value == _OLD:
+        target = ir.StringAttr(attributes[_TARGET]).value if _TARGET in attributes else None
+        if target == _OLD:
             with value.context:
-                number = ir.IntegerType.get_signless(32)
-                attributes["backend_config"] = ir.DictAttr.get({"opaque": attributes["backend_config"]})
-                attributes["call_target_name"] = ir.StringAttr.get(_TYPED)
-                attributes["api_version"] = ir.IntegerAttr.get(number, _VERSION)
+                attributes["backend_config"] = ir.DictAttr.get({"opaque": _short(attributes["backend_config"])})
+                attributes[_TARGET] = ir.StringAttr.get(_TYPED)
+                attributes["api_version"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), _VERSION)
+        elif target == _TYPED:
+            _shorten(attributes, value.context)
+
+
+def _shorten(attributes: Any, context: ir.Context) -> None:
+    """Makes the description of a typed call short, wherever this version of JAX keeps what is meant for the handler."""
+    for name in _CONFIGS:
+        config: Any = attributes.get(name)
+        describes = isinstance(config, ir.DictAttr) and "opaque" in config
+        if describes:
+            with context:
+                others = {attribute.name: attribute.attr for attribute in config}
+                attributes[name] = ir.DictAttr.get(others | {"opaque": _short(config["opaque"])})
+
+
+def _short(description: Any) -> ir.StringAttr:
+    return ir.StringAttr.get(shortened(ir.StringAttr(description).value_bytes))
 
 
 @functools.cache
