@@ -41,7 +41,8 @@ def psum(
     """Adds `x` over named axes of devices, with the parameters of the primitive `psum`.
 
     Args:
-        x: Array of any shape and floating dtype; float16 and bfloat16 are added in float32.
+        x: Array of any shape and floating or complex dtype; float16 and bfloat16 are added in float32, complex numbers
+            by parts.
         axes: Names of axes; integers among them are dimensions of `x`, over which is added first.
         axis_index_groups: Groups of devices that add among themselves.
         out_dtype: Dtype of the result, that of `x` by default.
@@ -56,6 +57,9 @@ def psum(
 
     Guarantee: each element is the sum over the devices as a fixed binary tree, whatever the shape.
     """
+    if jnp.iscomplexobj(x):
+        options: dict[str, Any] = {"axes": axes, "axis_index_groups": axis_index_groups, "out_dtype": _of_parts(out_dtype), "to": to}
+        return lax.complex(*(psum(part, **options) for part in (x.real, x.imag)))
     dtype = jnp.dtype(x.dtype if out_dtype is None else out_dtype).name
     dimensions = tuple(a for a in axes if isinstance(a, int))
     if dimensions:
@@ -118,6 +122,12 @@ def reduce_scatter(
     """
     if why := why_refused(axis_size):
         raise ValueError(f"the sum over the devices of {axis_name!r}: {why}.")
+    if jnp.iscomplexobj(x):
+        options: dict[str, Any] = {
+            "scatter_dimension": scatter_dimension, "axis_name": axis_name, "axis_index_groups": axis_index_groups,
+            "axis_size": axis_size, "tiled": tiled, "out_dtype": _of_parts(out_dtype),
+        }  # fmt: skip
+        return lax.complex(*(reduce_scatter(part, **options) for part in (x.real, x.imag)))
     dtype = jnp.dtype(x.dtype if out_dtype is None else out_dtype).name
     parts = jnp.moveaxis(x, scatter_dimension, 0)
     parts = parts.reshape(axis_size, parts.shape[0] // axis_size, *parts.shape[1:])
@@ -130,6 +140,11 @@ def reduce_scatter(
         if tiled
         else mine.reshape(tuple(s for i, s in enumerate(x.shape) if i != scatter_dimension))
     )
+
+
+def _of_parts(dtype: Any) -> Any:
+    """Returns the dtype of the real and imaginary parts of a complex dtype."""
+    return None if dtype is None else jnp.finfo(dtype).dtype
 
 
 def _devices(axes: tuple[Any, ...], groups: Groups) -> int:

@@ -63,7 +63,7 @@ def while_loop(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
         after = flow.run(params["body_jaxpr"], [*of_body, *carried])
         joined = [met(flow, eqn, a, b) for a, b in zip(carried, after, strict=True)]
         joined = decided(joined, goes_on, place)
-        if goes_on.rows is not None:
+        if goes_on.rows is not None or goes_on.varies:
             # Each row keeps what it carried when its own condition ended the loop, counters too.
             joined = [met(flow, eqn, v, goes_on) for v in joined]
         if joined == carried:
