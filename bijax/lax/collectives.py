@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from bijax.core.tag import kernel_code
@@ -58,8 +59,10 @@ def psum(
     Guarantee: each element is the sum over the devices as a fixed binary tree, whatever the shape.
     """
     if jnp.iscomplexobj(x):
-        options: dict[str, Any] = {"axes": axes, "axis_index_groups": axis_index_groups, "out_dtype": _of_parts(out_dtype), "to": to}
-        return lax.complex(*(psum(part, **options) for part in (x.real, x.imag)))
+        add = functools.partial(
+            psum, axes=axes, axis_index_groups=axis_index_groups, out_dtype=_of_parts(out_dtype), to=to
+        )
+        return lax.complex(add(x.real), add(x.imag))
     dtype = jnp.dtype(x.dtype if out_dtype is None else out_dtype).name
     dimensions = tuple(a for a in axes if isinstance(a, int))
     if dimensions:
@@ -123,11 +126,16 @@ def reduce_scatter(
     if why := why_refused(axis_size):
         raise ValueError(f"the sum over the devices of {axis_name!r}: {why}.")
     if jnp.iscomplexobj(x):
-        options: dict[str, Any] = {
-            "scatter_dimension": scatter_dimension, "axis_name": axis_name, "axis_index_groups": axis_index_groups,
-            "axis_size": axis_size, "tiled": tiled, "out_dtype": _of_parts(out_dtype),
-        }  # fmt: skip
-        return lax.complex(*(reduce_scatter(part, **options) for part in (x.real, x.imag)))
+        add = functools.partial(
+            reduce_scatter,
+            scatter_dimension=scatter_dimension,
+            axis_name=axis_name,
+            axis_index_groups=axis_index_groups,
+            axis_size=axis_size,
+            tiled=tiled,
+            out_dtype=_of_parts(out_dtype),
+        )
+        return lax.complex(add(x.real), add(x.imag))
     dtype = jnp.dtype(x.dtype if out_dtype is None else out_dtype).name
     parts = jnp.moveaxis(x, scatter_dimension, 0)
     parts = parts.reshape(axis_size, parts.shape[0] // axis_size, *parts.shape[1:])
@@ -144,7 +152,7 @@ def reduce_scatter(
 
 def _of_parts(dtype: Any) -> Any:
     """Returns the dtype of the real and imaginary parts of a complex dtype."""
-    return None if dtype is None else jnp.finfo(dtype).dtype
+    return None if dtype is None else np.finfo(dtype).dtype
 
 
 def _devices(axes: tuple[Any, ...], groups: Groups) -> int:

@@ -1,11 +1,17 @@
 """Arrays that are made of equal elements, or of none that belongs to a row, and yet have another one for each row."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import bijax
+from bijax.testing import assert_bits_equal
 
 
 def _convolved(n: int) -> jax.Array:
@@ -58,3 +64,19 @@ def channels(x: jax.Array, filters: jax.Array) -> jax.Array:
         x[None], filters[:, None], (1,), "SAME", dimension_numbers=numbers, feature_group_count=x.shape[0]
     )
     return found[0]
+
+
+def places(mesh: Mesh) -> None:
+    """Compares programs whose eight rows are cut over eight devices with one device."""
+    rng = np.random.default_rng(0)
+    x, filters = (jnp.asarray(rng.standard_normal((8, n)), jnp.float32) for n in (5, 3))
+    given = jax.device_put(x, NamedSharding(mesh, P("data")))
+    programs: list[Callable[..., Any]] = [
+        lambda x: [x * made(8)[:, None] for made in PLACES.values()],
+        lambda x: channels(x, filters),
+        lambda x: channels(x, jnp.ones((8, 3))),
+        lambda x: jnp.take_along_axis(x, jnp.broadcast_to(jnp.array([3, 0]), (8, 2)), axis=1),
+    ]
+    for program in programs:
+        function = jax.jit(bijax.invariant(program))
+        assert_bits_equal(function(given), function(x))
