@@ -101,6 +101,7 @@ def places(mesh: Mesh) -> None:
     programs: list[Callable[..., Any]] = [
         lambda x: [x * made(8)[:, None] for made in PLACES.values()],
         lambda x: [by_row(function, x) for function in BY_ROW.values()],
+        lambda x: x * lax.scan(lambda c, row: (c + row, c), jnp.zeros(5), x)[1],
         lambda x: channels(x, filters),
         lambda x: channels(x, jnp.ones((8, 3))),
         lambda x: jnp.take_along_axis(x, jnp.broadcast_to(jnp.array([3, 0]), (8, 2)), axis=1),

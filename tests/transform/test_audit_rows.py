@@ -73,8 +73,9 @@ def test_counted_rows() -> None:
     """What a loop over rows counts is their place, what it adds over them a sum."""
     counted = bijax.audit(lambda x: lax.scan(lambda i, row: (i + 1, row * i), 0, x)[1], X, batch_axes=0).rows
     summed = bijax.audit(lambda x: lax.scan(lambda c, row: (c + row, None), X[0], x)[0], X, batch_axes=0).rows
+    before = bijax.audit(lambda x: x * lax.scan(lambda c, row: (c + row, c), X[0], x)[1], X, batch_axes=0).rows
     systems = bijax.audit(jax.vmap(lax.linalg.tridiagonal_solve), *(X,) * 3, X[..., None], batch_axes=0).rows
-    assert [r.verdict for r in (counted, summed, systems) if r] == [MIXES, SUMS, APART]
+    assert [r.verdict for r in (counted, summed, before, systems) if r] == [MIXES, SUMS, MIXES, APART]
 
 
 def test_verdicts_are_those_of_a_run() -> None:

@@ -125,7 +125,9 @@ def _followed(
         after = [_handed_on(v, axis, carry) for v in results[: len(carried)]]
         joined = [met(flow, eqn, a, b) for a, b in zip(carried, after, strict=True)]
         if joined == carried:
-            return [*carried, *(_left(v, axis) for v in results[len(carried) :])]
+            # Sums over the rows before each row differ from row to row.
+            collected = [_varying(v, axis, here) if carry in v.sums else v for v in results[len(carried) :]]
+            return [*carried, *(_left(v, axis) for v in collected)]
         carried = joined
     return None
 

@@ -175,11 +175,12 @@ def unknown(flow: Flow, eqn: Any, operands: list[Value]) -> list[Value]:
     """Returns the results of an operation of which nothing is known."""
     has_rows = any(v.rows is not None for v in operands)
     place = flow.here(eqn, "unknown")
+    outside = {(a, p) for v in operands for a, p in v.varies if a < 0}
     return [
         combined(
             [Value(None, v.mixing, v.scaled, v.sums) for v in operands],
             None,
-            varies=everywhere(v.aval.shape, flow.here(eqn, "position")) if hasattr(v.aval, "shape") else (),
+            varies=everywhere(getattr(v.aval, "shape", ()), flow.here(eqn, "position")) | outside,
             mixing=[place] if has_rows else [],
         )
         for v in eqn.outvars

@@ -97,7 +97,9 @@ def _with_more(flow: Flow, eqn: Any, result: Value, more: list[Value]) -> Value:
     others = [v.rows for v in more if v.rows is not None]
     mixing = {flow.here(eqn, "meet")} if any(rows != result.rows for rows in others) else set()
     rest = [v if v.rows == result.rows else Value(None, v.mixing, v.scaled, v.sums) for v in more]
-    return combined([result, *rest], result.rows, varies=result.varies, mixing=mixing)
+    differ = any(v.varies for v in more)
+    varies = everywhere(eqn.outvars[0].aval.shape, flow.here(eqn, "position")) if differ else result.varies
+    return combined([result, *rest], result.rows, varies=varies, mixing=mixing)
 
 
 @rule("bijax_sum_axis")
