@@ -7,10 +7,13 @@ import triton.language as tl
 
 from pallas_kernels.attention.jax_triton._arithmetic import (
     half_sums,
+    load_float,
+    opaque_32,
     opaque_float,
     power_of_two,
     product,
     product_and_sum,
+    store_float,
 )
 from pallas_kernels.attention.jax_triton._pieces import (
     all_finite,
@@ -23,6 +26,8 @@ from pallas_kernels.attention.jax_triton._pieces import (
     limbs_unless,
     not_finite,
     piece_count,
+    piece_start,
+    piece_width,
     zeros,
 )
 from pallas_kernels.attention.jax_triton._scores import scores, which_seen
@@ -110,6 +115,45 @@ def merged(state: State, other: State, ROWS: tl.constexpr, HEIGHT: tl.constexpr)
 
 
 @triton.jit
+def start_held(held, index: tl.constexpr, ROWS: tl.constexpr, form: tl.constexpr):
+    START: tl.constexpr = piece_start(form.value_size, form.widest_piece, index)
+    WIDTH: tl.constexpr = piece_width(form.value_size, form.widest_piece, index)
+    row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, WIDTH)[None, :]
+    return (held + ROWS * START) + (row // 16 * (16 * WIDTH) + (row % 8 * 4 + column // 2 % 4))
+
+
+@triton.jit
+def places_held(start):
+    """Returns pointers (ROWS, WIDTH) to numbers of a program, next to each other for the threads of a warp.
+
+    They are in the order of the accumulators of wgmma: a warp has 16 rows, and a thread of it two columns of every 8 in
+    two rows, so that each instruction of a warp reads or writes 32 neighbours.
+    """
+    ROWS: tl.constexpr = start.shape[0]
+    WIDTH: tl.constexpr = start.shape[1]
+    row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, WIDTH)[None, :]
+    return (start + opaque_32(0)) + (column // 8 * 4 + row // 8 % 2 * 2 + column % 2) * 32
+
+
+@triton.jit
+def load_held(held, some, ROWS: tl.constexpr, form: tl.constexpr):
+    """Reads the sums (ROWS, width) of each piece that a program has set aside."""
+    COUNT: tl.constexpr = piece_count(form.value_size, form.widest_piece)
+    found = ()
+    for i in tl.static_range(COUNT):
+        found = found + (load_float(places_held(held[i]), some),)
+    return found
+
+
+@triton.jit
+def store_held(held, sums, ROWS: tl.constexpr, form: tl.constexpr):
+    """Sets sums (ROWS, width) of each piece aside."""
+    COUNT: tl.constexpr = len(sums)
+    for i in tl.static_range(COUNT):
+        store_float(places_held(held[i]), sums[i])
+
+
+@triton.jit
 def add_blocks(
     arrays: Arrays,
     rows: Rows,
@@ -124,6 +168,7 @@ def add_blocks(
     STAGES: tl.constexpr,
     TOGETHER: tl.constexpr,
     SPLITS: tl.constexpr,
+    held,
     form: tl.constexpr,
 ):
     """Returns the states after a range of key blocks: after the splits before the last one, and after the last one.
@@ -150,6 +195,12 @@ def add_blocks(
     COUNT: tl.constexpr = piece_count(form.value_size, form.widest_piece)
     HEIGHT: tl.constexpr = height_of(ROWS)
     before, state = nothing(ROWS, HEIGHT, form), start(ROWS, HEIGHT, form)
+    if held is not None:
+        before = State(before.maximum, before.sums, ())
+        first_split = begin // BLOCKS
+        starts = ()
+        for i in tl.static_range(COUNT):
+            starts = starts + (start_held(held, i, ROWS, form),)
     for block in tl.range(begin, end, num_stages=STAGES):
         keys = keys_at(arrays, rows.sequence, block * KEYS, KEYS, form.whole_blocks, form)
         if scored is not None:
@@ -163,7 +214,13 @@ def add_blocks(
             total = dot_of_heads(query, key, ROWS, KEYS, False, form)
             if SPLITS:  # noqa: SIM102 - known when the kernel is compiled
                 if (block % BLOCKS == 0) & (block > begin):
-                    before = merged(before, finished(state, ROWS), ROWS, HEIGHT)
+                    if held is not None:
+                        earlier = load_held(starts, block // BLOCKS > first_split + 1, ROWS, form)
+                        known = merged(State(before.maximum, before.sums, earlier), finished(state, ROWS), ROWS, HEIGHT)
+                        store_held(starts, known.weighted, ROWS, form)
+                        before = State(known.maximum, known.sums, ())
+                    else:
+                        before = merged(before, finished(state, ROWS), ROWS, HEIGHT)
                     state = start(ROWS, HEIGHT, form)
                     # This keeps the branch after the product: only there the previous block's need not be waited for
                     # earlier.
@@ -193,6 +250,8 @@ def add_blocks(
                 piece = limbs_unless(value, bad, form.value_size, i, CAREFUL, form)
             values = values + (dot(product(state.weighted[i], of_values), weight, piece, form),)
         state = State(highest, sums, values)
+    if held is not None:
+        before = State(before.maximum, before.sums, load_held(starts, (end - 1) // BLOCKS > first_split, ROWS, form))
     return before, finished(state, ROWS)
 
 
@@ -211,6 +270,7 @@ def add_splits(
     TOGETHER: tl.constexpr,
     SPLITS: tl.constexpr,
     LOOPS: tl.constexpr,
+    held,
     form: tl.constexpr,
 ):
     """Returns the state after a range of key blocks; arguments as for `add_blocks`, without scores.
@@ -225,12 +285,12 @@ def add_splits(
         for split in tl.range(begin // BLOCKS, (end + (BLOCKS - 1)) // BLOCKS, num_stages=1):
             first, last = tl.maximum(begin, split * BLOCKS), tl.minimum(end, (split + 1) * BLOCKS)
             _, found = add_blocks(
-                arrays, rows, bounds, query, None, first, whole, last, ROWS, CAREFUL, STAGES, TOGETHER, False, form
+                arrays, rows, bounds, query, None, first, whole, last, ROWS, CAREFUL, STAGES, TOGETHER, False, None, form
             )
             state = merged(state, found, ROWS, HEIGHT)
     else:
         before, last_split = add_blocks(
-            arrays, rows, bounds, query, None, begin, whole, end, ROWS, CAREFUL, STAGES, TOGETHER, SPLITS, form
+            arrays, rows, bounds, query, None, begin, whole, end, ROWS, CAREFUL, STAGES, TOGETHER, SPLITS, held, form
         )
         state = merged(before, last_split, ROWS, HEIGHT)
     return state
@@ -250,6 +310,7 @@ def attend(
     TOGETHER: tl.constexpr,
     SPLITS: tl.constexpr,
     LOOPS: tl.constexpr,
+    held,
     form: tl.constexpr,
 ):
     """Returns the state after a range of key blocks; arguments as for `add_splits`.
@@ -257,8 +318,8 @@ def attend(
     Keys are first added as if all values were finite. If a sum is then not finite, they are added once more with care.
     """
     state = add_splits(
-        arrays, rows, bounds, query, begin, whole, end, ROWS, False, STAGES, TOGETHER, SPLITS, LOOPS, form
+        arrays, rows, bounds, query, begin, whole, end, ROWS, False, STAGES, TOGETHER, SPLITS, LOOPS, held, form
     )
     if not all_finite(state.weighted):
-        state = add_splits(arrays, rows, bounds, query, begin, whole, end, ROWS, True, 1, False, SPLITS, LOOPS, form)
+        state = add_splits(arrays, rows, bounds, query, begin, whole, end, ROWS, True, 1, False, SPLITS, LOOPS, held, form)
     return state

@@ -28,6 +28,7 @@ def forward_kernel(
     tiles,
     out,
     lse,
+    held,
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
     TOGETHER: tl.constexpr,
@@ -65,5 +66,7 @@ def forward_kernel(
     bounds = bounds_of(own, rows, True, form)
     pieces = limbs_of_all(heads_of_rows(query, rows, form.size), form.size, form)
     begin, whole, end = blocks_seen(bounds, form.key_block)
-    state = attend(arrays, rows, bounds, pieces, begin, whole, end, ROWS, STAGES, TOGETHER, SPLITS, LOOPS, form)
+    if held is not None:
+        held += index.to(tl.int64) * (ROWS * form.value_size)
+    state = attend(arrays, rows, bounds, pieces, begin, whole, end, ROWS, STAGES, TOGETHER, SPLITS, LOOPS, held, form)
     write_results(arrays, rows, own, state, out, lse, 0, 1, form)

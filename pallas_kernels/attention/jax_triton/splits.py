@@ -174,7 +174,7 @@ def split_kernel(
     begin, end = tl.maximum(begin, split * BLOCKS), tl.minimum(end, (split + 1) * BLOCKS)
     if begin < end:
         pieces = limbs_of_all(heads_of_rows(query, rows, form.size), form.size, form)
-        state = attend(arrays, rows, bounds, pieces, begin, whole, end, ROWS, STAGES, False, False, False, form)
+        state = attend(arrays, rows, bounds, pieces, begin, whole, end, ROWS, STAGES, False, False, False, None, form)
         place = line_of_split(arrays, rows, split, form) + rows.in_line
         tl.store(maximum + place, state.maximum, mask=rows.exists)
         tl.store(sums + place, state.sums, mask=rows.exists)
@@ -268,7 +268,7 @@ def column_kernel(
         if not all_finite(state.weighted):
             lines = lines_of_scores(scored, rows, blocks, form)
             before, of_split = add_blocks(
-                arrays, rows, bounds, (), lines, begin, begin, end, ROWS, True, 1, False, False, form
+                arrays, rows, bounds, (), lines, begin, begin, end, ROWS, True, 1, False, False, None, form
             )
             state = merged(before, of_split, ROWS, HEIGHT)
         if part == 0:

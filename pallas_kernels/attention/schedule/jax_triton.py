@@ -29,6 +29,7 @@ class Tile:
     columns: int = 0
     together: bool = False
     loops: bool = False
+    held: bool = False
 
 
 @dataclass(frozen=True)
