@@ -1,4 +1,7 @@
-"""Body of the Triton kernel of the largest numbers: a program holds a row and repeatedly takes its largest number."""
+"""Body of the Triton kernel of the largest numbers: a program holds a row and repeatedly takes its largest number.
+
+The row is held in parts, with the largest number of each. Only the part that a number was taken from is searched again.
+"""
 
 from typing import Final
 
@@ -16,24 +19,49 @@ def largest_kernel(
     numbers_ptr,
     WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
+    PARTS: tl.constexpr,
     NUMBER: tl.constexpr,
     SLOTS: tl.constexpr,
 ):
-    """Writes the columns of the largest numbers, ties in their order, and the numbers."""
+    """Writes the columns of the largest numbers, ties in their order, and the numbers; a part has `COLUMNS` columns."""
     row = tl.program_id(0)
     column = tl.arange(0, COLUMNS)
     slot = tl.arange(0, SLOTS)
-    x = tl.load(x_ptr + row * WIDTH + column, mask=column < WIDTH, other=0.0).to(tl.float32)
-    order = tl.where(column < WIDTH, _in_order(x), _LEAST)
+    orders, tops, places = (), (), ()
+    for i in tl.static_range(PARTS):
+        own = column + i * COLUMNS
+        x = tl.load(x_ptr + row * WIDTH + own, mask=own < WIDTH, other=0.0).to(tl.float32)
+        orders = orders + (tl.where(own < WIDTH, _in_order(x), _LEAST),)
+    for i in tl.static_range(PARTS):
+        top, place = _largest(orders[i], column + i * COLUMNS, WIDTH)
+        tops, places = tops + (top,), places + (place,)
     found = tl.zeros((SLOTS,), tl.int32)
-    for i in range(NUMBER):
-        place = tl.min(tl.where(order == tl.max(order, axis=0), column, WIDTH), axis=0)
-        order = tl.where(column == place, _LEAST, order)
-        found = tl.where(slot == i, place, found)
+    for k in range(NUMBER):
+        top, place = tops[0], places[0]
+        for i in tl.static_range(1, PARTS):
+            place = tl.where(tops[i] > top, places[i], place)
+            top = tl.maximum(top, tops[i])
+        found = tl.where(slot == k, place, found)
+        rest, next_tops, next_places = (), (), ()
+        for i in tl.static_range(PARTS):
+            order, top, next_place = orders[i], tops[i], places[i]
+            if place // COLUMNS == i:
+                own = column + i * COLUMNS
+                order = tl.where(own == place, _LEAST, order)
+                top, next_place = _largest(order, own, WIDTH)
+            rest, next_tops, next_places = rest + (order,), next_tops + (top,), next_places + (next_place,)
+        orders, tops, places = rest, next_tops, next_places
     wanted = slot < NUMBER
     chosen = tl.load(x_ptr + row * WIDTH + found, mask=wanted, other=0.0).to(tl.float32)
     tl.store(places_ptr + row * NUMBER + slot, found, mask=wanted)
     tl.store(numbers_ptr + row * NUMBER + slot, chosen, mask=wanted)
+
+
+@triton.jit
+def _largest(order, column, WIDTH: tl.constexpr):
+    """Returns the largest number of a part and its first column."""
+    top = tl.max(order, axis=0)
+    return top, tl.min(tl.where(order == top, column, WIDTH), axis=0)
 
 
 @triton.jit
