@@ -90,21 +90,3 @@ def half_sums(x, ROWS: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr)
         return half_sums(halves, ROWS, WIDTH // 2, COLUMNS)
     else:
         return x
-
-
-@triton.jit
-def load_float(place, some):
-    """Returns the float32 numbers at pointers, each read by the thread that uses it, or zeros unless `some`.
-
-    `tl.load` would exchange numbers between threads, through shared memory, to read what is next to each other.
-    """
-    asm: tl.constexpr = "{ .reg .pred p; setp.ne.s32 p, $2, 0; mov.b32 $0, 0; @p ld.global.f32 $0, [$1]; }"
-    operands = [place.to(tl.int64), some.to(tl.int32)]
-    return tl.inline_asm_elementwise(asm, "=&f,l,r", operands, tl.float32, is_pure=True, pack=1)
-
-
-@triton.jit
-def store_float(place, x):
-    """Writes float32 numbers to pointers, each by the thread that has it."""
-    asm: tl.constexpr = "st.global.f32 [$1], $2; mov.u32 $0, 0;"
-    tl.inline_asm_elementwise(asm, "=r,l,f", [place.to(tl.int64), x], tl.int32, is_pure=False, pack=1)

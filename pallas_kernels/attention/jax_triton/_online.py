@@ -7,14 +7,12 @@ import triton.language as tl
 
 from pallas_kernels.attention.jax_triton._arithmetic import (
     half_sums,
-    load_float,
-    opaque_32,
     opaque_float,
     power_of_two,
     product,
     product_and_sum,
-    store_float,
 )
+from pallas_kernels.attention.jax_triton._held import held_places, load_held, store_held
 from pallas_kernels.attention.jax_triton._pieces import (
     all_finite,
     dot,
@@ -26,8 +24,6 @@ from pallas_kernels.attention.jax_triton._pieces import (
     limbs_unless,
     not_finite,
     piece_count,
-    piece_start,
-    piece_width,
     zeros,
 )
 from pallas_kernels.attention.jax_triton._scores import scores, which_seen
@@ -115,45 +111,6 @@ def merged(state: State, other: State, ROWS: tl.constexpr, HEIGHT: tl.constexpr)
 
 
 @triton.jit
-def start_held(held, index: tl.constexpr, ROWS: tl.constexpr, form: tl.constexpr):
-    START: tl.constexpr = piece_start(form.value_size, form.widest_piece, index)
-    WIDTH: tl.constexpr = piece_width(form.value_size, form.widest_piece, index)
-    row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, WIDTH)[None, :]
-    return (held + ROWS * START) + (row // 16 * (16 * WIDTH) + (row % 8 * 4 + column // 2 % 4))
-
-
-@triton.jit
-def places_held(start):
-    """Returns pointers (ROWS, WIDTH) to numbers of a program, next to each other for the threads of a warp.
-
-    They are in the order of the accumulators of wgmma: a warp has 16 rows, and a thread of it two columns of every 8 in
-    two rows, so that each instruction of a warp reads or writes 32 neighbours.
-    """
-    ROWS: tl.constexpr = start.shape[0]
-    WIDTH: tl.constexpr = start.shape[1]
-    row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, WIDTH)[None, :]
-    return (start + opaque_32(0)) + (column // 8 * 4 + row // 8 % 2 * 2 + column % 2) * 32
-
-
-@triton.jit
-def load_held(held, some, ROWS: tl.constexpr, form: tl.constexpr):
-    """Reads the sums (ROWS, width) of each piece that a program has set aside."""
-    COUNT: tl.constexpr = piece_count(form.value_size, form.widest_piece)
-    found = ()
-    for i in tl.static_range(COUNT):
-        found = found + (load_float(places_held(held[i]), some),)
-    return found
-
-
-@triton.jit
-def store_held(held, sums, ROWS: tl.constexpr, form: tl.constexpr):
-    """Sets sums (ROWS, width) of each piece aside."""
-    COUNT: tl.constexpr = len(sums)
-    for i in tl.static_range(COUNT):
-        store_float(places_held(held[i]), sums[i])
-
-
-@triton.jit
 def add_blocks(
     arrays: Arrays,
     rows: Rows,
@@ -188,6 +145,7 @@ def add_blocks(
         STAGES: Blocks that are read ahead.
         TOGETHER: Whether a block's values are awaited with its keys, before the scores.
         SPLITS: Whether the range may be of several splits.
+        held: Pointer to where the sums of values after the splits before are set aside; None to keep them in registers.
         form: The constants.
     """
     KEYS: tl.constexpr = form.key_block
@@ -197,10 +155,7 @@ def add_blocks(
     before, state = nothing(ROWS, HEIGHT, form), start(ROWS, HEIGHT, form)
     if held is not None:
         before = State(before.maximum, before.sums, ())
-        first_split = begin // BLOCKS
-        starts = ()
-        for i in tl.static_range(COUNT):
-            starts = starts + (start_held(held, i, ROWS, form),)
+        first_split, places = begin // BLOCKS, held_places(held, ROWS, form)
     for block in tl.range(begin, end, num_stages=STAGES):
         keys = keys_at(arrays, rows.sequence, block * KEYS, KEYS, form.whole_blocks, form)
         if scored is not None:
@@ -215,10 +170,11 @@ def add_blocks(
             if SPLITS:  # noqa: SIM102 - known when the kernel is compiled
                 if (block % BLOCKS == 0) & (block > begin):
                     if held is not None:
-                        earlier = load_held(starts, block // BLOCKS > first_split + 1, ROWS, form)
-                        known = merged(State(before.maximum, before.sums, earlier), finished(state, ROWS), ROWS, HEIGHT)
-                        store_held(starts, known.weighted, ROWS, form)
-                        before = State(known.maximum, known.sums, ())
+                        earlier = load_held(places, block // BLOCKS > first_split + 1)
+                        before = State(before.maximum, before.sums, earlier)
+                        before = merged(before, finished(state, ROWS), ROWS, HEIGHT)
+                        store_held(places, before.weighted)
+                        before = State(before.maximum, before.sums, ())
                     else:
                         before = merged(before, finished(state, ROWS), ROWS, HEIGHT)
                     state = start(ROWS, HEIGHT, form)
@@ -251,7 +207,8 @@ def add_blocks(
             values = values + (dot(product(state.weighted[i], of_values), weight, piece, form),)
         state = State(highest, sums, values)
     if held is not None:
-        before = State(before.maximum, before.sums, load_held(starts, (end - 1) // BLOCKS > first_split, ROWS, form))
+        earlier = load_held(places, (end - 1) // BLOCKS > first_split)
+        before = State(before.maximum, before.sums, earlier)
     return before, finished(state, ROWS)
 
 
