@@ -1,7 +1,8 @@
 """Launches by XLA's typed interface for custom calls (FFI), which jax-triton 0.4 uses and jax-triton 0.3 does not.
 
 XLA records typed calls in its command buffers (CUDA graphs). Each call by the old interface ends one: a step of a model
-with 15 launches was 16 graphs, and the GPU waited for the host between them.
+with 15 launches was 16 graphs, and the GPU waited for the host between them. What describes a launch is made short
+in both versions, see `description`.
 """
 
 import functools
@@ -10,15 +11,17 @@ from typing import Any, Final
 
 from jax.interpreters.mlir import ir
 
+from pallas_kernels.parts.jax_triton.description import shortened
+
 _OLD: Final = "triton_kernel_call"
 _TYPED: Final = "triton_kernel_call_ffi"
 _VERSION: Final = 4
 
 
 def make_typed(values: Iterable[Any]) -> None:
-    """Makes the launches whose results `values` are typed calls, where jaxlib has the handler for them.
+    """Makes the launches whose results `values` are short typed calls, where jaxlib has the handler for them.
 
-    The handler reads the same description of the kernel.
+    The handler reads the same description of the kernel as that of the old interface.
 
     Args:
         values: Values of MLIR, or sequences of them.
@@ -30,12 +33,25 @@ def make_typed(values: Iterable[Any]) -> None:
             make_typed(value)
             continue
         attributes: Any = getattr(value.owner, "attributes", {})
-        if "call_target_name" in attributes and ir.StringAttr(attributes["call_target_name"]).value == _OLD:
+        described = _described(attributes)
+        if described:
             with value.context:
-                number = ir.IntegerType.get_signless(32)
-                attributes["backend_config"] = ir.DictAttr.get({"opaque": attributes["backend_config"]})
+                described["opaque"] = ir.StringAttr.get(shortened(ir.StringAttr(described["opaque"]).value_bytes))
+                attributes["backend_config"] = ir.DictAttr.get(described)
                 attributes["call_target_name"] = ir.StringAttr.get(_TYPED)
-                attributes["api_version"] = ir.IntegerAttr.get(number, _VERSION)
+                attributes["api_version"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), _VERSION)
+
+
+def _described(attributes: Any) -> dict[str, Any]:
+    """Returns the attributes that a typed call has for the handler; none if an operation is no launch."""
+    if "call_target_name" not in attributes or "backend_config" not in attributes:
+        return {}
+    target, config = ir.StringAttr(attributes["call_target_name"]).value, attributes["backend_config"]
+    if target == _OLD:
+        return {"opaque": config}
+    if target != _TYPED or not isinstance(config, ir.DictAttr) or "opaque" not in config:
+        return {}
+    return {named.name: named.attr for named in config}
 
 
 @functools.cache
