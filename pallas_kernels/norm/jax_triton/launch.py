@@ -12,8 +12,17 @@ from pallas_kernels.norm.jax_triton.kernels import (
     rms_norm_kernel,
     weight_gradient_kernel,
 )
+from pallas_kernels.norm.jax_triton.parts import rms_norm_of_sum_kernel, squares_kernel
 from pallas_kernels.parts.jax_triton.chunk_launch import chunks_served, sum_chunks
-from pallas_kernels.parts.jax_triton.row_launch import NEEDS, launch_rows, like, number_of_each, rows_served
+from pallas_kernels.parts.jax_triton.row_launch import (
+    NEEDS,
+    groups_of_each,
+    launch_rows,
+    like,
+    number_of_each,
+    rows_served,
+    schedule_if_parts,
+)
 from pallas_kernels.parts.served import served_if
 from pallas_kernels.schedule.jax_triton.batch_sum import ChunkSchedule
 from pallas_kernels.schedule.jax_triton.rows import RowSchedule
@@ -45,7 +54,13 @@ def rms_norm(
         "HAS_WEIGHT": weight is not None,
         "HAS_RESIDUAL": residual is not None,
     }
-    found = launch_rows(rms_norm_kernel, x, [weight, residual], [row, number, total], target, schedule, **options)
+    out = [row, number, total]
+    if (parts := schedule_if_parts(x, schedule)) is not None:
+        has_residual, groups = residual is not None, [groups_of_each(x)]
+        (sums,) = launch_rows(squares_kernel, x, [residual], groups, target, parts, HAS_RESIDUAL=has_residual)
+        found = launch_rows(rms_norm_of_sum_kernel, x, [weight, residual, sums], out, target, parts, **options)
+    else:
+        found = launch_rows(rms_norm_kernel, x, [weight, residual], out, target, schedule, **options)
     return found[:2] if residual is None else found
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.contract import row_contract
 from pallas_kernels.parts.jax_triton.launch import launch
-from pallas_kernels.schedule.jax_triton.rows import RowSchedule, row_schedule
+from pallas_kernels.schedule.jax_triton.rows import RowSchedule, row_schedule, schedule_of_parts
 from pallas_kernels.target import Target
 
 DTYPES: Final = frozenset({"float32", "bfloat16", "float16"})
@@ -22,12 +22,13 @@ class RowForm:
 
     Attributes:
         columns: Columns of a row.
-        lanes: Columns of a block.
+        lanes: Columns of a block that a program has.
         blocks: Blocks of a row, a multiple of those of a piece; the last ones may have no columns.
         piece: Blocks that are read at once.
         rows: Rows of a program.
         held: Whether the blocks are kept in registers; then a row has one piece, and loops over pieces are unrolled.
         preload: Whether vectors that all rows share are read before a row is added.
+        parts: Programs that share a row, each with some of the lanes of all blocks.
     """
 
     columns: int
@@ -37,6 +38,12 @@ class RowForm:
     rows: int
     held: bool
     preload: bool
+    parts: int = 1
+
+    @property
+    def stride(self) -> int:
+        """Columns of a block."""
+        return self.lanes * self.parts
 
 
 def rows_served(x: jax.Array, *arrays: jax.Array | None) -> bool:
@@ -82,9 +89,18 @@ def launch_rows(
         whole = (a for a in (rows, *others) if not isinstance(a, int | None) and a.shape == rows.shape)
         sizes = reads or [a.dtype.itemsize for a in whole]
         schedule = row_schedule(m, columns, lanes, sizes, writes=any(o.shape[1] > 1 for o in out), sums=sums)
-    blocks = -(-columns // lanes)
+    blocks, lanes = -(-columns // lanes), lanes // schedule.parts
     piece = blocks if schedule.held else min(schedule.ahead, blocks)
-    form = RowForm(columns, lanes, -(-blocks // piece) * piece, piece, schedule.rows, schedule.held, schedule.preload)
+    form = RowForm(
+        columns,
+        lanes,
+        -(-blocks // piece) * piece,
+        piece,
+        schedule.rows,
+        schedule.held,
+        schedule.preload,
+        schedule.parts,
+    )
     return launch(
         kernel,
         rows,
@@ -93,12 +109,25 @@ def launch_rows(
         m if schedule.rows > 1 else 1,
         target=target,
         out=out,
-        grid=(-(-m // schedule.rows),),
+        grid=(-(-m // schedule.rows), schedule.parts),
         warps=schedule.warps,
         stages=1,
         fuses=False,
         constants={**options, "form": form},
     )
+
+
+def schedule_if_parts(rows: jax.Array, schedule: RowSchedule | None) -> RowSchedule | None:
+    """Returns the schedule in which several programs share a row: the given one or a chosen one; None for another."""
+    m, columns = rows.shape
+    if schedule is None and m and columns:
+        schedule = schedule_of_parts(m, columns, row_contract().lanes(columns))
+    return schedule if schedule is not None and schedule.parts > 1 else None
+
+
+def groups_of_each(rows: jax.Array) -> jax.ShapeDtypeStruct:
+    """Returns the shape and dtype of the sums of each row's groups of 128 lanes."""
+    return jax.ShapeDtypeStruct((rows.shape[0], row_contract().lanes(rows.shape[1]) // 128), jnp.float32)
 
 
 def like(rows: jax.Array) -> jax.ShapeDtypeStruct:

@@ -17,7 +17,7 @@ def maximum_of(kept, x, rows: Rows, form: tl.constexpr):
         xs = piece(kept, x, rows, first, form)
         for i in tl.static_range(PIECE):
             value = xs[i].to(tl.float32)
-            if form.columns < form.lanes * form.blocks:
+            if form.columns < form.stride * form.blocks:
                 value = tl.where(columns_of(first + i, form) < form.columns, value, float("-inf"))
             lanes = tl.maximum(lanes, value)
     return tl.max(lanes, axis=1, keep_dims=True)
@@ -50,6 +50,14 @@ def sum_of_exponentials(
     powers, x, rows: Rows, m, EXACT: tl.constexpr, form: tl.constexpr, POSITIVE: tl.constexpr = False
 ):
     """Returns the sum (R, 1) of exp(x - m)."""
+    return add_lanes(lanes_of_exponentials(powers, x, rows, m, EXACT, form, POSITIVE), form)
+
+
+@triton.jit
+def lanes_of_exponentials(
+    powers, x, rows: Rows, m, EXACT: tl.constexpr, form: tl.constexpr, POSITIVE: tl.constexpr = False
+):
+    """Returns the sums (R, L) of exp(x - m) of each lane."""
     BLOCKS: tl.constexpr = form.blocks
     PIECE: tl.constexpr = form.piece
     lanes = zeros(tl.float32, form)
@@ -57,7 +65,7 @@ def sum_of_exponentials(
         found = powers_of(powers, x, rows, first, m, EXACT, form, POSITIVE)
         for i in tl.static_range(PIECE):
             lanes += found[i]
-    return add_lanes(lanes, form)
+    return lanes
 
 
 @triton.jit

@@ -8,7 +8,15 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.contract import PTX_FUNCTIONS, ElementwiseContract, RowContract, honour, row_contract
-from pallas_kernels.parts.jax_triton.row_launch import NEEDS, launch_rows, like, number_of_each, rows_served
+from pallas_kernels.parts.jax_triton.row_launch import (
+    NEEDS,
+    groups_of_each,
+    launch_rows,
+    like,
+    number_of_each,
+    rows_served,
+    schedule_if_parts,
+)
 from pallas_kernels.parts.served import served_if
 from pallas_kernels.schedule.jax_triton.rows import RowSchedule
 from pallas_kernels.softmax.jax_triton.kernels import (
@@ -18,6 +26,12 @@ from pallas_kernels.softmax.jax_triton.kernels import (
     logsumexp_kernel,
     softmax_gradient_kernel,
     softmax_kernel,
+)
+from pallas_kernels.softmax.jax_triton.parts import (
+    exponential_sums_kernel,
+    log_softmax_of_sum_kernel,
+    maximum_kernel,
+    softmax_of_sum_kernel,
 )
 from pallas_kernels.target import Target
 
@@ -39,6 +53,9 @@ def softmax(
     """
     honour("softmax", contract, row_contract())
     honour("softmax", functions, PTX_FUNCTIONS)
+    if (parts := schedule_if_parts(x, schedule)) is not None:
+        found = _maxima_and_sums(x, target, parts)
+        return launch_rows(softmax_of_sum_kernel, x, found, [like(x)], target, parts, EXACT=_exact(x))[0]
     return launch_rows(softmax_kernel, x, [], [like(x)], target, schedule, EXACT=_exact(x))[0]
 
 
@@ -70,6 +87,8 @@ def log_softmax(
     honour("log_softmax", contract, row_contract())
     honour("log_softmax", functions, PTX_FUNCTIONS)
     out = [like(x), number_of_each(x), number_of_each(x)]
+    if (parts := schedule_if_parts(x, schedule)) is not None:
+        return launch_rows(log_softmax_of_sum_kernel, x, _maxima_and_sums(x, target, parts), out, target, parts)
     return launch_rows(log_softmax_kernel, x, [], out, target, schedule, EXACT=_exact(x))
 
 
@@ -132,6 +151,15 @@ def logsumexp_gradient(
     honour("logsumexp_gradient", functions, PTX_FUNCTIONS)
     others = [m, log_sum, g]
     return launch_rows(logsumexp_gradient_kernel, x, others, [like(x)], target, schedule, EXACT=_exact(x))[0]
+
+
+def _maxima_and_sums(x: jax.Array, target: Target, schedule: RowSchedule) -> Arrays:
+    """Returns the maxima of the parts of rows, and the sums of exponentials of their groups of lanes."""
+    of_parts = jax.ShapeDtypeStruct((x.shape[0], schedule.parts), jnp.float32)
+    (maxima,) = launch_rows(maximum_kernel, x, [], [of_parts], target, schedule)
+    out = [groups_of_each(x)]
+    (sums,) = launch_rows(exponential_sums_kernel, x, [maxima], out, target, schedule, EXACT=_exact(x))
+    return maxima, sums
 
 
 def _exact(x: jax.Array) -> bool:
