@@ -66,7 +66,7 @@ def forward_kernel(
     rows = rows_at(arrays, own, sequence, index % form.heads, tile * ROWS, ROWS, False, form)
     bounds = bounds_of(own, rows, True, form)
     pieces = limbs_of_all(heads_of_rows(query, rows, form.size), form.size, form)
-    begin, whole, end = blocks_seen(bounds, form.key_block)
+    begin, whole, end = blocks_seen(arrays, own, tile * ROWS, ROWS, form.key_block, form)
     if held is not None:
         held += index.to(tl.int64) * (ROWS * form.value_size)
     state = attend(arrays, rows, bounds, pieces, begin, whole, end, ROWS, STAGES, TOGETHER, SPLITS, LOOPS, held, form)
