@@ -90,8 +90,8 @@ _MANY_OF_NARROW_WITH_OPTIONS: Final = Tile(64, 4, 3)  # biases and masks of 128 
 _MANY_BY_WGMMA: Final = {
     _NARROW: {2: _MANY_OF_NARROW, 4: Tile(64, 4, 1)},
     _WIDE: {2: Tile(128, 8, 3), 4: Tile(64, 4, 1)},
-    _WIDER: {2: Tile(128, 8, 3, together=True, loops=True), 4: Tile(32, 8, 1)},
-    _WIDEST: {2: Tile(128, 8, 2), 4: Tile(32, 8, 1)},
+    _WIDER: {2: Tile(128, 8, 3, together=True, held=True), 4: Tile(32, 8, 1)},
+    _WIDEST: {2: Tile(128, 8, 2, held=True), 4: Tile(32, 8, 1)},
 }
 _FEW: Final = {
     _NARROW: {2: Tile(FEW_ROWS, 2, 4), 4: Tile(FEW_ROWS, 4, 2)},

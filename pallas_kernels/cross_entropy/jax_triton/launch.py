@@ -36,8 +36,12 @@ def cross_entropy(
     """
     honour("cross_entropy", contract, row_contract())
     honour("cross_entropy", functions, PTX_FUNCTIONS)
-    options: dict[str, Any] = {"Z_LOSS": float(z_loss), "EXACT": x.dtype == jnp.float32}
-    return launch_rows(cross_entropy_kernel, x, [labels], [number_of_each(x)] * 3, target, schedule, **options)
+    options, out = {"Z_LOSS": float(z_loss)}, [number_of_each(x)] * 3
+    if (parts := schedule_if_parts(x, schedule)) is not None:
+        others = [labels, *maxima_and_sums(x, target, parts)]
+        return launch_rows(cross_entropy_of_sum_kernel, x, others, out, target, parts, **options)
+    exact = x.dtype == jnp.float32
+    return launch_rows(cross_entropy_kernel, x, [labels], out, target, schedule, EXACT=exact, **options)
 
 
 @served_if(lambda x, *_, **__: rows_served(x), NEEDS)
@@ -60,4 +64,5 @@ def cross_entropy_gradient(
     honour("cross_entropy_gradient", functions, PTX_FUNCTIONS)
     options: dict[str, Any] = {"TWICE_Z_LOSS": float(2 * z_loss), "EXACT": x.dtype == jnp.float32}
     others = [labels, m, log_sum, g]
+    schedule = schedule_if_parts(x, schedule) or schedule
     return launch_rows(cross_entropy_gradient_kernel, x, others, [like(x)], target, schedule, **options)[0]

@@ -12,7 +12,15 @@ from pallas_kernels.norm.jax_triton.kernels import (
     rms_norm_kernel,
     weight_gradient_kernel,
 )
-from pallas_kernels.norm.jax_triton.parts import rms_norm_of_sum_kernel, squares_kernel
+from pallas_kernels.norm.jax_triton.parts import (
+    deviations_kernel,
+    layer_norm_of_sums_kernel,
+    rms_norm_gradient_of_sum_kernel,
+    rms_norm_of_sum_kernel,
+    rms_norm_products_kernel,
+    squares_kernel,
+    sums_kernel,
+)
 from pallas_kernels.parts.jax_triton.chunk_launch import chunks_served, sum_chunks
 from pallas_kernels.parts.jax_triton.row_launch import (
     NEEDS,
@@ -83,7 +91,12 @@ def rms_norm_gradient(
     honour("rms_norm_gradient", contract, row_contract())
     out = [like(h)]
     options: dict[str, Any] = {"HAS_WEIGHT": weight is not None, "HAS_SUM": g_sum is not None}
-    return launch_rows(rms_norm_gradient_kernel, h, [factor, g, weight, g_sum], out, target, schedule, **options)
+    others = [factor, g, weight, g_sum]
+    if (parts := schedule_if_parts(h, schedule)) is not None:
+        has_weight, groups = weight is not None, [groups_of_each(h)]
+        (sums,) = launch_rows(rms_norm_products_kernel, h, others[:3], groups, target, parts, HAS_WEIGHT=has_weight)
+        return launch_rows(rms_norm_gradient_of_sum_kernel, h, [*others, sums], out, target, parts, **options)
+    return launch_rows(rms_norm_gradient_kernel, h, others, out, target, schedule, **options)
 
 
 @served_if(lambda x, weight=None, bias=None, **_: rows_served(x, weight, bias), NEEDS)
@@ -104,6 +117,12 @@ def layer_norm(
     honour("layer_norm", contract, row_contract())
     out = [like(x), number_of_each(x), number_of_each(x)]
     options: dict[str, Any] = {"EPS": float(eps), "HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None}
+    if (parts := schedule_if_parts(x, schedule)) is not None:
+        groups = [groups_of_each(x)]
+        (sums,) = launch_rows(sums_kernel, x, [], groups, target, parts)
+        (squares,) = launch_rows(deviations_kernel, x, [sums], groups, target, parts)
+        others = [weight, bias, sums, squares]
+        return launch_rows(layer_norm_of_sums_kernel, x, others, out, target, parts, **options)
     return launch_rows(layer_norm_kernel, x, [weight, bias], out, target, schedule, sums=2, **options)
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.contract import row_contract
 from pallas_kernels.parts.jax_triton.launch import launch
+from pallas_kernels.parts.jax_triton.softmax import exponential_sums_kernel, maximum_kernel
 from pallas_kernels.schedule.jax_triton.rows import RowSchedule, row_schedule, schedule_of_parts
 from pallas_kernels.target import Target
 
@@ -128,6 +129,15 @@ def schedule_if_parts(rows: jax.Array, schedule: RowSchedule | None) -> RowSched
 def groups_of_each(rows: jax.Array) -> jax.ShapeDtypeStruct:
     """Returns the shape and dtype of the sums of each row's groups of 128 lanes."""
     return jax.ShapeDtypeStruct((rows.shape[0], row_contract().lanes(rows.shape[1]) // 128), jnp.float32)
+
+
+def maxima_and_sums(x: jax.Array, target: Target, schedule: RowSchedule) -> tuple[jax.Array, ...]:
+    """Returns the maxima of the parts of rows, and the sums of exponentials of their groups of lanes."""
+    of_parts = jax.ShapeDtypeStruct((x.shape[0], schedule.parts), jnp.float32)
+    (maxima,) = launch_rows(maximum_kernel, x, [], [of_parts], target, schedule)
+    out, exact = [groups_of_each(x)], x.dtype == jnp.float32
+    (sums,) = launch_rows(exponential_sums_kernel, x, [maxima], out, target, schedule, EXACT=exact)
+    return maxima, sums
 
 
 def like(rows: jax.Array) -> jax.ShapeDtypeStruct:

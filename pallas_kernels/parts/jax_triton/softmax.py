@@ -4,7 +4,18 @@ import triton
 import triton.language as tl
 
 from pallas_kernels.parts.jax_triton.arithmetic import exponential
-from pallas_kernels.parts.jax_triton.rows import Rows, add_lanes, columns_of, of_columns, piece, zeros
+from pallas_kernels.parts.jax_triton.parts_of_rows import maximum_of_parts, put_groups, put_part
+from pallas_kernels.parts.jax_triton.rows import (
+    Rows,
+    add_lanes,
+    columns_of,
+    held,
+    of_columns,
+    piece,
+    rows_of,
+    starts,
+    zeros,
+)
 
 
 @triton.jit
@@ -79,3 +90,22 @@ def _exponentials(xs, first, m, EXACT: tl.constexpr, form: tl.constexpr, POSITIV
             power = tl.where(z > 0.0, float("inf"), power)
         powers = powers + (of_columns(power, first + i, form),)
     return powers
+
+
+@triton.jit
+def maximum_kernel(x_ptr, count, maxima_ptr, form: tl.constexpr):
+    """Writes the maxima of the parts of rows."""
+    rows = rows_of(count, form)
+    x = starts(x_ptr, rows, form)
+    put_part(maxima_ptr, rows, maximum_of(held(x, rows, form), x, rows, form), form)
+
+
+@triton.jit
+def exponential_sums_kernel(x_ptr, maxima_ptr, count, sums_ptr, EXACT: tl.constexpr, form: tl.constexpr):
+    """Writes the sums of exp(x - m) over groups of lanes, with the maximum m."""
+    rows = rows_of(count, form)
+    x = starts(x_ptr, rows, form)
+    kept = held(x, rows, form)
+    m = maximum_of_parts(maxima_ptr, rows, form)
+    lanes = lanes_of_exponentials(exponentials(kept, m, EXACT, form), x, rows, m, EXACT, form)
+    put_groups(sums_ptr, rows, lanes, form)

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from pallas_kernels.contract import PTX_FUNCTIONS, ElementwiseContract, RowContract, honour, row_contract
 from pallas_kernels.parts.jax_triton.row_launch import (
     NEEDS,
-    groups_of_each,
     launch_rows,
     like,
+    maxima_and_sums,
     number_of_each,
     rows_served,
     schedule_if_parts,
@@ -27,12 +27,7 @@ from pallas_kernels.softmax.jax_triton.kernels import (
     softmax_gradient_kernel,
     softmax_kernel,
 )
-from pallas_kernels.softmax.jax_triton.parts import (
-    exponential_sums_kernel,
-    log_softmax_of_sum_kernel,
-    maximum_kernel,
-    softmax_of_sum_kernel,
-)
+from pallas_kernels.softmax.jax_triton.parts import log_softmax_of_sum_kernel, softmax_of_sum_kernel
 from pallas_kernels.target import Target
 
 Arrays = tuple[jax.Array, ...]
@@ -54,7 +49,7 @@ def softmax(
     honour("softmax", contract, row_contract())
     honour("softmax", functions, PTX_FUNCTIONS)
     if (parts := schedule_if_parts(x, schedule)) is not None:
-        found = _maxima_and_sums(x, target, parts)
+        found = maxima_and_sums(x, target, parts)
         return launch_rows(softmax_of_sum_kernel, x, found, [like(x)], target, parts, EXACT=_exact(x))[0]
     return launch_rows(softmax_kernel, x, [], [like(x)], target, schedule, EXACT=_exact(x))[0]
 
@@ -88,7 +83,7 @@ def log_softmax(
     honour("log_softmax", functions, PTX_FUNCTIONS)
     out = [like(x), number_of_each(x), number_of_each(x)]
     if (parts := schedule_if_parts(x, schedule)) is not None:
-        return launch_rows(log_softmax_of_sum_kernel, x, _maxima_and_sums(x, target, parts), out, target, parts)
+        return launch_rows(log_softmax_of_sum_kernel, x, maxima_and_sums(x, target, parts), out, target, parts)
     return launch_rows(log_softmax_kernel, x, [], out, target, schedule, EXACT=_exact(x))
 
 
@@ -151,15 +146,6 @@ def logsumexp_gradient(
     honour("logsumexp_gradient", functions, PTX_FUNCTIONS)
     others = [m, log_sum, g]
     return launch_rows(logsumexp_gradient_kernel, x, others, [like(x)], target, schedule, EXACT=_exact(x))[0]
-
-
-def _maxima_and_sums(x: jax.Array, target: Target, schedule: RowSchedule) -> Arrays:
-    """Returns the maxima of the parts of rows, and the sums of exponentials of their groups of lanes."""
-    of_parts = jax.ShapeDtypeStruct((x.shape[0], schedule.parts), jnp.float32)
-    (maxima,) = launch_rows(maximum_kernel, x, [], [of_parts], target, schedule)
-    out = [groups_of_each(x)]
-    (sums,) = launch_rows(exponential_sums_kernel, x, [maxima], out, target, schedule, EXACT=_exact(x))
-    return maxima, sums
 
 
 def _exact(x: jax.Array) -> bool:

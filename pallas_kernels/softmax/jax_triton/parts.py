@@ -1,37 +1,12 @@
-"""Triton kernels of the softmax family whose rows are shared by several programs: a maximum, a sum, the results."""
+"""Triton kernels of the softmax family whose rows are shared by several programs: the results."""
 
 import triton
 import triton.language as tl
 
 from pallas_kernels.parts.jax_triton.arithmetic import logarithm
-from pallas_kernels.parts.jax_triton.parts_of_rows import (
-    maximum_of_parts,
-    put_groups,
-    put_once,
-    put_part,
-    sum_of_groups,
-)
+from pallas_kernels.parts.jax_triton.parts_of_rows import maximum_of_parts, put_once, sum_of_groups
 from pallas_kernels.parts.jax_triton.rows import held, reciprocal, rows_of, starts, write
-from pallas_kernels.parts.jax_triton.softmax import exponentials, lanes_of_exponentials, maximum_of
-
-
-@triton.jit
-def maximum_kernel(x_ptr, count, maxima_ptr, form: tl.constexpr):
-    """Writes the maxima of the parts of rows."""
-    rows = rows_of(count, form)
-    x = starts(x_ptr, rows, form)
-    put_part(maxima_ptr, rows, maximum_of(held(x, rows, form), x, rows, form), form)
-
-
-@triton.jit
-def exponential_sums_kernel(x_ptr, maxima_ptr, count, sums_ptr, EXACT: tl.constexpr, form: tl.constexpr):
-    """Writes the sums of exp(x - m) over groups of lanes, with the maximum m."""
-    rows = rows_of(count, form)
-    x = starts(x_ptr, rows, form)
-    kept = held(x, rows, form)
-    m = maximum_of_parts(maxima_ptr, rows, form)
-    lanes = lanes_of_exponentials(exponentials(kept, m, EXACT, form), x, rows, m, EXACT, form)
-    put_groups(sums_ptr, rows, lanes, form)
+from pallas_kernels.parts.jax_triton.softmax import exponentials
 
 
 @triton.jit

@@ -27,41 +27,35 @@ def largest_kernel(
     row = tl.program_id(0)
     column = tl.arange(0, COLUMNS)
     slot = tl.arange(0, SLOTS)
-    orders, tops, places = (), (), ()
+    orders, tops = (), ()
     for i in tl.static_range(PARTS):
         own = column + i * COLUMNS
         x = tl.load(x_ptr + row * WIDTH + own, mask=own < WIDTH, other=0.0).to(tl.float32)
         orders = orders + (tl.where(own < WIDTH, _in_order(x), _LEAST),)
     for i in tl.static_range(PARTS):
-        top, place = _largest(orders[i], column + i * COLUMNS, WIDTH)
-        tops, places = tops + (top,), places + (place,)
+        tops = tops + (tl.max(orders[i], axis=0),)
     found = tl.zeros((SLOTS,), tl.int32)
     for k in range(NUMBER):
-        top, place = tops[0], places[0]
+        top, part = tops[0], 0
         for i in tl.static_range(1, PARTS):
-            place = tl.where(tops[i] > top, places[i], place)
+            part = tl.where(tops[i] > top, i, part)
             top = tl.maximum(top, tops[i])
-        found = tl.where(slot == k, place, found)
-        rest, next_tops, next_places = (), (), ()
+        place = 0
+        rest, rest_tops = (), ()
         for i in tl.static_range(PARTS):
-            order, top, next_place = orders[i], tops[i], places[i]
-            if place // COLUMNS == i:
+            order, own_top = orders[i], tops[i]
+            if part == i:
                 own = column + i * COLUMNS
+                place = tl.min(tl.where(order == top, own, WIDTH), axis=0)
                 order = tl.where(own == place, _LEAST, order)
-                top, next_place = _largest(order, own, WIDTH)
-            rest, next_tops, next_places = rest + (order,), next_tops + (top,), next_places + (next_place,)
-        orders, tops, places = rest, next_tops, next_places
+                own_top = tl.max(order, axis=0)
+            rest, rest_tops = rest + (order,), rest_tops + (own_top,)
+        orders, tops = rest, rest_tops
+        found = tl.where(slot == k, place, found)
     wanted = slot < NUMBER
     chosen = tl.load(x_ptr + row * WIDTH + found, mask=wanted, other=0.0).to(tl.float32)
     tl.store(places_ptr + row * NUMBER + slot, found, mask=wanted)
     tl.store(numbers_ptr + row * NUMBER + slot, chosen, mask=wanted)
-
-
-@triton.jit
-def _largest(order, column, WIDTH: tl.constexpr):
-    """Returns the largest number of a part and its first column."""
-    top = tl.max(order, axis=0)
-    return top, tl.min(tl.where(order == top, column, WIDTH), axis=0)
 
 
 @triton.jit
