@@ -25,6 +25,7 @@ from pallas_kernels.parts.jax_triton.chunk_launch import chunks_served, sum_chun
 from pallas_kernels.parts.jax_triton.row_launch import (
     NEEDS,
     groups_of_each,
+    launch_parts,
     launch_rows,
     like,
     number_of_each,
@@ -65,8 +66,8 @@ def rms_norm(
     out = [row, number, total]
     if (parts := schedule_if_parts(x, schedule)) is not None:
         has_residual, groups = residual is not None, [groups_of_each(x)]
-        (sums,) = launch_rows(squares_kernel, x, [residual], groups, target, parts, HAS_RESIDUAL=has_residual)
-        found = launch_rows(rms_norm_of_sum_kernel, x, [weight, residual, sums], out, target, parts, **options)
+        (sums,) = launch_parts(squares_kernel, x, [residual], groups, target, parts, HAS_RESIDUAL=has_residual)
+        found = launch_parts(rms_norm_of_sum_kernel, x, [weight, residual, sums], out, target, parts, **options)
     else:
         found = launch_rows(rms_norm_kernel, x, [weight, residual], out, target, schedule, **options)
     return found[:2] if residual is None else found
@@ -94,8 +95,8 @@ def rms_norm_gradient(
     others = [factor, g, weight, g_sum]
     if (parts := schedule_if_parts(h, schedule)) is not None:
         has_weight, groups = weight is not None, [groups_of_each(h)]
-        (sums,) = launch_rows(rms_norm_products_kernel, h, others[:3], groups, target, parts, HAS_WEIGHT=has_weight)
-        return launch_rows(rms_norm_gradient_of_sum_kernel, h, [*others, sums], out, target, parts, **options)
+        (sums,) = launch_parts(rms_norm_products_kernel, h, others[:3], groups, target, parts, HAS_WEIGHT=has_weight)
+        return launch_parts(rms_norm_gradient_of_sum_kernel, h, [*others, sums], out, target, parts, **options)
     return launch_rows(rms_norm_gradient_kernel, h, others, out, target, schedule, **options)
 
 
@@ -119,10 +120,10 @@ def layer_norm(
     options: dict[str, Any] = {"EPS": float(eps), "HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None}
     if (parts := schedule_if_parts(x, schedule)) is not None:
         groups = [groups_of_each(x)]
-        (sums,) = launch_rows(sums_kernel, x, [], groups, target, parts)
-        (squares,) = launch_rows(deviations_kernel, x, [sums], groups, target, parts)
+        (sums,) = launch_parts(sums_kernel, x, [], groups, target, parts)
+        (squares,) = launch_parts(deviations_kernel, x, [sums], groups, target, parts)
         others = [weight, bias, sums, squares]
-        return launch_rows(layer_norm_of_sums_kernel, x, others, out, target, parts, **options)
+        return launch_parts(layer_norm_of_sums_kernel, x, others, out, target, parts, **options)
     return launch_rows(layer_norm_kernel, x, [weight, bias], out, target, schedule, sums=2, **options)
 
 

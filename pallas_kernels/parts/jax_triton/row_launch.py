@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.contract import row_contract
+from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.parts.jax_triton.launch import launch
 from pallas_kernels.parts.jax_triton.softmax import exponential_sums_kernel, maximum_kernel
 from pallas_kernels.schedule.jax_triton.rows import RowSchedule, row_schedule, schedule_of_parts
@@ -81,6 +82,9 @@ def launch_rows(
         reads: Bytes of an element of each array that is read row by row; by default, arrays of the shape of `rows`.
         sums: Sums of a row of which each needs the one before.
         **options: Further constants of the kernel.
+
+    Raises:
+        UnsupportedError: If several programs are to share a row.
     """
     m, columns = shape or rows.shape
     if 0 in (m, columns):
@@ -90,6 +94,38 @@ def launch_rows(
         whole = (a for a in (rows, *others) if not isinstance(a, int | None) and a.shape == rows.shape)
         sizes = reads or [a.dtype.itemsize for a in whole]
         schedule = row_schedule(m, columns, lanes, sizes, writes=any(o.shape[1] > 1 for o in out), sums=sums)
+    if schedule.parts > 1:
+        raise UnsupportedError(
+            f"{kernel.fn.__name__}: expected a schedule in which a program has whole rows, got {schedule}."
+        )
+    return _launch(kernel, rows, others, out, target, schedule, (m, columns), options)
+
+
+def launch_parts(
+    kernel: Any,
+    rows: jax.Array,
+    others: Sequence[jax.Array | None],
+    out: Sequence[jax.ShapeDtypeStruct],
+    target: Target,
+    schedule: RowSchedule,
+    **options: Any,
+) -> tuple[jax.Array, ...]:
+    """Launches a kernel whose programs have parts of rows; parameters as for `launch_rows`."""
+    return _launch(kernel, rows, others, out, target, schedule, rows.shape, options)
+
+
+def _launch(
+    kernel: Any,
+    rows: jax.Array,
+    others: Sequence[jax.Array | int | None],
+    out: Sequence[jax.ShapeDtypeStruct],
+    target: Target,
+    schedule: RowSchedule,
+    shape: tuple[int, ...],
+    options: dict[str, Any],
+) -> tuple[jax.Array, ...]:
+    m, columns = shape
+    lanes = row_contract().lanes(columns)
     blocks, lanes = -(-columns // lanes), lanes // schedule.parts
     piece = blocks if schedule.held else min(schedule.ahead, blocks)
     form = RowForm(
@@ -134,9 +170,9 @@ def groups_of_each(rows: jax.Array) -> jax.ShapeDtypeStruct:
 def maxima_and_sums(x: jax.Array, target: Target, schedule: RowSchedule) -> tuple[jax.Array, ...]:
     """Returns the maxima of the parts of rows, and the sums of exponentials of their groups of lanes."""
     of_parts = jax.ShapeDtypeStruct((x.shape[0], schedule.parts), jnp.float32)
-    (maxima,) = launch_rows(maximum_kernel, x, [], [of_parts], target, schedule)
+    (maxima,) = launch_parts(maximum_kernel, x, [], [of_parts], target, schedule)
     out, exact = [groups_of_each(x)], x.dtype == jnp.float32
-    (sums,) = launch_rows(exponential_sums_kernel, x, [maxima], out, target, schedule, EXACT=exact)
+    (sums,) = launch_parts(exponential_sums_kernel, x, [maxima], out, target, schedule, EXACT=exact)
     return maxima, sums
 
 

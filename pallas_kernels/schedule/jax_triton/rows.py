@@ -24,6 +24,7 @@ _COLUMNS_AHEAD: Final = 32  # of several arrays, in float32 registers
 _MOST_AHEAD: Final = 8
 _MOST_ROWS_OF_PARTS: Final = 16
 _LEAST_BLOCKS_OF_PARTS: Final = 8  # of one program's row; fewer take less time than more kernels
+_MOST_BLOCKS_OF_PARTS: Final = 32  # that a program holds
 
 
 @dataclass(frozen=True)
@@ -122,11 +123,12 @@ def schedule_of_parts(rows: int, columns: int, lanes: int) -> RowSchedule | None
         RowSchedule(rows=1, warps=4, held=True, ahead=1, preload=False, parts=16)
         >>> schedule_of_parts(8, 4096, 4096)
     """
-    if rows > _MOST_ROWS_OF_PARTS or -(-columns // lanes) < _LEAST_BLOCKS_OF_PARTS:
+    blocks = -(-columns // lanes)
+    if rows > _MOST_ROWS_OF_PARTS or not _LEAST_BLOCKS_OF_PARTS <= blocks <= _MOST_BLOCKS_OF_PARTS:
         return None
     groups = lanes // _SHORT
     parts = min(groups, 1 << ((_FEW_ROWS // rows).bit_length() - 1))
-    return RowSchedule(1, groups // parts, held=True, parts=parts)
+    return RowSchedule(1, groups // parts * (1 if blocks <= _MOST_BLOCKS_OF_PARTS // 2 else 2), held=True, parts=parts)
 
 
 def _bytes(blocks: int, lanes: int, size: int, warps: int) -> int:

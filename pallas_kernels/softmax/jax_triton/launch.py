@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from pallas_kernels.contract import PTX_FUNCTIONS, ElementwiseContract, RowContract, honour, row_contract
 from pallas_kernels.parts.jax_triton.row_launch import (
     NEEDS,
+    launch_parts,
     launch_rows,
     like,
     maxima_and_sums,
@@ -50,7 +51,7 @@ def softmax(
     honour("softmax", functions, PTX_FUNCTIONS)
     if (parts := schedule_if_parts(x, schedule)) is not None:
         found = maxima_and_sums(x, target, parts)
-        return launch_rows(softmax_of_sum_kernel, x, found, [like(x)], target, parts, EXACT=_exact(x))[0]
+        return launch_parts(softmax_of_sum_kernel, x, found, [like(x)], target, parts, EXACT=_exact(x))[0]
     return launch_rows(softmax_kernel, x, [], [like(x)], target, schedule, EXACT=_exact(x))[0]
 
 
@@ -83,7 +84,7 @@ def log_softmax(
     honour("log_softmax", functions, PTX_FUNCTIONS)
     out = [like(x), number_of_each(x), number_of_each(x)]
     if (parts := schedule_if_parts(x, schedule)) is not None:
-        return launch_rows(log_softmax_of_sum_kernel, x, maxima_and_sums(x, target, parts), out, target, parts)
+        return launch_parts(log_softmax_of_sum_kernel, x, maxima_and_sums(x, target, parts), out, target, parts)
     return launch_rows(log_softmax_kernel, x, [], out, target, schedule, EXACT=_exact(x))
 
 
