@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Final
 
 _WARP: Final = 32
-_PART_COLUMNS: Final = 256
-_MOST_PARTS: Final = 8
+_COLUMNS_OF_WARP: Final = 1024
+_PART_COLUMNS: Final = 512
 _THREAD_BYTES: Final = 16  # of one load or store instruction
 _PIECE_BYTES: Final = 2048
 _LEAST_COLUMNS: Final = 32
@@ -54,10 +54,12 @@ def topk_tile(columns: int) -> TopTile:
 
     Example:
         >>> topk_tile(128), topk_tile(4096)
-        (TopTile(columns=128, parts=1, warps=1), TopTile(columns=512, parts=8, warps=1))
+        (TopTile(columns=128, parts=1, warps=1), TopTile(columns=2048, parts=2, warps=4))
     """
     width = 1 << (columns - 1).bit_length()
-    part = max(min(width, _PART_COLUMNS), width // _MOST_PARTS)
+    if width > _COLUMNS_OF_WARP:
+        return TopTile(width // 2, 2, 4)
+    part = width if width <= _PART_COLUMNS else width // 4
     return TopTile(part, -(-columns // part), 1)
 
 
