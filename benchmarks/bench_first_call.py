@@ -2,7 +2,8 @@
 
     python -m benchmarks.bench_first_call [--json FILE]
 
-A call is traced, lowered, compiled and run once, with random weights that are already there. Wall time is what a user
+A call is traced, lowered, compiled and run once, with random weights that are already there. Python's modules are
+compiled to bytecode before, as pip does when it installs them. Wall time is what a user
 waits for; processor time, which is that of all threads, changes less with other work on the machine. "none" is without
 a compilation cache, "filled" with the folder of JAX's compilation cache that an earlier process has filled. Both are
 the least of some processes, which alternate. `ratio` is plain JAX's wall time over ours, `processor_ratio` the same of
@@ -67,11 +68,21 @@ def once(name: str, case: str) -> dict[str, float]:
     return {key: round(value, 3) for key, value in taken.items()}
 
 
-def in_process(name: str, case: str, folder: str | None) -> dict[str, float]:
-    """Returns the seconds of the first call in a new process, with a folder for JAX's compilation cache or without."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_COMPILATION", "JAX_PERSISTENT"))}
-    if folder is not None:
-        environment |= {"JAX_COMPILATION_CACHE_DIR": folder, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+def in_process(name: str, case: str, folder: str, cache: str) -> dict[str, float]:
+    """Returns the seconds of the first call in a new process.
+
+    Args:
+        name: The model.
+        case: The program.
+        folder: Where processes leave bytecode and, if `cache` is "filled", compiled programs for later ones.
+        cache: One of `CACHES`.
+    """
+    unset = ("JAX_COMPILATION", "JAX_PERSISTENT", "PYTHONDONTWRITEBYTECODE")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(unset)}
+    environment["PYTHONPYCACHEPREFIX"] = os.path.join(folder, "bytecode")
+    if cache == "filled":
+        environment["JAX_COMPILATION_CACHE_DIR"] = os.path.join(folder, "programs")
+        environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     command = [sys.executable, "-m", "benchmarks.bench_first_call", "--once", name, case]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -85,10 +96,10 @@ def measured(cases: list[str], processes: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         for case in cases:
             for name in MODELS:
-                in_process(name, case, folder)
+                in_process(name, case, folder, "filled")
         for case, cache, _ in track(runs, description="processes", console=Console(stderr=True)):
             for name in MODELS:
-                seconds = in_process(name, case, folder if cache == "filled" else None)
+                seconds = in_process(name, case, folder, cache)
                 found.setdefault((case, cache, name), []).append(seconds)
     rows = []
     for (case, cache, name), times in found.items():

@@ -21,8 +21,12 @@ class CudnnOps(PlainOps):
         *,
         start: jax.Array | None = None,
         lengths: jax.Array | None = None,
+        page_table: jax.Array | None = None,
         **options: Any,
     ) -> jax.Array:
+        if page_table is not None:
+            places = {"page_table": page_table, "start": start, "lengths": lengths}
+            return super().attention(query, key, value, **places, **options)
         if any(option is not None for option in options.values()):
             raise NotImplementedError(f"this model has plain attention, got {options}")
         if start is None or lengths is None or query.shape[1] > 1:

@@ -28,17 +28,12 @@ class RecurrentOps(PlainOps):
         return _convolved(jnp.pad(x, ((0, 0), (weight.shape[1] - 1, 0), (0, 0))), weight)
 
     def causal_conv_extend(
-        self,
-        x: jax.Array,
-        weight: jax.Array,
-        inputs: jax.Array,
-        *,
-        start: jax.Array,
-        lengths: jax.Array,
-        slots: jax.Array | None = None,
+        self, x: jax.Array, weight: jax.Array, inputs: jax.Array, **_: Any
     ) -> tuple[jax.Array, jax.Array]:
-        """The same for tokens of sequences; the last inputs are the first rows of `inputs`, the oldest first."""
-        del start, lengths, slots  # no sequence is padded, and none has a slot
+        """The same for tokens of sequences; the last inputs are the first rows of `inputs`, the oldest first.
+
+        No sequence is padded, and none has a slot.
+        """
         before = weight.shape[1] - 1
         joined = jnp.concatenate([inputs[:, :before], x], axis=1)
         return _convolved(joined, weight), inputs.at[:, :before].set(joined[:, -before:])
@@ -60,11 +55,9 @@ class RecurrentOps(PlainOps):
         *,
         state: bijax.DeltaRuleState,
         start: jax.Array,
-        lengths: jax.Array,
-        slots: jax.Array | None = None,
+        **_: Any,
     ) -> tuple[jax.Array, bijax.DeltaRuleState]:
         """Returns what `bijax.gated_delta_rule_extend` computes; `state.state` is the state after all tokens."""
-        del lengths, slots
         run = recurrent if value.shape[1] < _CHUNK else chunked
         y, after = run(query, key, value, g, beta, state.state)
         return y, replace(state, state=after, length=start + value.shape[1])

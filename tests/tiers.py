@@ -238,7 +238,7 @@ FULL_DOCTESTS: Final = frozenset(
         "flax_layers.nnx.recurrent.RNN",
         "flax_layers.nnx.recurrent.SimpleCell",
         "flax_layers.nnx.stochastic.Dropout",
-        "flax_layers.ops.invariant.InvariantOps",
+        "flax_layers.ops.invariant.Ops",
         "pallas_kernels.attention.cpu.launch.attention",
         "pallas_kernels.attention.portable.attention",
         "pallas_kernels.cumulative.portable.scan_axis",

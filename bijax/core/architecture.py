@@ -73,8 +73,7 @@ def target_for(platform: str) -> Target:
 
 def preferred_backend() -> str:
     """Returns the name of the backend whose kernels are preferred; "" if none is."""
-    name: str = _preferred.value
-    return name
+    return _preferred.value
 
 
 def cuda_architecture() -> str:

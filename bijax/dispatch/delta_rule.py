@@ -34,8 +34,7 @@ def _define(operation: str, shapes: Kernel) -> Kernel:
         if isinstance(contracts["contract"], DeltaRuleContract):  # other contracts have products of their own
             # The cores of a CPU have enough to do with the heads of one sequence.
             parameters |= {"product": product, "together": target.platform != "cpu"}
-        found: Arrays = run_found(served, arrays, parameters)
-        return found
+        return run_found(served, arrays, parameters)
 
     def fold(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dict[str, Any]) -> Arrays | None:
         if len(arrays) > _WITHOUT_SLOTS:

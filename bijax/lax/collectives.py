@@ -70,8 +70,7 @@ def psum(
     if n != 2 or axis_index_groups is not None or x.dtype != jnp.float32:
         return exchange(x)
     add = functools.partial(_all_reduce, axes=axes, dtype=dtype, to=to)
-    total: jax.Array = lax.platform_dependent(x, cuda=add, default=exchange)
-    return total
+    return lax.platform_dependent(x, cuda=add, default=exchange)
 
 
 def _exchange(x: jax.Array, *, axes: tuple[Any, ...], groups: Groups, n: int, dtype: str, to: str) -> jax.Array:

@@ -1,31 +1,20 @@
 """Scatters that combine, with the operands and parameters of JAX's own primitives."""
 
-from typing import Any
+from typing import Unpack
 
 import jax
 from jax import lax
 
 from bijax.core.primitive import define_kernel
 from bijax.dispatch.kernels import backend_of
-from bijax.lax.scatter_windows import apart, as_windows, window_starts
+from bijax.lax.scatter_windows import Parameters, apart, as_windows, window_starts
 from pallas_kernels.parts.xla.accumulator import accumulator
 from pallas_kernels.parts.xla.lanes import Combine
 from pallas_kernels.parts.xla.tiles import isolate
 
-_Numbers = lax.ScatterDimensionNumbers
-
 
 def scatter_add(
-    operand: jax.Array,
-    indices: jax.Array,
-    updates: jax.Array,
-    *,
-    dimension_numbers: _Numbers,
-    mode: Any,
-    unique_indices: bool = False,
-    indices_are_sorted: bool = False,
-    update_jaxpr: Any = None,
-    update_consts: Any = (),
+    operand: jax.Array, indices: jax.Array, updates: jax.Array, **parameters: Unpack[Parameters]
 ) -> jax.Array:
     """Adds windows of updates to an array, in float32 (float64 for float64), in the order of their indices.
 
@@ -33,12 +22,7 @@ def scatter_add(
         operand: Array of any shape, float32, bfloat16, float16 or float64: where each sum starts.
         indices: Integers; the last axis holds the start of one window.
         updates: Windows of the dtype of `operand`.
-        dimension_numbers: As in `jax.lax.scatter_add`.
-        mode: As in `jax.lax.scatter_add`. A window out of bounds is dropped, or moved inside by "clip".
-        unique_indices: A promise that no windows overlap; then there is no order to keep.
-        indices_are_sorted: Not used.
-        update_jaxpr: Not used.
-        update_consts: Not used.
+        **parameters: Those of the primitive. With unique indices there is no order to keep.
 
     Returns:
         An array of the shape and dtype of `operand`, each element rounded once.
@@ -56,21 +40,11 @@ def scatter_add(
         ...             dimension_numbers=numbers, mode=lax.GatherScatterMode.FILL_OR_DROP).tolist()
         [2.0, 0.0, 5.0]
     """
-    del indices_are_sorted, update_jaxpr, update_consts
-    return _scatter("scatter_add", lax.add, operand, indices, updates, dimension_numbers, mode, unique_indices)
+    return _scatter("scatter_add", lax.add, operand, indices, updates, parameters)
 
 
 def scatter_sub(
-    operand: jax.Array,
-    indices: jax.Array,
-    updates: jax.Array,
-    *,
-    dimension_numbers: _Numbers,
-    mode: Any,
-    unique_indices: bool = False,
-    indices_are_sorted: bool = False,
-    update_jaxpr: Any = None,
-    update_consts: Any = (),
+    operand: jax.Array, indices: jax.Array, updates: jax.Array, **parameters: Unpack[Parameters]
 ) -> jax.Array:
     """Subtracts windows of updates from an array, see `scatter_add`.
 
@@ -83,21 +57,11 @@ def scatter_sub(
         ...             dimension_numbers=numbers, mode=lax.GatherScatterMode.FILL_OR_DROP).tolist()
         [0.0, -1.0]
     """
-    del indices_are_sorted, update_jaxpr, update_consts
-    return _scatter("scatter_sub", lax.sub, operand, indices, updates, dimension_numbers, mode, unique_indices)
+    return _scatter("scatter_sub", lax.sub, operand, indices, updates, parameters)
 
 
 def scatter_mul(
-    operand: jax.Array,
-    indices: jax.Array,
-    updates: jax.Array,
-    *,
-    dimension_numbers: _Numbers,
-    mode: Any,
-    unique_indices: bool = False,
-    indices_are_sorted: bool = False,
-    update_jaxpr: Any = None,
-    update_consts: Any = (),
+    operand: jax.Array, indices: jax.Array, updates: jax.Array, **parameters: Unpack[Parameters]
 ) -> jax.Array:
     """Multiplies an array by windows of updates, see `scatter_add`.
 
@@ -110,8 +74,7 @@ def scatter_mul(
         ...             dimension_numbers=numbers, mode=lax.GatherScatterMode.FILL_OR_DROP).tolist()
         [1.0, 9.0]
     """
-    del indices_are_sorted, update_jaxpr, update_consts
-    return _scatter("scatter_mul", lax.mul, operand, indices, updates, dimension_numbers, mode, unique_indices)
+    return _scatter("scatter_mul", lax.mul, operand, indices, updates, parameters)
 
 
 def _scatter(
@@ -120,12 +83,11 @@ def _scatter(
     operand: jax.Array,
     indices: jax.Array,
     updates: jax.Array,
-    numbers: _Numbers,
-    mode: Any,
-    unique_indices: bool,
+    parameters: Parameters,
 ) -> jax.Array:
-    dtype = accumulator(op, operand.dtype)
-    mode = lax.GatherScatterMode.from_any(mode)
+    dtype, numbers = accumulator(op, operand.dtype), parameters["dimension_numbers"]
+    mode = lax.GatherScatterMode.from_any(parameters["mode"])
+    unique_indices = parameters.get("unique_indices", False)
     if apart(indices, numbers) or (unique_indices and mode != lax.GatherScatterMode.CLIP):  # clipped ones may overlap
         x, updates = isolate(operand.astype(dtype), updates.astype(dtype))
         stock = getattr(lax, op)

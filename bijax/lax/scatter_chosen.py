@@ -4,42 +4,24 @@ XLA:CPU applies updates one after another; `scatter` is for GPUs, where XLA writ
 `scatter_min` are for both: whether XLA:CPU flushes subnormal numbers to zero depends on its loop.
 """
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from bijax.lax.scatter_windows import as_windows, window_starts
+from bijax.lax.scatter_windows import Parameters, as_windows, window_starts
 from pallas_kernels.scatter.chosen import extreme_windows, overwrite_windows
 
-_Numbers = lax.ScatterDimensionNumbers
 
-
-def scatter(
-    operand: jax.Array,
-    indices: jax.Array,
-    updates: jax.Array,
-    *,
-    dimension_numbers: _Numbers,
-    mode: Any,
-    unique_indices: bool = False,
-    indices_are_sorted: bool = False,
-    update_jaxpr: Any = None,
-    update_consts: Any = (),
-) -> jax.Array:
+def scatter(operand: jax.Array, indices: jax.Array, updates: jax.Array, **parameters: Unpack[Parameters]) -> jax.Array:
     """Overwrites windows of an array by updates; where they overlap, the last one wins.
 
     Args:
         operand: Array of any shape and dtype.
         indices: Integers; the last axis holds the start of one window.
         updates: Windows of the dtype of `operand`.
-        dimension_numbers: As in `jax.lax.scatter`.
-        mode: As in `jax.lax.scatter`. A window out of bounds is dropped, or moved inside by "clip".
-        unique_indices: A promise that no windows overlap; then XLA's scatter is used.
-        indices_are_sorted: Passed on to XLA's own scatter.
-        update_jaxpr: None; a scatter that has one is `scatter_apply`.
-        update_consts: Not used.
+        **parameters: Those of the primitive. With unique indices XLA's own scatter is used.
 
     Returns:
         An array of the shape and dtype of `operand`.
@@ -55,32 +37,16 @@ def scatter(
         ...         dimension_numbers=numbers, mode=lax.GatherScatterMode.FILL_OR_DROP).tolist()
         [2.0, 0.0, 4.0]
     """
-    del update_jaxpr, update_consts
-    mode = lax.GatherScatterMode.from_any(mode)
-    if unique_indices and mode != lax.GatherScatterMode.CLIP:  # clipped windows may overlap
-        return lax.scatter(
-            operand,
-            indices,
-            updates,
-            dimension_numbers,
-            mode=mode,
-            unique_indices=True,
-            indices_are_sorted=indices_are_sorted,
-        )
-    return overwrite_windows(*_windows(operand, indices, updates, dimension_numbers, mode)).reshape(operand.shape)
+    mode = lax.GatherScatterMode.from_any(parameters["mode"])
+    if parameters.get("unique_indices", False) and mode != lax.GatherScatterMode.CLIP:  # clipped windows may overlap
+        is_sorted = parameters.get("indices_are_sorted", False)
+        options: dict[str, Any] = {"mode": mode, "unique_indices": True, "indices_are_sorted": is_sorted}
+        return lax.scatter(operand, indices, updates, parameters["dimension_numbers"], **options)
+    return overwrite_windows(*_windows(operand, indices, updates, parameters)).reshape(operand.shape)
 
 
 def scatter_max(
-    operand: jax.Array,
-    indices: jax.Array,
-    updates: jax.Array,
-    *,
-    dimension_numbers: _Numbers,
-    mode: Any,
-    unique_indices: bool = False,
-    indices_are_sorted: bool = False,
-    update_jaxpr: Any = None,
-    update_consts: Any = (),
+    operand: jax.Array, indices: jax.Array, updates: jax.Array, **parameters: Unpack[Parameters]
 ) -> jax.Array:
     """Returns the maximum of an array's elements and the updates at their positions.
 
@@ -88,12 +54,7 @@ def scatter_max(
         operand: Array of any shape, of a floating dtype.
         indices: As in `scatter`.
         updates: As in `scatter`.
-        dimension_numbers: As in `scatter`.
-        mode: As in `scatter`.
-        unique_indices: Not used.
-        indices_are_sorted: Not used.
-        update_jaxpr: Not used.
-        update_consts: Not used.
+        **parameters: Those of the primitive.
 
     Returns:
         An array of the shape and dtype of `operand`. +0 is larger than -0, and nan wins: that of the operand unchanged,
@@ -111,21 +72,11 @@ def scatter_max(
         ...             dimension_numbers=numbers, mode=lax.GatherScatterMode.FILL_OR_DROP).tolist()
         [0.0, 4.0]
     """
-    del unique_indices, indices_are_sorted, update_jaxpr, update_consts
-    return _extreme(operand, indices, updates, dimension_numbers, mode, smallest=False)
+    return _extreme(operand, indices, updates, parameters, smallest=False)
 
 
 def scatter_min(
-    operand: jax.Array,
-    indices: jax.Array,
-    updates: jax.Array,
-    *,
-    dimension_numbers: _Numbers,
-    mode: Any,
-    unique_indices: bool = False,
-    indices_are_sorted: bool = False,
-    update_jaxpr: Any = None,
-    update_consts: Any = (),
+    operand: jax.Array, indices: jax.Array, updates: jax.Array, **parameters: Unpack[Parameters]
 ) -> jax.Array:
     """Returns the minimum of an array's elements and the updates at their positions; see `scatter_max`.
 
@@ -137,22 +88,21 @@ def scatter_min(
         ...             dimension_numbers=numbers, mode=lax.GatherScatterMode.FILL_OR_DROP).tolist()
         [0.0, -4.0]
     """
-    del unique_indices, indices_are_sorted, update_jaxpr, update_consts
-    return _extreme(operand, indices, updates, dimension_numbers, mode, smallest=True)
+    return _extreme(operand, indices, updates, parameters, smallest=True)
 
 
 def _extreme(
-    operand: jax.Array, indices: jax.Array, updates: jax.Array, numbers: _Numbers, mode: Any, *, smallest: bool
+    operand: jax.Array, indices: jax.Array, updates: jax.Array, parameters: Parameters, *, smallest: bool
 ) -> jax.Array:
-    mode = lax.GatherScatterMode.from_any(mode)
-    windows = _windows(operand, indices, updates, numbers, mode)
+    windows = _windows(operand, indices, updates, parameters)
     return extreme_windows(*windows, smallest=smallest).reshape(operand.shape)
 
 
 def _windows(
-    operand: jax.Array, indices: jax.Array, updates: jax.Array, numbers: _Numbers, mode: Any
+    operand: jax.Array, indices: jax.Array, updates: jax.Array, parameters: Parameters
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Returns the array, the starts of the windows, whether they are inside, and the windows."""
+    numbers, mode = parameters["dimension_numbers"], lax.GatherScatterMode.from_any(parameters["mode"])
     windows = as_windows(updates, operand.ndim, numbers)
     starts, inside = window_starts(indices, operand.shape, windows.shape[1:], numbers, mode)
     if operand.ndim == 0:  # XLA fails to compile a windowed scatter into a scalar

@@ -1,12 +1,32 @@
 """Canonicalises `ScatterDimensionNumbers`: a list of full-rank windows, and their starts."""
 
 import math
-from typing import Any
+from typing import Any, Required, TypedDict
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+
+class Parameters(TypedDict, total=False):
+    """The parameters of JAX's scatter primitives.
+
+    Attributes:
+        dimension_numbers: As in `jax.lax.scatter_add`.
+        mode: As in `jax.lax.scatter_add`. A window out of bounds is dropped, or moved inside by "clip".
+        unique_indices: A promise that no windows overlap.
+        indices_are_sorted: A promise that helps XLA's own scatter alone.
+        update_jaxpr: Not used; a scatter with a function of its own is `scatter_apply`.
+        update_consts: Not used.
+    """
+
+    dimension_numbers: Required[lax.ScatterDimensionNumbers]
+    mode: Required[Any]
+    unique_indices: bool
+    indices_are_sorted: bool
+    update_jaxpr: Any
+    update_consts: Any
 
 
 def as_windows(updates: jax.Array, ndim: int, numbers: lax.ScatterDimensionNumbers) -> jax.Array:

@@ -119,8 +119,7 @@ def _arrays(model: Model, make: Callable[[], Any]) -> list[jax.ShapeDtypeStruct]
     """Returns what a device has of arrays that a model makes."""
     mesh: Mesh | None = getattr(model, "mesh", None)
     if mesh is None or mesh.size == 1:
-        found: list[jax.ShapeDtypeStruct] = jax.tree.leaves(jax.eval_shape(make))
-        return found
+        return jax.tree.leaves(jax.eval_shape(make))
     whole: list[jax.Array] = jax.tree.leaves(make())
     return [jax.ShapeDtypeStruct(a.sharding.shard_shape(a.shape), a.dtype) for a in whole]
 

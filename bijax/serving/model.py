@@ -211,8 +211,7 @@ def adapter_names(model: Any) -> tuple[str, ...]:
 
 def state_interval(model: Any) -> int | None:
     """Returns `StatefulModel.state_interval`, or None for a model that keeps pages alone."""
-    interval: int | None = getattr(model, "state_interval", None)
-    return interval
+    return getattr(model, "state_interval", None)
 
 
 class Tokenizer(Protocol):

@@ -91,7 +91,17 @@ def unpack(packed: jax.Array, last: jax.Array, *, table_width: int) -> Given:
         tokens = jnp.where(unread[:, None] < 0, tokens, jnp.maximum(last[unread], 0)[:, None])
     temperature = lax.bitcast_convert_type(parameters[:, 2], jnp.float32)
     slots, adapters = (packed[:, _CALL + _PARAMETERS + i] for i in range(2))
-    return Given(tokens, table, start, lengths, kept, parameters[:, :2], temperature, slots, adapters)
+    return Given(
+        tokens,
+        table,
+        start,
+        lengths,
+        kept,
+        seeds=parameters[:, :2],
+        temperature=temperature,
+        slots=slots,
+        adapters=adapters,
+    )
 
 
 def one_step_on(packed: Any) -> Any:

@@ -176,8 +176,7 @@ class AdaptedLinear:
 
     def _down(self, rows: jax.Array, stack: Any, group: Group) -> jax.Array:
         """Multiplies rows, sorted by adapter, by the first matrices."""
-        inner: jax.Array = self._base.ops.group_matmul(rows, stack.down, group.sizes)
-        return inner
+        return self._base.ops.group_matmul(rows, stack.down, group.sizes)
 
     def _up(self, inner: jax.Array, stack: Any, group: Group) -> tuple[jax.Array, jax.Array]:
         """Multiplies by the second matrices; returns that for each token, and which numbers are changed."""

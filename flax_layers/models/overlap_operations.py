@@ -200,8 +200,7 @@ def _comm_postprocess(block: Block, known: Values) -> Values:
 
 def _experts_of(block: Block) -> ParallelMoE:
     experts: Any = block.mlp
-    found: ParallelMoE = experts
-    return found
+    return experts
 
 
 OPERATIONS: Final[Mapping[str, BlockOperation]] = {

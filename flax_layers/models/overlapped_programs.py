@@ -84,8 +84,7 @@ def extend_overlapped(
 
     in_specs, mesh = (specs, P(), P(), kept, P()), structure.blocks[0][0].mesh
     mapped = jax.shard_map(run, mesh=mesh, in_specs=in_specs, out_specs=(P(), kept))
-    found: tuple[jax.Array, list[Stored]] = mapped(arrays, x, tuple(angles), list(stored), places)
-    return found
+    return mapped(arrays, x, tuple(angles), list(stored), places)
 
 
 def _batches(x: jax.Array, angles: Any, places: Places, split: BatchSplit | None) -> list[Values]:

@@ -64,8 +64,7 @@ class PartitionedLlama(PartitionedModule[Llama]):
         check_token_ids(tokens, self.config.vocab_size)
         columns = P(None, None, self.axis)
         run = self._mapped(lambda params, tokens: self.local(params)(tokens), (P(),), columns)
-        found: jax.Array = run(params, jnp.asarray(tokens))
-        return found
+        return run(params, jnp.asarray(tokens))
 
     def extend(
         self, params: Params, tokens: jax.Array, cache: KVCache, *, lengths: jax.Array | None = None
@@ -90,8 +89,7 @@ class PartitionedLlama(PartitionedModule[Llama]):
             return self.local(params).extend(tokens, cache, lengths=lengths)
 
         mapped = self._mapped(run, (P(), specs, P()), (P(None, None, self.axis), specs))
-        found: tuple[jax.Array, KVCache] = mapped(params, tokens, cache, lengths)
-        return found
+        return mapped(params, tokens, cache, lengths)
 
     def cache(self, *, batch: int, capacity: int) -> KVCache:
         """Returns an empty contiguous cache, whose heads and states are sharded over the axis; latents are repeated.

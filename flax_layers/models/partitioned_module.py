@@ -39,8 +39,7 @@ class PartitionedModule[M]:
             rest: One with the structure of `rest`.
         """
         state = jax.tree.unflatten(jax.tree.structure(self._abstract), jax.tree.leaves(params))
-        module: M = nnx.merge(self.graph, state, rest)
-        return module
+        return nnx.merge(self.graph, state, rest)
 
     def with_ops(self, ops: Ops) -> Self:
         """Returns the module with the same parameters and other operations.

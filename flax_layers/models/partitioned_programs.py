@@ -67,8 +67,7 @@ def start_on(
         return start_tokens(embed, rotaries, tokens, start=start, lengths=lengths, capacity=capacity)
 
     mapped = jax.shard_map(run, mesh=structure.mesh, in_specs=(structure.specs, P(), P(), P()), out_specs=P())
-    found: tuple[jax.Array, tuple[Rotary, ...]] = mapped(arrays, tokens, start, lengths)
-    return found
+    return mapped(arrays, tokens, start, lengths)
 
 
 @functools.partial(jax.jit, static_argnames=("structure", "alone"), donate_argnames="stored")
@@ -103,8 +102,7 @@ def extend_on(
     in_specs = (structure.specs, P(), P(), structure.kept, P(), P(), P(), P(), P(), P())
     mapped = jax.shard_map(run, mesh=structure.mesh, in_specs=in_specs, out_specs=(P(), structure.kept))
     places = (page_table, start, lengths, common_prefix, slots)
-    found: tuple[Stream, Stored] = mapped(arrays, stream, rotary, stored, groups, *places)
-    return found
+    return mapped(arrays, stream, rotary, stored, groups, *places)
 
 
 @functools.partial(jax.jit, static_argnames=("structure", "capacity"))
@@ -126,8 +124,7 @@ def join_on(
         return head.join(embed, norm, hidden, tokens), rotary(positions)
 
     mapped = jax.shard_map(run, mesh=structure.mesh, in_specs=(structure.specs, P(), P(), P(), P()), out_specs=P())
-    found: tuple[jax.Array, Rotary] = mapped(arrays, hidden, tokens, start, lengths)
-    return found
+    return mapped(arrays, hidden, tokens, start, lengths)
 
 
 @functools.partial(jax.jit, static_argnames=("structure", "soft_cap"))
@@ -142,8 +139,7 @@ def project_on(
         return jax.lax.all_gather(columns, structure.axis, axis=1, tiled=True, to="invarying")
 
     mapped = jax.shard_map(run, mesh=structure.mesh, in_specs=(structure.specs, P()), out_specs=P())
-    logits: jax.Array = mapped(arrays, hidden)
-    return logits
+    return mapped(arrays, hidden)
 
 
 @functools.partial(jax.jit, static_argnames="structure")
@@ -155,5 +151,4 @@ def norm_on(structure: OnMesh, arrays: tuple[jax.Array, ...], hidden: jax.Array)
         return norm(hidden).astype(jnp.float32)
 
     mapped = jax.shard_map(run, mesh=structure.mesh, in_specs=(structure.specs, P()), out_specs=P())
-    embeddings: jax.Array = mapped(arrays, hidden)
-    return embeddings
+    return mapped(arrays, hidden)

@@ -77,8 +77,7 @@ def _keep(
 
     held = snapshot_specs(axis)
     mapped = jax.shard_map(run, mesh=mesh, in_specs=(slot_specs(axis), held, P()), out_specs=held)
-    found: DeltaNetSnapshot = mapped(state, snapshots, numbers)
-    return found
+    return mapped(state, snapshots, numbers)
 
 
 @functools.partial(jax.jit, static_argnames=("mesh", "axis"), donate_argnames="state")
@@ -87,5 +86,4 @@ def _restore(
 ) -> DeltaNetSlots:
     kept = slot_specs(axis)
     mapped = jax.shard_map(with_snapshot, mesh=mesh, in_specs=(kept, snapshot_specs(axis), P()), out_specs=kept)
-    found: DeltaNetSlots = mapped(state, snapshots, numbers)
-    return found
+    return mapped(state, snapshots, numbers)

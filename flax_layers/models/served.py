@@ -10,18 +10,18 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from bijax.core.hashed_once import HashedOnce
-from pallas_kernels.contract import SplitAttentionContract
 
 from ..ops import PLAIN
 from ._layered import Additions, Layers, Stored, _start
 from .adapters import Adapters
-from .layers.delta_net_state import STATE_INTERVAL, DeltaNetSnapshot
+from .layers.delta_net_state import DeltaNetSnapshot
 from .llama import Llama
 from .mtp import MTPHead
 from .parallel_adapters import cut_adapters
 from .partition import partition
 from .partitioned_head import partition_head
 from .quantized_cache import QuantizedCache
+from .served_model import ServedModel
 from .served_mtp import ServedHead
 from .served_partitioned import ServedPartitionedLlama
 from .served_partitioned_head import DraftingPartitionedLlama
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..checkpoint import lora
 
 
-class ServedLlama:
+class ServedLlama(ServedModel):
     """A Llama model for `bijax.serving.Engine`.
 
     On a CPU all blocks of one kind share one compiled program for each shape, where XLA would compile each of them
@@ -76,7 +76,7 @@ class ServedLlama:
         cache_dtype: str | QuantizedCache | None = None,
         draft_head: MTPHead | None = None,
     ) -> None:
-        self.model = model
+        self.model, self.config = model, model.config
         self.draft_head = draft_head
         self._head = None if draft_head is None else ServedHead(draft_head, model)
         self._adapters = (
@@ -87,40 +87,13 @@ class ServedLlama:
         self._linear = tuple(model.config.is_linear(layer) for layer in range(model.config.num_layers))
         if one_program is None:
             one_program = any(d.platform != "cpu" for leaf in jax.tree.leaves(model) for d in leaf.devices())
-        self.one_program = one_program
+        self.one_program, self._is_plain = one_program, model.norm.ops is PLAIN
         # Arguments are flattened once: flattening a module takes longer than the call.
         first, self._first = flattened((model.embed, model.rotaries))
         last, self._last = flattened((model.norm, model.projection))
         self._structure = HashedOnce(first, tuple((kind, rotary) for kind, _, rotary in self._layers.blocks))
         self._end = HashedOnce(last)
         self._parameters = tuple(parameters for _, parameters, _ in self._layers.blocks)
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of tokens."""
-        return self.model.config.vocab_size
-
-    @property
-    def max_length(self) -> int:
-        """Longest sequence, in tokens."""
-        return self.model.config.max_position_embeddings
-
-    @property
-    def adapter_names(self) -> tuple[str, ...]:
-        """The adapters that requests can choose."""
-        return () if self._adapters is None else self._adapters.names
-
-    @property
-    def least_common_prefix(self) -> int | None:
-        """Tokens per attention split, as only whole splits are read once; None without `one_program`."""
-        if not self.one_program or self.model.norm.ops is PLAIN or self.model.config.latent is not None:
-            return None
-        return SplitAttentionContract().split
-
-    @property
-    def state_interval(self) -> int | None:
-        """Positions at which a state can be kept are multiples of this; None without linear attention."""
-        return STATE_INTERVAL if self.model.config.linear is not None else None
 
     def init_pages(self, num_pages: int, page_size: int) -> Pages:
         """Returns keys and values of each layer that has them, (pages, page_size, K, H); latents have no values."""
@@ -224,7 +197,7 @@ class ServedLlama:
         Raises:
             ValueError: If the model has no head.
         """
-        return project_rows(*self._used_head().end, hidden, self.model.config.logits_soft_cap)
+        return project_rows(*self._used_head().end, hidden, self.config.logits_soft_cap)
 
     def _used_head(self) -> ServedHead:
         if self._head is None:
@@ -233,7 +206,7 @@ class ServedLlama:
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Maps rows (R, hidden_size) of the residual stream to float32 logits (R, vocab_size)."""
-        return project_rows(self._end, self._last, hidden, self.model.config.logits_soft_cap)
+        return project_rows(self._end, self._last, hidden, self.config.logits_soft_cap)
 
     def embed(self, hidden: jax.Array) -> jax.Array:
         """Maps rows (R, hidden_size) of the residual stream to their norms, float32."""

@@ -13,12 +13,11 @@ from jax.sharding import PartitionSpec as P
 
 from bijax.core.hashed_once import HashedOnce
 from bijax.parallel import Overlap
-from pallas_kernels.contract import SplitAttentionContract
 
 from ..ops import PLAIN
 from .adapters import Adapters
 from .block import Stream
-from .layers.delta_net_state import STATE_INTERVAL, DeltaNetSnapshot
+from .layers.delta_net_state import DeltaNetSnapshot
 from .llama import Llama
 from .overlap_operations import Places
 from .overlapped_programs import OverlappedBlocks, extend_overlapped
@@ -29,6 +28,7 @@ from .partitioned_programs import OnMesh, ServedBlock, extend_on, heads_cut, nor
 from .partitioned_states import init_slots_on, init_snapshots_on, keep_state_on, restore_state_on
 from .partitioned_weights import with_weights
 from .quantized_cache import QuantizedCache
+from .served_model import ServedModel
 from .served_programs import sort
 from .served_states import Pages, States, by_kind, by_layer
 
@@ -40,7 +40,7 @@ type Part = tuple[OnMesh, tuple[jax.Array, ...]]
 _ON_ALL: Final = P()
 
 
-class ServedPartitionedLlama:
+class ServedPartitionedLlama(ServedModel):
     """A partitioned Llama model for `bijax.serving.Engine`; `ServedLlama.partitioned` makes one.
 
     Each device has its share of the weights, of the heads of each page and of the states; latents are repeated. Hidden
@@ -80,7 +80,7 @@ class ServedPartitionedLlama:
         cache_dtype: str | QuantizedCache | None = None,
         adapters: Mapping[str, lora.LoRA] | Adapters | None = None,
     ) -> None:
-        self.model = model
+        self.model, self.config = model, model.config
         self._adapters = cut_adapters(model, adapters) if isinstance(adapters, Mapping) and adapters else None
         if isinstance(adapters, Adapters):  # those of a `ServedPartitionedLlama`, which are cut
             self._adapters = adapters
@@ -123,7 +123,7 @@ class ServedPartitionedLlama:
     @property
     def _kept(self) -> P:
         """How pages are sharded."""
-        return heads_cut(self.model.axis) if self.model.config.latent is None else P()
+        return heads_cut(self.model.axis) if self.config.latent is None else P()
 
     @property
     def _arrays(self) -> Llama:
@@ -133,33 +133,6 @@ class ServedPartitionedLlama:
     def mesh(self) -> Mesh:
         """The mesh."""
         return self.model.mesh
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of tokens."""
-        return self.model.config.vocab_size
-
-    @property
-    def max_length(self) -> int:
-        """Longest sequence, in tokens."""
-        return self.model.config.max_position_embeddings
-
-    @property
-    def adapter_names(self) -> tuple[str, ...]:
-        """The adapters that requests can choose."""
-        return () if self._adapters is None else self._adapters.names
-
-    @property
-    def least_common_prefix(self) -> int | None:
-        """As `ServedLlama.least_common_prefix`."""
-        if not self.one_program or self._is_plain or self.model.config.latent is not None:
-            return None
-        return SplitAttentionContract().split
-
-    @property
-    def state_interval(self) -> int | None:
-        """As `ServedLlama.state_interval`."""
-        return STATE_INTERVAL if self.model.config.linear is not None else None
 
     def init_pages(self, num_pages: int, page_size: int) -> Pages:
         """Returns keys and values of each layer that has them, sharded by heads; latents are repeated."""
@@ -175,8 +148,7 @@ class ServedPartitionedLlama:
             pages: Pages = list(zip(cache.keys, cache.values, strict=True))
             return pages if dtype is None else jax.tree.map(lambda x: x.astype(dtype), pages)
 
-        pages: Pages = jax.jit(zeros, out_shardings=NamedSharding(self.mesh, self._kept))()
-        return pages
+        return jax.jit(zeros, out_shardings=NamedSharding(self.mesh, self._kept))()
 
     def init_states(self, num_slots: int) -> States:
         """Returns the states of each layer with linear attention, sharded by heads."""
@@ -236,7 +208,7 @@ class ServedPartitionedLlama:
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Maps rows (R, hidden_size) of the residual stream to float32 logits (R, vocab_size), gathered."""
-        return project_on(*self._last, hidden, soft_cap=self.model.config.logits_soft_cap)
+        return project_on(*self._last, hidden, soft_cap=self.config.logits_soft_cap)
 
     def embed(self, hidden: jax.Array) -> jax.Array:
         """Maps rows (R, hidden_size) of the residual stream to their norms, float32."""
@@ -245,7 +217,7 @@ class ServedPartitionedLlama:
     @property
     def expert_devices(self) -> int:
         """Devices that experts are spread over; 1 without experts."""
-        if self.model.config.experts is None:
+        if self.config.experts is None:
             return 1
         return self.mesh.shape[self.model.axis] * self.mesh.shape.get(self.model.expert_axis, 1)
 

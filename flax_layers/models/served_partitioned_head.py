@@ -83,22 +83,10 @@ class DraftingPartitionedLlama(ServedPartitionedLlama):
         of_head = self._pages_of(lambda table: KVCache.paged(table, num_pages=num_pages, page_size=page_size, **sizes))
         return [*super().init_pages(num_pages, page_size), *of_head]
 
-    def extend(
-        self,
-        pages: Any,
-        tokens: jax.Array,
-        page_table: jax.Array,
-        start: jax.Array,
-        lengths: jax.Array,
-        common_prefix: jax.Array | None = None,
-        *,
-        slots: jax.Array | None = None,
-        adapters: jax.Array | None = None,
-    ) -> tuple[jax.Array, Any]:
+    def extend(self, pages: Any, tokens: jax.Array, *places: Any, **options: Any) -> tuple[jax.Array, Any]:
         """Appends tokens to sequences; see `ServedLlama.extend`."""
         paged, with_states = _split(pages)
-        places = (page_table, start, lengths, common_prefix)
-        hidden, kept = super().extend(with_states(paged[:-1]), tokens, *places, slots=slots, adapters=adapters)
+        hidden, kept = super().extend(with_states(paged[:-1]), tokens, *places, **options)
         written, with_states = _split(kept)
         return hidden, with_states([*written, paged[-1]])
 
@@ -124,7 +112,7 @@ class DraftingPartitionedLlama(ServedPartitionedLlama):
 
     def draft_logits(self, hidden: jax.Array) -> jax.Array:
         """Maps rows (R, hidden_size) of the head's residual stream to float32 logits (R, vocab_size), gathered."""
-        return project_on(*self._end_of_head, hidden, soft_cap=self.model.config.logits_soft_cap)
+        return project_on(*self._end_of_head, hidden, soft_cap=self.config.logits_soft_cap)
 
     def plain(self) -> DraftingPartitionedLlama:
         """Returns the model with the same shards and stock JAX operations; see `ServedPartitionedLlama.plain`."""

@@ -59,8 +59,7 @@ def with_state(snapshots: DeltaNetSnapshot, state: DeltaNetSlots, numbers: jax.A
     slot, index, position = numbers[:1], numbers[1:2], numbers[2:]
     width = snapshots.inputs.shape[1] + 1
     taken = DeltaNetSnapshot.of(state.rows(slot, position), position, conv_width=width, ops=ops)
-    found: DeltaNetSnapshot = jax.tree.map(lambda a, new: a.at[index].set(new, mode="drop"), snapshots, taken)
-    return found
+    return jax.tree.map(lambda a, new: a.at[index].set(new, mode="drop"), snapshots, taken)
 
 
 def with_snapshot(state: DeltaNetSlots, snapshots: DeltaNetSnapshot, numbers: jax.Array) -> DeltaNetSlots:

@@ -1,4 +1,4 @@
-"""The operations of bijax."""
+"""The operations that a layer is built on: those of bijax."""
 
 import math
 from dataclasses import dataclass
@@ -9,17 +9,23 @@ import jax.numpy as jnp
 
 import bijax
 from bijax.ops.norm.norms import add_rms_norm
-from bijax.ops.rotary.heads import rotate_and_store, rotate_heads
 
 from ..routing import Routing
-from .cache import rotate_and_store_in_8_bits
+from .attention import AttentionOps
 from .experts import experts, quantized_experts, route
-from .invariant_linear_attention import InvariantLinearAttention
+from .linear_attention import LinearAttentionOps
 
 
 @dataclass(frozen=True)
-class InvariantOps(InvariantLinearAttention):
-    """Batch-invariant operations: the bits of a row do not depend on the batch, the padding and the cut of the work.
+class Ops(AttentionOps, LinearAttentionOps):
+    """The operations whose bits may depend on the batch; everything else in a layer is exact.
+
+    The layers of this package call nothing else for their arithmetic, save for lone additions, which are exactly
+    rounded however they are compiled. `INVARIANT` is an object of this class; `PLAIN` one of a subclass that replaces
+    every operation by stock JAX. Others replace some of them, in a frozen dataclass: objects must compare equal to
+    their copies.
+
+    Guarantee: row-invariant: the bits of a row do not depend on the batch, the padding and the cut of the work.
 
     Example:
         >>> x, w = jax.random.normal(jax.random.key(0), (8, 300)), jnp.ones((300, 4))
@@ -71,7 +77,10 @@ class InvariantOps(InvariantLinearAttention):
         return y.reshape(*x.shape[:-1], weight.shape[1])
 
     def group_matmul(self, x: jax.Array, w: jax.Array, group_sizes: jax.Array) -> jax.Array:
-        """Multiplies rows x (M, K), sorted by group, by the weights w (G, K, N) of groups of these sizes."""
+        """Multiplies rows x (M, K), sorted by group, by the weights w (G, K, N) of groups of these sizes.
+
+        Rows after the last group's have no meaning.
+        """
         return bijax.group_matmul(x, w, group_sizes)
 
     def embed(self, table: jax.Array, tokens: jax.Array) -> jax.Array:
@@ -115,7 +124,11 @@ class InvariantOps(InvariantLinearAttention):
     def experts(
         self, x: jax.Array, selected: jax.Array, weights: jax.Array, gate_up: jax.Array, down: jax.Array
     ) -> jax.Array:
-        """Adds the results of each token's experts, times their weights."""
+        """Adds the results of each token's experts, times their weights.
+
+        With tokens x (T, C), experts and weights (T, topk), and for each expert e the kernels gate_up[e] (C, 2 * I)
+        and down[e] (I, C), around silu(gate) * up.
+        """
         return experts(x, selected, weights, gate_up, down)
 
     def quantized_experts(
@@ -128,135 +141,6 @@ class InvariantOps(InvariantLinearAttention):
     ) -> jax.Array:
         """The same with kernels of int8 and the scales (E, N) of their columns; rows are quantised as they come."""
         return quantized_experts(x, selected, weights, gate_up, down)
-
-    def rotate(self, x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-        """Rotates the pairs (x[i], x[i + H/2]) of x (B, T, N, H) by angles with cos and sin (B, T, H/2), float32."""
-        return rotate_heads(x, cos, sin)
-
-    def rotate_and_store(
-        self,
-        heads: jax.Array,
-        cos: jax.Array,
-        sin: jax.Array,
-        rows: jax.Array,
-        keys: jax.Array,
-        values: jax.Array,
-        *,
-        to_rotate: jax.Array | None = None,
-        scales: tuple[jax.Array, jax.Array] | None = None,
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Rotates the queries and keys in heads (B, T, N + 2 * K, H), and stores keys and values."""
-        if scales is not None:
-            return rotate_and_store_in_8_bits(rotate_heads, heads, cos, sin, rows, keys, values, to_rotate, scales)
-        return rotate_and_store(heads, cos, sin, rows, keys, values, to_rotate=to_rotate)
-
-    def attention(
-        self,
-        query: jax.Array,
-        key: jax.Array,
-        value: jax.Array,
-        *,
-        start: jax.Array | None = None,
-        lengths: jax.Array | None = None,
-        scale: float | None = None,
-        window: int | None = None,
-        soft_cap: float | None = None,
-    ) -> jax.Array:
-        """Causal attention of query (B, T, N, H) to key and value (B, S, K, H)."""
-        return bijax.dot_product_attention(
-            query,
-            key,
-            value,
-            scale=scale,
-            is_causal=True,
-            local_window_size=_before(window),
-            logits_soft_cap=soft_cap,
-            **_positions(start, lengths, key.shape[1]),
-        )
-
-    def paged_attention(
-        self,
-        query: jax.Array,
-        key_pages: jax.Array,
-        value_pages: jax.Array,
-        page_table: jax.Array,
-        *,
-        start: jax.Array,
-        lengths: jax.Array,
-        scale: float | None = None,
-        window: int | None = None,
-        soft_cap: float | None = None,
-        common_prefix: jax.Array | None = None,
-        scales: tuple[jax.Array, jax.Array] | None = None,
-    ) -> jax.Array:
-        """The same with keys and values in pages (P, page size, K, H), listed by page_table (B, pages)."""
-        return bijax.paged_attention(
-            query,
-            key_pages,
-            value_pages,
-            page_table,
-            jnp.minimum(start + lengths, page_table.shape[1] * key_pages.shape[1]),
-            scale=scale,
-            local_window_size=_before(window),
-            logits_soft_cap=soft_cap,
-            query_offset=start,
-            query_seq_lengths=lengths,
-            common_prefix_length=common_prefix,
-            key_scale=None if scales is None else scales[0],
-            value_scale=None if scales is None else scales[1],
-        )
-
-    def latent_attention(
-        self,
-        query: jax.Array,
-        latents: jax.Array,
-        *,
-        value_size: int,
-        scale: float,
-        start: jax.Array | None = None,
-        lengths: jax.Array | None = None,
-    ) -> jax.Array:
-        """Causal attention of query (B, T, N, W) to latents (B, S, W), whose first columns are the values."""
-        positions = _positions(start, lengths, latents.shape[1])
-        return bijax.latent_attention(query, latents, value_size=value_size, scale=scale, **positions)
-
-    def paged_latent_attention(
-        self,
-        query: jax.Array,
-        latent_pages: jax.Array,
-        page_table: jax.Array,
-        *,
-        value_size: int,
-        scale: float,
-        start: jax.Array,
-        lengths: jax.Array,
-    ) -> jax.Array:
-        """The same with latents in pages (P, page size, W), listed by page_table (B, pages)."""
-        return bijax.paged_latent_attention(
-            query,
-            latent_pages,
-            page_table,
-            jnp.minimum(start + lengths, page_table.shape[1] * latent_pages.shape[1]),
-            value_size=value_size,
-            scale=scale,
-            query_offset=start,
-            query_seq_lengths=lengths,
-        )
-
-
-def _positions(start: jax.Array | None, lengths: jax.Array | None, capacity: int) -> dict[str, Any]:
-    """Returns the arguments for sequences in a cache; none for whole sequences."""
-    if start is None or lengths is None:
-        return {}
-    return {
-        "query_offset": start,
-        "query_seq_lengths": lengths,
-        "key_value_seq_lengths": jnp.minimum(start + lengths, capacity),
-    }
-
-
-def _before(window: int | None) -> tuple[int, int] | None:
-    return None if window is None else (window - 1, 0)
 
 
 @bijax.elementwise
@@ -281,5 +165,5 @@ def _swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
     return (jax.nn.silu(wide) * up.astype(jnp.float32)).astype(gate.dtype)
 
 
-INVARIANT = InvariantOps()
+INVARIANT = Ops()
 """The operations of bijax."""

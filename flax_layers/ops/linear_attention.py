@@ -1,20 +1,23 @@
 """The operations of linear attention, of output gates and of gated experts."""
 
-from typing import Protocol
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 import bijax
 
 
-class LinearAttentionOps(Protocol):
+class LinearAttentionOps:
     """What layers with a state per sequence need beyond the operations of attention; part of `Ops`."""
 
     def sigmoid_gate(self, x: jax.Array, gate: jax.Array) -> jax.Array:
         """Returns x times sigmoid(gate), element by element, in the dtype of x; gate is broadcast."""
+        return _sigmoid_gate(x, gate)
 
     def causal_conv(self, x: jax.Array, weight: jax.Array) -> jax.Array:
         """Returns silu of the causal depthwise convolution of x (B, T, C) with weight (C, W)."""
+        return bijax.causal_conv1d(x, weight, activation="silu")
 
     def causal_conv_extend(
         self,
@@ -31,6 +34,8 @@ class LinearAttentionOps(Protocol):
         The first token of x has the position start (B,), and the first lengths (B,) tokens count. With `slots` (B,) the
         inputs of sequence b are at slots[b], else at b. Returns the result and the new inputs.
         """
+        places: dict[str, Any] = {"start": start, "lengths": lengths, "slots": slots}
+        return bijax.causal_conv1d_extend(x, weight, state=inputs, activation="silu", **places)
 
     def delta_gates(
         self, b: jax.Array, a: jax.Array, a_log: jax.Array, dt_bias: jax.Array
@@ -39,17 +44,22 @@ class LinearAttentionOps(Protocol):
 
         beta is rounded to the dtype of b, as models are trained.
         """
+        g, beta = _delta_gates(b, a, a_log, dt_bias)
+        return g, beta
 
     def l2_norm(self, x: jax.Array) -> jax.Array:
         """Divides the rows of x (..., C) by their lengths."""
+        return bijax.l2_norm(x)
 
     def gated_rms_norm(self, x: jax.Array, gate: jax.Array, weight: jax.Array, *, eps: float) -> jax.Array:
         """Divides the rows of x (..., C) by their root mean square, times weight (C,) and silu(gate)."""
+        return bijax.gated_rms_norm(x, gate, weight, eps=eps)
 
     def gated_delta_rule(
         self, query: jax.Array, key: jax.Array, value: jax.Array, g: jax.Array, beta: jax.Array
     ) -> jax.Array:
         """Returns what `bijax.gated_delta_rule` computes, over whole sequences."""
+        return bijax.gated_delta_rule(query, key, value, g, beta)[0]
 
     def gated_delta_rule_extend(
         self,
@@ -65,3 +75,20 @@ class LinearAttentionOps(Protocol):
         slots: jax.Array | None = None,
     ) -> tuple[jax.Array, bijax.DeltaRuleState]:
         """Returns what `bijax.gated_delta_rule_extend` computes."""
+        places: dict[str, Any] = {"start": start, "lengths": lengths, "slots": slots}
+        return bijax.gated_delta_rule_extend(query, key, value, g, beta, state=state, **places)
+
+
+@bijax.elementwise
+def _sigmoid_gate(x: jax.Array, gate: jax.Array) -> jax.Array:
+    return (x.astype(jnp.float32) * jax.nn.sigmoid(gate.astype(jnp.float32))).astype(x.dtype)
+
+
+def _gates(b: jax.Array, a: jax.Array, a_log: jax.Array, dt_bias: jax.Array) -> tuple[jax.Array, jax.Array]:
+    beta = jax.nn.sigmoid(b.astype(jnp.float32)).astype(b.dtype).astype(jnp.float32)
+    x = a.astype(jnp.float32) + dt_bias.astype(jnp.float32)
+    softplus = jnp.maximum(x, 0) + jnp.log1p(jnp.exp(-jnp.abs(x)))
+    return -jnp.exp(a_log.astype(jnp.float32)) * softplus, beta
+
+
+_delta_gates: Any = bijax.elementwise(_gates)

@@ -2,7 +2,7 @@
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, override
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +10,13 @@ import jax.numpy as jnp
 from bijax.ops.rotary.heads import rotate_and_store_in_pieces
 
 from ..routing import Routing
-from .cache import rotate_and_store_in_8_bits
+from .invariant import Ops
 from .plain_experts import experts, route
 from .plain_linear_attention import PlainLinearAttention
 
 
 @dataclass(frozen=True)
-class PlainOps(PlainLinearAttention):
+class PlainOps(PlainLinearAttention, Ops):
     """Stock JAX operations. Their bits may change with the batch, the padding and the cut of the work.
 
     Example:
@@ -24,6 +24,7 @@ class PlainOps(PlainLinearAttention):
         [[3.0], [3.0]]
     """
 
+    @override
     def matmul(
         self,
         x: jax.Array,
@@ -34,7 +35,6 @@ class PlainOps(PlainLinearAttention):
         precision: Any = None,
         preferred_element_type: Any = None,
     ) -> jax.Array:
-        """Multiplies the rows of x (..., K) by w (K, N), or (N, K) with `transpose_w`."""
         # A dot that contracts the last dimension of w takes no transposed copy, and at one row it is the faster one.
         y = jnp.einsum(
             "...k,nk->...n" if transpose_w else "...k,kn->...n",
@@ -45,10 +45,11 @@ class PlainOps(PlainLinearAttention):
         )
         return y if bias is None else y + bias
 
+    @override
     def head_matmul(self, x: jax.Array, w: jax.Array) -> jax.Array:
-        """Multiplies each head of x (B, T, N, K) by its own matrix of w (N, K, M)."""
         return jnp.einsum("btnk,nkm->btnm", x, w)
 
+    @override
     def quantized_matmul(
         self,
         x: jax.Array,
@@ -59,62 +60,61 @@ class PlainOps(PlainLinearAttention):
         bias: jax.Array | None = None,
         preferred_element_type: Any = None,
     ) -> jax.Array:
-        """Quantises the rows of x (..., K) * smooth_scale (K,) to int8 and multiplies by weight (K, N), int8."""
         rows, scale = _quantize(x if smooth_scale is None else x.astype(jnp.float32) * smooth_scale)
         total = jnp.einsum("...k,kn->...n", rows, weight, preferred_element_type=jnp.int32)
         y = total.astype(jnp.float32) * scale * weight_scale
         return (y if bias is None else y + bias).astype(preferred_element_type or x.dtype)
 
+    @override
     def group_matmul(self, x: jax.Array, w: jax.Array, group_sizes: jax.Array) -> jax.Array:
-        """Multiplies rows x (M, K), sorted by group, by the weights w (G, K, N) of groups of these sizes."""
         return jax.lax.ragged_dot(x, w, group_sizes)
 
+    @override
     def embed(self, table: jax.Array, tokens: jax.Array) -> jax.Array:
-        """Returns the rows (..., D) of table (V, D) by tokens (...), integers; nan for tokens outside the table."""
         # A negative index would count from the end.
         return jnp.take(table, jnp.where(tokens < 0, table.shape[0], tokens), axis=0, mode="fill", fill_value=jnp.nan)
 
+    @override
     def rms_norm(self, x: jax.Array, weight: jax.Array | None, *, eps: float, weight_offset: float = 0.0) -> jax.Array:
-        """Divides each row of x (..., C) by its root mean square, times weight (C,) + weight_offset."""
         wide = x.astype(jnp.float32)
         y = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
         return (y if weight is None else y * (weight.astype(jnp.float32) + weight_offset)).astype(x.dtype)
 
+    @override
     def add_rms_norm(
         self, x: jax.Array, residual: jax.Array, weight: jax.Array | None, *, eps: float, weight_offset: float = 0.0
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns x + residual, of one dtype, and its `rms_norm`."""
         h = x + residual
         return h, self.rms_norm(h, weight, eps=eps, weight_offset=weight_offset)
 
+    @override
     def scale(self, x: jax.Array, factor: float) -> jax.Array:
-        """Returns x times a scale that is rounded to the dtype of x."""
         return x * jnp.asarray(factor, x.dtype)
 
+    @override
     def log_softmax(self, x: jax.Array) -> jax.Array:
-        """Returns the log-probabilities of each row of x (..., C)."""
         return jax.nn.log_softmax(x, axis=-1)
 
+    @override
     def soft_cap(self, x: jax.Array, cap: float) -> jax.Array:
-        """Returns cap * tanh(x / cap), element by element."""
         return cap * jnp.tanh(x / cap)
 
+    @override
     def swiglu(self, gate: jax.Array, up: jax.Array) -> jax.Array:
-        """Returns silu(gate) * up, element by element."""
         return jax.nn.silu(gate) * up
 
+    @override
     def geglu(self, gate: jax.Array, up: jax.Array) -> jax.Array:
-        """Returns gelu(gate) * up, element by element, with gelu approximated by tanh."""
         return jax.nn.gelu(gate, approximate=True) * up
 
+    @override
     def route(self, logits: jax.Array, bias: jax.Array | None, routing: Routing) -> tuple[jax.Array, jax.Array]:
-        """Selects experts (T, topk) by the router's products (T, E), float32; returns their weights (T, topk) too."""
         return route(logits, bias, routing)
 
+    @override
     def experts(
         self, x: jax.Array, selected: jax.Array, weights: jax.Array, gate_up: jax.Array, down: jax.Array
     ) -> jax.Array:
-        """Adds the results of each token's experts, times their weights."""
         return experts(
             x,
             selected,
@@ -124,6 +124,7 @@ class PlainOps(PlainLinearAttention):
             lambda rows, count: jax.lax.ragged_dot(rows, down, count),
         )
 
+    @override
     def quantized_experts(
         self,
         x: jax.Array,
@@ -132,7 +133,6 @@ class PlainOps(PlainLinearAttention):
         gate_up: tuple[jax.Array, jax.Array],
         down: tuple[jax.Array, jax.Array],
     ) -> jax.Array:
-        """The same with kernels of int8 and the scales (E, N) of their columns; rows are quantised as they come."""
 
         def product(weight: jax.Array, scale: jax.Array, rows: jax.Array, count: jax.Array) -> jax.Array:
             quantized, row_scale = _quantize(rows)
@@ -143,43 +143,42 @@ class PlainOps(PlainLinearAttention):
         products = functools.partial(product, *gate_up), functools.partial(product, *down)
         return experts(x, selected, weights, gate_up[0].shape[0], *products)
 
+    @override
     def rotate(self, x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-        """Rotates the pairs (x[i], x[i + H/2]) of x (B, T, N, H) by angles with cos and sin (B, T, H/2), float32."""
         first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
         cos, sin = cos[:, :, None], sin[:, :, None]
         return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
-    def rotate_and_store(
-        self,
-        heads: jax.Array,
-        cos: jax.Array,
-        sin: jax.Array,
-        rows: jax.Array,
-        keys: jax.Array,
-        values: jax.Array,
-        *,
-        to_rotate: jax.Array | None = None,
-        scales: tuple[jax.Array, jax.Array] | None = None,
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Rotates the queries and keys in heads (B, T, N + 2 * K, H), and stores keys and values."""
-        if scales is not None:
-            return rotate_and_store_in_8_bits(self.rotate, heads, cos, sin, rows, keys, values, to_rotate, scales)
-        return rotate_and_store_in_pieces(self.rotate, heads, cos, sin, rows, keys, values, to_rotate)
+    @override
+    def _rotate_and_store(self, *arrays: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+        return rotate_and_store_in_pieces(self.rotate, *arrays)
 
+    @override
     def attention(
         self,
         query: jax.Array,
         key: jax.Array,
         value: jax.Array,
         *,
+        page_table: jax.Array | None = None,
         start: jax.Array | None = None,
         lengths: jax.Array | None = None,
         scale: float | None = None,
         window: int | None = None,
         soft_cap: float | None = None,
+        common_prefix: jax.Array | None = None,
+        scales: tuple[jax.Array, jax.Array] | None = None,
     ) -> jax.Array:
-        """Causal attention of query (B, T, N, H) to key and value (B, S, K, H)."""
-        del lengths  # the causal mask hides the keys after a sequence's last query, and its padding is ignored
+        if page_table is not None:
+            key, value = _in_order(key, page_table), _in_order(value, page_table)
+            options: dict[str, Any] = {"scale": scale, "window": window, "soft_cap": soft_cap, "scales": scales}
+            return self.attention(query, key, value, start=start, lengths=lengths, **options)
+        if scales is not None:
+            key, value = (
+                (stored.astype(jnp.float32) * (scale if scale.ndim == 2 else scale[:, None])).astype(query.dtype)
+                for stored, scale in zip((key, value), scales, strict=True)
+            )
+        # The causal mask hides the keys after a sequence's last query, and its padding is ignored.
         if soft_cap is not None:
             return _capped_attention(query, key, value, start, scale, window, soft_cap)
         if start is None:
@@ -190,37 +189,7 @@ class PlainOps(PlainLinearAttention):
         visible = _visible(query, key, start, window)
         return jax.nn.dot_product_attention(query, key, value, scale=scale, mask=visible[:, None])
 
-    def paged_attention(
-        self,
-        query: jax.Array,
-        key_pages: jax.Array,
-        value_pages: jax.Array,
-        page_table: jax.Array,
-        *,
-        start: jax.Array,
-        lengths: jax.Array,
-        scale: float | None = None,
-        window: int | None = None,
-        soft_cap: float | None = None,
-        common_prefix: jax.Array | None = None,
-        scales: tuple[jax.Array, jax.Array] | None = None,
-    ) -> jax.Array:
-        """The same with keys and values in pages (P, page size, K, H), listed by page_table (B, pages)."""
-        batch, pages = page_table.shape
-
-        def gather(stored: jax.Array) -> jax.Array:
-            return stored[page_table].reshape(batch, pages * stored.shape[1], *stored.shape[2:])
-
-        keys, values = gather(key_pages), gather(value_pages)
-        if scales is not None:
-            keys, values = (
-                (stored.astype(jnp.float32) * (scale if scale.ndim == 2 else scale[:, None])).astype(query.dtype)
-                for stored, scale in zip((keys, values), scales, strict=True)
-            )
-        return self.attention(
-            query, keys, values, start=start, lengths=lengths, scale=scale, window=window, soft_cap=soft_cap
-        )
-
+    @override
     def latent_attention(
         self,
         query: jax.Array,
@@ -228,31 +197,21 @@ class PlainOps(PlainLinearAttention):
         *,
         value_size: int,
         scale: float,
+        page_table: jax.Array | None = None,
         start: jax.Array | None = None,
         lengths: jax.Array | None = None,
     ) -> jax.Array:
-        """Causal attention of query (B, T, N, W) to latents (B, S, W), whose first columns are the values."""
-        del lengths
+        latents = latents if page_table is None else _in_order(latents, page_table)
         scores = jnp.einsum("btnw,bsw->bnts", query, latents, preferred_element_type=jnp.float32) * scale
         visible = _visible(query, latents, jnp.zeros(len(query), jnp.int32) if start is None else start, None)
         weights = jax.nn.softmax(jnp.where(visible[:, None], scores, -jnp.inf)).astype(latents.dtype)
         return jnp.einsum("bnts,bsv->btnv", weights, latents[..., :value_size])
 
-    def paged_latent_attention(
-        self,
-        query: jax.Array,
-        latent_pages: jax.Array,
-        page_table: jax.Array,
-        *,
-        value_size: int,
-        scale: float,
-        start: jax.Array,
-        lengths: jax.Array,
-    ) -> jax.Array:
-        """The same with latents in pages (P, page size, W), listed by page_table (B, pages)."""
-        batch, pages = page_table.shape
-        latents = latent_pages[page_table].reshape(batch, pages * latent_pages.shape[1], latent_pages.shape[2])
-        return self.latent_attention(query, latents, value_size=value_size, scale=scale, start=start, lengths=lengths)
+
+def _in_order(pages: jax.Array, page_table: jax.Array) -> jax.Array:
+    """Returns what is in the pages (P, page size, ...) of sequences, (B, pages * page size, ...)."""
+    batch, number = page_table.shape
+    return pages[page_table].reshape(batch, number * pages.shape[1], *pages.shape[2:])
 
 
 def _visible(query: jax.Array, key: jax.Array, start: jax.Array, window: int | None) -> jax.Array:

@@ -1,7 +1,7 @@
 """The operations of linear attention in plain JAX: chunked for whole sequences, recurrent for their continuation."""
 
 import functools
-from typing import Final
+from typing import Final, override
 
 import jax
 import jax.numpy as jnp
@@ -10,21 +10,24 @@ import bijax
 from pallas_kernels.delta_rule.slots import put_back, taken
 from pallas_kernels.parts.xla.manual_axes import vary_as
 
+from .linear_attention import LinearAttentionOps
+
 _CHUNK: Final = 64
 
 
-class PlainLinearAttention:
+class PlainLinearAttention(LinearAttentionOps):
     """Stock JAX forms of `LinearAttentionOps`: the two forms that models are usually run in, whose bits differ."""
 
+    @override
     def sigmoid_gate(self, x: jax.Array, gate: jax.Array) -> jax.Array:
-        """Returns x times sigmoid(gate), element by element, in the dtype of x; gate is broadcast."""
         return x * jax.nn.sigmoid(gate).astype(x.dtype)
 
+    @override
     def causal_conv(self, x: jax.Array, weight: jax.Array) -> jax.Array:
-        """Returns silu of the causal depthwise convolution of x (B, T, C) with weight (C, W)."""
         before = weight.shape[1] - 1
         return _convolve(jnp.pad(x, ((0, 0), (before, 0), (0, 0))), weight)
 
+    @override
     def causal_conv_extend(
         self,
         x: jax.Array,
@@ -35,7 +38,6 @@ class PlainLinearAttention:
         lengths: jax.Array,
         slots: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """The same for tokens of sequences whose last inputs are known; see `LinearAttentionOps`."""
         (batch, total, _), size, before = x.shape, inputs.shape[1], weight.shape[1] - 1
         rows = (jnp.arange(batch) if slots is None else slots)[:, None]
         earlier = start[:, None] + jnp.arange(-before, 0)
@@ -46,29 +48,29 @@ class PlainLinearAttention:
         places = jnp.where(stored, (start[:, None] + index) % size, size)
         return y, inputs.at[rows, places].set(x, mode="drop")
 
+    @override
     def delta_gates(
         self, b: jax.Array, a: jax.Array, a_log: jax.Array, dt_bias: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns g = -exp(a_log) softplus(a + dt_bias) and beta = sigmoid(b), (B, T, H) float32."""
         a, dt_bias = a.astype(jnp.float32), dt_bias.astype(jnp.float32)
         g = -jnp.exp(a_log.astype(jnp.float32)) * jax.nn.softplus(a + dt_bias)
         return g, jax.nn.sigmoid(b).astype(jnp.float32)
 
+    @override
     def l2_norm(self, x: jax.Array) -> jax.Array:
-        """Divides the rows of x (..., C) by their lengths."""
         wide = x.astype(jnp.float32)
         return (wide * jax.lax.rsqrt(jnp.sum(wide * wide, axis=-1, keepdims=True) + 1e-6)).astype(x.dtype)
 
+    @override
     def gated_rms_norm(self, x: jax.Array, gate: jax.Array, weight: jax.Array, *, eps: float) -> jax.Array:
-        """Divides the rows of x (..., C) by their root mean square, times weight (C,) and silu(gate)."""
         wide = x.astype(jnp.float32)
         y = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
         return (y * weight.astype(jnp.float32) * jax.nn.silu(gate.astype(jnp.float32))).astype(x.dtype)
 
+    @override
     def gated_delta_rule(
         self, query: jax.Array, key: jax.Array, value: jax.Array, g: jax.Array, beta: jax.Array
     ) -> jax.Array:
-        """Returns what `bijax.gated_delta_rule` computes, over whole sequences."""
         (batch, total, heads, size), group = value.shape, value.shape[2] // key.shape[2]
         query, key = (jnp.repeat(x, group, axis=2) for x in (query, key))
 
@@ -82,6 +84,7 @@ class PlainLinearAttention:
         _, y = jax.lax.scan(step, state, tuple(map(chunks, (query, key, value, g, beta))))
         return jnp.moveaxis(y, (0, 2), (1, 3)).reshape(batch, -1, heads, size)[:, :total].astype(value.dtype)
 
+    @override
     def gated_delta_rule_extend(
         self,
         query: jax.Array,

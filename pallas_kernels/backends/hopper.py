@@ -32,6 +32,10 @@ _OPS: Final = "pallas_kernels"
 _ROWS: Final = row_contract()
 _CHUNKS: Final = chunk_contract()
 _MATMUL: Final = f"{_OPS}.matmul.hopper"
+_ATTENTION_ARRAYS: Final = frozenset(
+    ("page_table", "alibi_slopes", "sinks", "key_scale", "value_scale", "common_prefix", "bias", "mask")
+)
+"""The optional arrays that attention reads; calls with others are left to the kernels of other targets."""
 _16_BITS: Final = ("bfloat16", "float16")
 
 
@@ -87,10 +91,11 @@ def _attention_gradients(widths: tuple[int, str, int]) -> AttentionGradientContr
     return attention_gradient_contract(*widths)
 
 
-def _takes_scores(call: Any, **_: Any) -> bool:
+def _reads_all(call: Any, *_: Any, arrays: frozenset[str] = _ATTENTION_ARRAYS, **__: Any) -> bool:
     from pallas_kernels.attention.schedule.hopper import takes_scores  # when the target has matched
 
-    return call.value is not None and takes_scores(call.options.scale, call.options.soft_cap)
+    takes = call.value is not None and takes_scores(call.options.scale, call.options.soft_cap)
+    return takes and arrays.issuperset(call.present)
 
 
 KERNELS: Final = (
@@ -135,13 +140,13 @@ KERNELS: Final = (
         _ON,
         f"{_OPS}.attention.hopper:attention",
         _attention,
-        serves=_takes_scores,
+        serves=_reads_all,
     ),
     Kernel(
         "attention_gradients",
         _ON,
         f"{_OPS}.attention.hopper:attention_gradients",
         _attention_gradients,
-        serves=lambda call, *_, **__: set(call.present) <= {"alibi_slopes"} and _takes_scores(call),
+        serves=lambda call, *_, **__: _reads_all(call, arrays=frozenset(("alibi_slopes",))),
     ),
 )

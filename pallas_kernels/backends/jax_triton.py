@@ -57,6 +57,10 @@ _CHUNKS: Final = chunk_contract()
 _PACKAGES: Final = Packages(("triton", "jax-triton", "jax-cuda13-plugin|jax-cuda12-plugin"), "cuda13")
 _16_BITS: Final = ("bfloat16", "float16")
 _MOST_SPLITS: Final = 4
+_ATTENTION_ARRAYS: Final = frozenset(
+    ("page_table", "alibi_slopes", "sinks", "key_scale", "value_scale", "common_prefix", "bias", "mask")
+)
+"""The optional arrays that the kernels of attention read. Calls with others are left to the portable programs."""
 _DELTA_RULE: Final = "delta_rule.jax_triton.launch"
 _DELTA_WIDTHS: Final = (64, 128)
 
@@ -129,14 +133,19 @@ def _of_activation(product: ProductSpec) -> ElementwiseContract | None:
     return PTX_FUNCTIONS if product.activation in ("gelu", "silu") else None
 
 
-def _on_all(operation: str, load: str, contract: Any = None, functions: Any = None) -> Kernel:
+def _on_all(operation: str, load: str, contract: Any = None, functions: Any = None, **options: Any) -> Kernel:
     """Returns a kernel for all GPUs from Ampere on, Hopper included."""
-    return Kernel(operation, "mma", f"{_OPS}.{load}", contract, functions, packages=_PACKAGES, takes_target=True)
+    options = {"packages": _PACKAGES, "takes_target": True, **options}
+    return Kernel(operation, "mma", f"{_OPS}.{load}", contract, functions, **options)
 
 
 def _attention(widths: tuple[int, str, int]) -> MmaAttentionContract:
     size, dtype, value_size = widths
     return mma_attention_contract(dtype, max(size, value_size))
+
+
+def _reads_all(call: Any, *_: Any, **__: Any) -> bool:
+    return _ATTENTION_ARRAYS.issuperset(call.present)
 
 
 def _delta_rule(sizes: tuple[str, int, int]) -> MmaDeltaRuleContract | None:
@@ -212,9 +221,9 @@ KERNELS: Final = (
     *_float8_kernels(_WITH_FLOAT8, "mma32"),
     *_float8_kernels(_HOPPER, "wgmma32", by_name=True),
     _on_all("matmul", "matmul.jax_triton.launch:matmul", _wide_chains),
-    _on_all("attention", "attention.jax_triton:attention", _attention),
-    _on_all("attention_gradients", "attention.jax_triton:gradients", _attention),
-    _on_all("attention_score_gradients", "attention.jax_triton:score_gradients", _attention),
+    _on_all("attention", "attention.jax_triton:attention", _attention, serves=_reads_all),
+    _on_all("attention_gradients", "attention.jax_triton:gradients", _attention, serves=_reads_all),
+    _on_all("attention_score_gradients", "attention.jax_triton:score_gradients", _attention, serves=_reads_all),
     # Both forms or none: a sequence is continued under the contract under which it was begun.
     _on_all("gated_delta_rule", "delta_rule.whole:gated_delta_rule", _delta_rule),
     _on_all("gated_delta_rule_extend", f"{_DELTA_RULE}:gated_delta_rule_extend", _delta_rule),

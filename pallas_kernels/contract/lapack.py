@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from pallas_kernels.base_contract import Contract
+
 LARGEST: Final = 25
 """The largest number of rows or columns of a matrix that is passed to LAPACK.
 
@@ -13,27 +15,19 @@ Up to this size, LAPACK uses neither divide-and-conquer (above 25, for eigenvalu
 
 
 @dataclass(frozen=True)
-class LapackContract:
+class LapackContract(Contract):
     """How LAPACK factorises a matrix: one call per matrix.
 
     XLA aligns the arrays of a call to 64 bytes, so every matrix has the same alignment. Within a batch, matrices of odd
     length do not, and the vector code of some processors then adds in a different order. The bits depend on the
     library (SciPy's) and on the processor.
 
-    Attributes:
-        version: Raised when the bits of an existing contract change on purpose.
-
     Example:
         >>> LapackContract().id
         'lapack/v1/one-matrix'
     """
 
-    version: int = 1
-
-    @property
-    def id(self) -> str:
-        """Name of the contract, stable across runs and machines."""
-        return f"lapack/v{self.version}/one-matrix"
+    ID = "lapack/v{version}/one-matrix"
 
 
 def lapack_contract(shape: Sequence[int]) -> LapackContract | None:

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
+from pallas_kernels.base_contract import Contract
+
 
 @dataclass(frozen=True)
-class ConvContract:
+class ConvContract(Contract):
     """How one element of a convolution is summed.
 
     The kernel positions, in row-major order, are split into groups of nearly equal size with at most `terms` terms
@@ -18,22 +20,16 @@ class ConvContract:
     Attributes:
         terms: Maximum number of terms of a group of positions.
         rows: Maximum number of terms of a group of examples.
-        version: Raised when the bits of an existing contract change on purpose.
 
     Example:
         >>> ConvContract().id
         'conv/v1/f32-terms512-rows128-fold'
     """
 
+    ID = "conv/v{version}/f32-terms{terms}-rows{rows}-fold"
     terms: int = 512
     rows: int = 128
-    version: int = 1
 
     def __post_init__(self) -> None:
         if self.terms < 1 or self.rows < 1:
             raise ValueError(f"terms and rows must be at least 1, got {self.terms} and {self.rows}.")
-
-    @property
-    def id(self) -> str:
-        """Name of the contract, stable across runs and machines."""
-        return f"conv/v{self.version}/f32-terms{self.terms}-rows{self.rows}-fold"

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
+from pallas_kernels.base_contract import Contract
+
 
 @dataclass(frozen=True)
-class ScanContract:
+class ScanContract(Contract):
     """How the prefixes of an axis are reduced.
 
     The axis is split into blocks of `block` elements at 0, block, 2 * block, ... In a block, element i is combined with
@@ -13,21 +15,15 @@ class ScanContract:
 
     Attributes:
         block: Elements of a block, a power of two.
-        version: Raised when the bits of an existing contract change on purpose.
 
     Example:
         >>> ScanContract().id
         'scan/v1/f32-block128-doubling'
     """
 
+    ID = "scan/v{version}/f32-block{block}-doubling"
     block: int = 128
-    version: int = 1
 
     def __post_init__(self) -> None:
         if self.block < 1 or self.block & (self.block - 1):
             raise ValueError(f"block must be a power of two, got {self.block}.")
-
-    @property
-    def id(self) -> str:
-        """Name of the contract, stable across runs and machines."""
-        return f"scan/v{self.version}/f32-block{self.block}-doubling"

@@ -3,9 +3,11 @@
 import math
 from dataclasses import dataclass
 
+from pallas_kernels.base_contract import Contract
+
 
 @dataclass(frozen=True)
-class DeltaRuleContract:
+class DeltaRuleContract(Contract):
     """How the outputs and the state of one head of one sequence are computed.
 
     Positions are absolute: chunk c holds the positions [c * chunk, (c + 1) * chunk), and row t of it the position
@@ -33,16 +35,15 @@ class DeltaRuleContract:
     Attributes:
         chunk: Rows of a chunk, a power of two.
         least: Smallest gate (logarithm of a decay). exp(-104) is 0 in float32, and sums of a chunk stay accurate.
-        version: Raised when the bits of an existing contract change on purpose.
 
     Example:
         >>> DeltaRuleContract().id
         'gated-delta-rule/v1/f32-chunk64-rows'
     """
 
+    ID = "gated-delta-rule/v{version}/f32-chunk{chunk}-rows"
     chunk: int = 64
     least: float = -104.0
-    version: int = 1
 
     def __post_init__(self) -> None:
         if self.chunk < 1 or self.chunk & (self.chunk - 1):
@@ -50,14 +51,9 @@ class DeltaRuleContract:
         if not (math.isfinite(self.least) and self.least < 0):
             raise ValueError(f"least must be negative and finite, got {self.least}.")
 
-    @property
-    def id(self) -> str:
-        """Name of the contract, stable across runs and machines."""
-        return f"gated-delta-rule/v{self.version}/f32-chunk{self.chunk}-rows"
-
 
 @dataclass(frozen=True)
-class MmaDeltaRuleContract:
+class MmaDeltaRuleContract(Contract):
     """The order of `DeltaRuleContract` on tensor cores, for keys, queries and values of 16 bits.
 
     With the names used there, E(x) = 2**x by the instruction `ex2.approx.ftz`, and c(x; ...) a chain: a float32
@@ -83,18 +79,12 @@ class MmaDeltaRuleContract:
     Attributes:
         chunk: Rows of a chunk.
         least: As in `DeltaRuleContract`.
-        version: Raised when the bits of an existing contract change on purpose.
 
     Example:
         >>> MmaDeltaRuleContract().id
         'gated-delta-rule/v1/mma16-chunk64-rows'
     """
 
+    ID = "gated-delta-rule/v{version}/mma16-chunk{chunk}-rows"
     chunk: int = 64
     least: float = -104.0
-    version: int = 1
-
-    @property
-    def id(self) -> str:
-        """Name of the contract, stable across runs and machines."""
-        return f"gated-delta-rule/v{self.version}/mma16-chunk{self.chunk}-rows"

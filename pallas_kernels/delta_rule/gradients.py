@@ -215,8 +215,8 @@ class _Chunks:
         e = jnp.float32(self.scale) * cotangent.astype(jnp.float32)
         inner = times(far.swapaxes(2, 3), e)
         (gone,) = isolate(grown * e)
-        of_rows = (query, key, value, beta, tokens.g, state)
-        return _Known(*of_rows, inverse, age, grown, left, end, near, far, told, asked, u, e, inner, gone)
+        of_rows, decays = (query, key, value, beta, tokens.g, state, inverse), (age, grown, left, end)
+        return _Known(*of_rows, *decays, near, far, told, asked, u, e, inner, gone)
 
     def _walk(self, after: jax.Array, chunk: Arrays) -> tuple[jax.Array, Arrays]:
         """Returns the cotangent of the state before a chunk; and of that after it, and of its residuals."""

@@ -49,7 +49,8 @@ def gated_delta_rule(
         from pallas_kernels.delta_rule.hopper.scan import scan as walk
 
         inverse, weights, logs, betas, grown, later = of_chunks(Tokens(query, key, g, beta, lengths))
-        chunks = Chunks(query, key, value, inverse, weights, grown, later, betas, state, lengths)
+        of_rows = (inverse, weights, grown, later, betas)
+        chunks = Chunks(query, key, value, *of_rows, state, lengths)
         found: Arrays = walk(chunks, **options, stages=plan.stages)
         rows: Arrays = (inverse, weights, logs, betas)
     else:

@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from pallas_kernels.base_contract import Contract
+
 
 @dataclass(frozen=True)
-class ElementwiseContract:
+class ElementwiseContract(Contract):
     """How element-wise code is computed.
 
     Every addition, product, quotient and square root is rounded once, in the dtype of the program (float32 for 16-bit
@@ -20,24 +22,18 @@ class ElementwiseContract:
 
     Attributes:
         functions: The implementation of the functions.
-        version: Raised when the bits of an existing contract change on purpose.
 
     Example:
         >>> ElementwiseContract("ptx").id
         'elementwise/v1/f32-ptx'
     """
 
+    ID = "elementwise/v{version}/f32-{functions}"
     functions: Literal["xla", "ptx"] = "xla"
-    version: int = 1
 
     def __post_init__(self) -> None:
         if self.functions not in ("xla", "ptx"):
             raise ValueError(f"functions must be 'xla' or 'ptx', got {self.functions!r}.")
-
-    @property
-    def id(self) -> str:
-        """Name of the contract, stable across runs and machines."""
-        return f"elementwise/v{self.version}/f32-{self.functions}"
 
 
 XLA_FUNCTIONS: Final = ElementwiseContract("xla")

@@ -1,11 +1,13 @@
 """How a token is drawn from a row of logits on a GPU."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
+
+from pallas_kernels.base_contract import Contract
 
 
 @dataclass(frozen=True)
-class GumbelContract:
+class GumbelContract(Contract):
     """The Gumbel noise of a column, and the score whose first maximum is drawn.
 
     With w the column's word of Philox-4x32 (7 rounds; key: the seed, counter: the position and the column) and
@@ -13,20 +15,13 @@ class GumbelContract:
     7, in fused multiply-adds, for v below 1/8, otherwise -log(2) * lg2.approx.ftz.f32(1 - v). The score is the logit
     times the reciprocal of the temperature, rounded, and then fused with lg2.approx.ftz.f32(e) * -log(2).
 
-    Attributes:
-        version: Raised when the bits of an existing contract change on purpose.
-
     Example:
         >>> GumbelContract().id
         'gumbel/v2/philox4x32-7-ptx'
     """
 
-    version: int = 2
-
-    @property
-    def id(self) -> str:
-        """Name of the contract, stable across runs and machines."""
-        return f"gumbel/v{self.version}/philox4x32-7-ptx"
+    ID = "gumbel/v{version}/philox4x32-7-ptx"
+    version: int = field(default=2, kw_only=True)
 
 
 GUMBEL: Final = GumbelContract()

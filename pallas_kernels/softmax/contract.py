@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
+from pallas_kernels.base_contract import Contract
 from pallas_kernels.rows.contract.rows import LANES
 
 _SHORT_SEGMENT: Final = 1024
@@ -15,7 +16,7 @@ _MOST_SHORT_SEGMENTS: Final = 8
 
 
 @dataclass(frozen=True)
-class OnlineRowContract:
+class OnlineRowContract(Contract):
     """How the maximum m of a row and the sum of exp(x - m) are computed in one pass over the row.
 
     The row is split into segments of `segment` columns (fewer than `lanes` leftover columns are appended to the last
@@ -30,13 +31,12 @@ class OnlineRowContract:
         lanes: Columns of one block; a power of two.
         chunk: Blocks of one chunk.
         segment: Columns of one segment, a multiple of a chunk.
-        version: Raised when the bits of an existing contract change on purpose.
     """
 
+    ID = "online-rows/v{version}/f32-lanes{lanes}-chunk{chunk}-segment{segment}-tree"
     lanes: int = LANES
     chunk: int = 8
     segment: int = _LONG_SEGMENT
-    version: int = 1
 
     def __post_init__(self) -> None:
         if self.lanes < 1 or self.lanes & (self.lanes - 1):
@@ -45,11 +45,6 @@ class OnlineRowContract:
             raise ValueError(
                 f"segment must be a multiple of the {self.chunk * self.lanes} columns of a chunk, got {self.segment}."
             )
-
-    @property
-    def id(self) -> str:
-        """Name of the contract, stable across runs and machines."""
-        return f"online-rows/v{self.version}/f32-lanes{self.lanes}-chunk{self.chunk}-segment{self.segment}-tree"
 
 
 def online_row_contract(columns: int) -> OnlineRowContract:

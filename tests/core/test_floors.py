@@ -16,6 +16,7 @@ FLOOR_0_IMPORTS = {"numpy", "pallas_kernels"}
 # The first prefix that fits gives the floor of a module.
 FLOORS = (
     ("pallas_kernels.contract", 0),
+    ("pallas_kernels.base_contract", 0),
     ("pallas_kernels.errors", 0),
     ("pallas_kernels.packages", 0),
     ("pallas_kernels.target", 0),
@@ -46,7 +47,7 @@ FLOORS = (
 )
 ROOT_FLOOR = 3.5  # of `bijax` itself, which exports what is below
 OF_KERNELS = {"contract": 0, "schedule": 0.25}  # in every operation's folder, and for what several share
-SHARED = {*OF_KERNELS, "errors", "packages", "target", "registry", "backends", "parts", "runtime"}
+SHARED = {*OF_KERNELS, "base_contract", "errors", "packages", "target", "registry", "backends", "parts", "runtime"}
 BACKENDS = {"portable", "cpu", "hopper", "jax_triton"}
 
 

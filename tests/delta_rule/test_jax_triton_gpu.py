@@ -156,8 +156,7 @@ def test_in_slots(case: str, copies: int) -> None:
         return jnp.concatenate([a] * copies)
 
     x, single = jax.tree.map(repeated, (x, single))
-    with bijax.prefer_backend("jax_triton"):
-        check_slots(x, np.concatenate([expected] * copies), single, (1, 8, 70, 2, 1, 4))
+    check_slots(x, np.concatenate([expected] * copies), single, (1, 8, 70, 2, 1, 4))
 
 
 @pytest.mark.tier("full")

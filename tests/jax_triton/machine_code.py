@@ -86,6 +86,19 @@ def check_resources(code: MachineCode, target: Target) -> None:
     assert code.local <= _SET_ASIDE, f"{code.local} bytes of local memory on {target}"
 
 
+def assembled(ptx: bytes, target: Target) -> str:
+    """Returns the machine's instructions of PTX."""
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    with tempfile.TemporaryDirectory() as folder:
+        source, cubin = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
+        source.write_bytes(ptx)
+        accelerated = "a" if target.generation >= 90 else ""
+        name = Path(get_ptxas(target.generation).path).name
+        _tool(name, f"-arch={target}{accelerated}", str(source), "-o", str(cubin))
+        return _tool("cuobjdump", "-sass", str(cubin))
+
+
 @functools.cache
 def _compiled(launch: Launch) -> MachineCode:
     import triton
@@ -112,19 +125,18 @@ def _compiled(launch: Launch) -> MachineCode:
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / "kernel.cubin"
         cubin.write_bytes(code.asm["cubin"])
-        usage, sass = (_cuobjdump(option, cubin) for option in ("-res-usage", "-sass"))
+        usage, sass = (_tool("cuobjdump", option, str(cubin)) for option in ("-res-usage", "-sass"))
     (registers,) = re.findall(r"REG:(\d+)", usage)
     local = sum(int(n) for n in re.findall(r"(?:STACK|LOCAL):(\d+)", usage))
     return MachineCode(code.metadata.shared, int(registers), local, code.asm["ptx"], code.asm["ttgir"], sass)
 
 
-def _cuobjdump(option: str, cubin: Path) -> str:
+def _tool(name: str, *options: str) -> str:
     import triton
 
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-    environment = {"PATH": str(tools)}
-    command = [str(tools / "cuobjdump"), option, str(cubin)]
-    return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+    command = [str(tools / name), *options]
+    return subprocess.run(command, check=True, capture_output=True, text=True, env={"PATH": str(tools)}).stdout
 
 
 def _dtype(result: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

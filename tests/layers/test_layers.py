@@ -12,6 +12,7 @@ from flax import nnx
 from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report
 from flax_layers import INVARIANT, PLAIN, Ops
 from flax_layers.models.layers import MLP, Attention, Embed, Linear, RMSNorm, RotaryEmbedding
+from flax_layers.ops import PlainOps
 from tests.layers.parameters import filled
 
 FEATURES = 192
@@ -55,6 +56,12 @@ def rows(*shape: int) -> np.ndarray:
 @pytest.mark.parametrize("make", [linear, rms_norm, mlp, attend])
 def test_rows_do_not_mind_their_batch(make: Callable[[Ops], Callable[[jax.Array], jax.Array]]) -> None:
     assert_batch_invariant(make(INVARIANT), rows(8, FEATURES), batch_sizes=SIZES, neighbours=KINDS)
+
+
+def test_plain_operations_replace_all_others() -> None:
+    names = [name for name in dir(Ops) if not name.startswith("__")]
+    kept = {name for name in names if getattr(PlainOps, name) is getattr(Ops, name)}
+    assert kept == {"rotate_and_store"}  # which calls another method
 
 
 @pytest.mark.tier("full")

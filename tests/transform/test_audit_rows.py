@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen, nnx
+from jax import lax
 
 import bijax
 from bijax.hlo._frames import short_line
@@ -21,7 +22,8 @@ from bijax.transform.rules import registry
 from flax_layers.linen import MoE
 from flax_layers.routing import Routing
 from tests.layers import small_llama
-from tests.transform.row_programs_known import APART, MIXES, PROGRAMS, Program, X
+from tests.transform.place_programs import PLACES, channels
+from tests.transform.row_programs_known import APART, MIXES, PROGRAMS, SUMS, Program, X
 
 ROWS = jnp.linspace(-1, 1, 24).reshape(4, 6)
 
@@ -38,6 +40,33 @@ def test_programs(program: Program) -> None:
     assert found >= set(program.where)
     assert (found == set()) == (program.verdict == APART)
     assert all("row_programs_known.py:" in m.line for m in rows.meetings)
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_elements_for_each_place(name: str) -> None:
+    """They are followed where they do not come from positions: the row then depends on its place."""
+    made = PLACES[name]
+    at_rows = bijax.audit(lambda x: x * made(4)[:, None], X, batch_axes=0).rows
+    in_rows = bijax.audit(lambda x: x * made(4), X[:, :4], batch_axes=0).rows
+    assert [r.verdict for r in (at_rows, in_rows) if r] == [MIXES, APART]
+    values = np.asarray(made(4))
+    assert (values != values[0]).any()
+
+
+def test_filters_of_rows() -> None:
+    """Each row is a channel: with a filter of its own it depends on its place."""
+    for filters, verdict in ((jnp.arange(12.0).reshape(4, 3), MIXES), (jnp.ones((4, 3)), APART)):
+        found = bijax.audit(lambda x, filters=filters: channels(x, filters), X, batch_axes=0).rows
+        assert found is not None
+        assert found.verdict == verdict
+
+
+def test_counted_rows() -> None:
+    """What a loop over rows counts is their place, what it adds over them a sum."""
+    counted = bijax.audit(lambda x: lax.scan(lambda i, row: (i + 1, row * i), 0, x)[1], X, batch_axes=0).rows
+    summed = bijax.audit(lambda x: lax.scan(lambda c, row: (c + row, None), X[0], x)[0], X, batch_axes=0).rows
+    systems = bijax.audit(jax.vmap(lax.linalg.tridiagonal_solve), *(X,) * 3, X[..., None], batch_axes=0).rows
+    assert [r.verdict for r in (counted, summed, systems) if r] == [MIXES, SUMS, APART]
 
 
 def test_verdicts_are_those_of_a_run() -> None:

@@ -5,7 +5,7 @@ import pytest
 from tests import fake_devices
 from tests.tiers import full_only
 
-FAST = ("rows", "control", "attributes", "audits", "forms")
+FAST = ("rows", "control", "attributes", "audits", "forms", "places")
 OTHERS = (
     ("tokens",),
     ("one axis of two", "two axes", "explicit"),

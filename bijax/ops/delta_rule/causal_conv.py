@@ -49,14 +49,12 @@ def causal_conv1d(
     """
     op = "bijax.causal_conv1d"
     x, weight, bias, sizes = _checked(op, x, weight, bias, activation)
-    if before is None:
-        before = jnp.zeros((sizes["B"], sizes["W"] - 1, sizes["C"]), x.dtype)
-    else:
+    if before is not None:
         before = float_array(op, "before", before)
         check_shape(op, "before", before, ("B", sizes["W"] - 1, "C"), sizes)
         if before.dtype != x.dtype:
             raise TypeError(f"{op}: before must have the dtype of x, {x.dtype}, got {describe(before)}.")
-    return _convolve(jnp.concatenate([before, x], 1), weight, bias, activation, sizes["T"])
+    return _convolve(before, x, weight, bias, activation)
 
 
 def causal_conv1d_extend(
@@ -138,18 +136,17 @@ def causal_conv1d_extend(
             old = state.at[own[:, None], places].get(mode="clip")
         # Whoever writes there does so after they were read: else XLA would copy the state first.
         old, state = jax.lax.optimization_barrier((old, state))
-        y = _convolve(
-            jnp.concatenate([jnp.where((earlier >= 0)[..., None], old, 0), x], 1), weight, bias, activation, total
-        )
-        index = jnp.arange(total, dtype=jnp.int32)[None]
-        place = (first[:, None] + index) % kept
-        stored = (index < count[:, None]) & (index >= count[:, None] - kept)
-        at = jnp.where(stored, place, kept)
+        y = _convolve(jnp.where((earlier >= 0)[..., None], old, 0), x, weight, bias, activation)
+        # Of many tokens only the last ones are stored.
+        last = min(total, kept)
+        stored = jnp.maximum(count[:, None] - last, 0) + jnp.arange(last, dtype=jnp.int32)[None]
+        tokens = x if last == total else jnp.take_along_axis(x, stored[..., None], 1, mode="clip")
+        at = jnp.where(stored < count[:, None], (first[:, None] + stored) % kept, kept)
         if slots is None:
-            new = jax.vmap(lambda s, p, x: s.at[p].set(x, mode="drop"))(state, at, x)
+            new = jax.vmap(lambda s, p, x: s.at[p].set(x, mode="drop"))(state, at, tokens)
         else:
-            new = state.at[own[:, None], at].set(x, mode="drop")
-        y = jnp.where((index < count[:, None])[..., None], y, 0)
+            new = state.at[own[:, None], at].set(tokens, mode="drop")
+        y = jnp.where((jnp.arange(total, dtype=jnp.int32)[None] < count[:, None])[..., None], y, 0)
         return jnp.where(valid[:, None, None], y, jnp.nan), new
 
     y, new = forward_only(op, compute, x, state)
@@ -173,14 +170,35 @@ def _checked(
     return x, weight, bias, sizes
 
 
-def _convolve(x: jax.Array, weight: jax.Array, bias: jax.Array | None, activation: Activation, total: int) -> jax.Array:
-    """(B, W - 1 + T, C) to (B, T, C)."""
+def _convolve(
+    before: jax.Array | None, x: jax.Array, weight: jax.Array, bias: jax.Array | None, activation: Activation
+) -> jax.Array:
+    """Convolves x (B, T, C) with weight (C, W), after `before` (B, W - 1, C) or zeros."""
     size = weight.shape[1]
-    shifted = [jax.lax.slice_in_dim(x, j, j + total, axis=1) for j in range(size)]
-    columns = [weight[:, j] for j in range(size)]
     program = _PROGRAMS[activation, bias is not None]
+    columns = [weight[:, j] for j in range(size)]
+    shifted = [_shifted(before, x, size - 1 - j) for j in range(size)]
     y: jax.Array = program(*shifted, *columns, *(() if bias is None else (bias,)))
     return y.astype(x.dtype)
+
+
+def _shifted(before: jax.Array | None, x: jax.Array, by: int) -> jax.Array:
+    """Returns the tokens that are `by` before those of x.
+
+    XLA would keep both arrays joined in memory, which on a GPU takes three times as long as the convolution.
+    """
+    total = x.shape[1]
+    missing = min(by, total)
+    later = _padded(x[:, : total - missing], missing, 0)
+    if before is None or not by:
+        return later
+    first = before.shape[1] - by
+    earlier = _padded(before[:, first : first + missing], 0, total - missing)
+    return jnp.where((jnp.arange(total) < missing)[:, None], earlier, later)
+
+
+def _padded(x: jax.Array, low: int, high: int) -> jax.Array:
+    return jax.lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), (low, high, 0), (0, 0, 0)))
 
 
 def _program(activation: Activation, biased: bool) -> Any:

@@ -72,8 +72,7 @@ def l2_norm(x: Any, *, eps: float = 1e-6) -> jax.Array:
     if x.ndim < 1:
         raise ValueError(f"{op}: x must have at least 1 dimension, got {describe(x)}.")
     columns = max(x.shape[-1], 1)
-    y: jax.Array = rms_norm(x, jnp.full(x.shape[-1:], columns**-0.5, jnp.float32), eps=eps / columns)
-    return y
+    return rms_norm(x, jnp.full(x.shape[-1:], columns**-0.5, jnp.float32), eps=eps / columns)
 
 
 def _silu_product(x: jax.Array, gate: jax.Array) -> jax.Array:

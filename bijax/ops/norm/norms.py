@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from bijax.core.checks import describe, float_array, row_vector, same_dtype
@@ -221,8 +222,18 @@ def norm_weight_gradient(weight: jax.Array | None, *arrays: jax.Array) -> jax.Ar
     return _weight_gradient_kernel(*arrays)[0].astype(weight.dtype)
 
 
-rms_norm_kernel = define_row_kernel("rms_norm")
-rms_norm_gradient_kernel = define_row_kernel("rms_norm_gradient")
-_layer_norm_kernel = define_row_kernel("layer_norm")
-_layer_norm_gradient_kernel = define_row_kernel("layer_norm_gradient")
+def _rms_norm_shapes(*, x: jax.Array, residual: jax.Array | None = None, **_: Any) -> tuple[jax.Array, ...]:
+    factor = jnp.zeros((x.shape[0], 1), jnp.float32)
+    return (x, factor) if residual is None else (x, factor, x)
+
+
+def _layer_norm_shapes(*, x: jax.Array, **_: Any) -> tuple[jax.Array, ...]:
+    statistic = jnp.zeros((x.shape[0], 1), jnp.float32)
+    return x, statistic, statistic
+
+
+rms_norm_kernel = define_row_kernel("rms_norm", like=_rms_norm_shapes)
+rms_norm_gradient_kernel = define_row_kernel("rms_norm_gradient", like=lambda h, **_: (h,))
+_layer_norm_kernel = define_row_kernel("layer_norm", like=_layer_norm_shapes)
+_layer_norm_gradient_kernel = define_row_kernel("layer_norm_gradient", like=lambda x, **_: (x,))
 _weight_gradient_kernel = define_kernel("norm_weight_gradient", row_backend("norm_weight_gradient"))

@@ -80,18 +80,52 @@ def scan(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     """
     program = eqn.params["jaxpr"]
     constants, carried, arrays = scan_operands(eqn, values)
-    carry = flow.here(eqn, "sum")
     with flow.new_axis() as axis:
         slices = [entered(v, axis) for v in arrays]
-        for _ in range(_ROUNDS):
-            results = flow.run(program, [*constants, *carried, *slices])
-            after = [_handed_on(v, axis, carry) for v in results[: len(carried)]]
-            joined = [met(flow, eqn, a, b) for a, b in zip(carried, after, strict=True)]
-            if joined == carried:
-                collected = results[len(carried) :]
-                return [*carried, *(_left(v, axis) for v in collected)]
-            carried = joined
-    return unknown(flow, eqn, values)
+
+        def followed(changes: Sequence[bool]) -> list[Value] | None:
+            return _followed(flow, eqn, constants, carried, slices, axis, changes)
+
+        inside = getattr(program, "jaxpr", program)
+        before = inside.invars[len(constants) : len(constants) + len(carried)]
+        changes = [v is not w for v, w in zip(before, inside.outvars[: len(carried)], strict=True)]
+        if any(v.rows is not None and axis in v.rows.axes for v in slices):  # sums over rows are told as such
+            first = followed([False] * len(carried)) or carried
+            is_sum = [flow.here(eqn, "sum") in v.sums for v in first[: len(carried)]]
+            changes = [change and not found for change, found in zip(changes, is_sum, strict=True)]
+        return followed(changes) or unknown(flow, eqn, values)
+
+
+def _followed(
+    flow: Flow,
+    eqn: Any,
+    constants: list[Value],
+    carried: list[Value],
+    slices: list[Value],
+    axis: int,
+    changes: Sequence[bool],
+) -> list[Value] | None:
+    """Returns what a scan carries and collects; None if that is not found in a number of rounds.
+
+    Args:
+        flow: The flow.
+        eqn: The equation.
+        constants: What all iterations have.
+        carried: What the first iteration is handed.
+        slices: What each iteration has of the arrays.
+        axis: The axis of the iterations.
+        changes: Which of what is carried differs from iteration to iteration, and so varies along that axis.
+    """
+    carry, here = flow.here(eqn, "sum"), flow.here(eqn, "position")
+    for _ in range(_ROUNDS):
+        handed = [_varying(v, axis, here) if change else v for v, change in zip(carried, changes, strict=True)]
+        results = flow.run(eqn.params["jaxpr"], [*constants, *handed, *slices])
+        after = [_handed_on(v, axis, carry) for v in results[: len(carried)]]
+        joined = [met(flow, eqn, a, b) for a, b in zip(carried, after, strict=True)]
+        if joined == carried:
+            return [*carried, *(_left(v, axis) for v in results[len(carried) :])]
+        carried = joined
+    return None
 
 
 def scan_operands[T](eqn: Any, values: Sequence[T]) -> tuple[list[T], list[T], list[T]]:
@@ -116,6 +150,11 @@ def _left(value: Value, axis: int) -> Value:
     axes = {a: a + 1 for a in range(64)} | {axis: 0}
     rows = value.rows and moved(value.rows, axes)
     return Value(rows, value.mixing, value.scaled, value.sums, axes_moved(value, axes))
+
+
+def _varying(value: Value, axis: int, here: Place) -> Value:
+    """Returns what an iteration was handed: it differs from that of another iteration."""
+    return dataclasses.replace(value, varies=value.varies | {(axis, here)}) if value.rows is None else value
 
 
 def _handed_on(value: Value, axis: int, carry: Place) -> Value:

@@ -169,7 +169,8 @@ def constant(array: Any) -> Value:
         known = np.asarray(array)
     except (TypeError, ValueError, RuntimeError):  # a tracer, keys of random numbers, an array that was deleted
         return unknown_array(array)
-    varies = {axis for axis in range(known.ndim) if (known != known.take([0], axis)).any()} if known.size else set()
+    bits = np.ascontiguousarray(known)[..., None].view(np.uint8)  # zeros of both signs differ
+    varies = {axis for axis in range(known.ndim) if (bits != bits.take([0], axis)).any()} if known.size else set()
     exact = np.issubdtype(known.dtype, np.integer) or known.dtype == bool
     return Value(varies=frozenset((axis, _CONSTANT) for axis in varies), known=known if exact else None)
 

@@ -80,8 +80,8 @@ def gather(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     batch = [a for a in range(rank) if a not in numbers.offset_dims]  # axes of the result that are of the indices
     of_index = dict(enumerate(batch))
     gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
-    windows = [a for a in range(len(shape)) if a not in gone]
-    of_array = {a: o for a, o in zip(windows, numbers.offset_dims, strict=True) if sizes[a] == shape[a]}
+    windows = dict(zip([a for a in range(len(shape)) if a not in gone], numbers.offset_dims, strict=True))
+    of_array = {a: o for a, o in windows.items() if sizes[a] == shape[a]}
     pairs = zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
     paired = {a: of_index[i] for a, i in pairs}
     columns = _columns(index, len(numbers.start_index_map))
@@ -92,6 +92,8 @@ def gather(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     }
     rest = [c for a, c in zip(numbers.start_index_map, columns, strict=True) if a not in own]
     others = _joined_columns(flow, eqn, index, rest)
+    if array.rows is None:  # along a part of an axis it varies too
+        of_array = windows
     result = _gathered(flow, eqn, array, others, {**of_array, **paired, **own}, of_index)
     if array.rows is None and index.rows is not None and result.rows is not None:
         # Rows in the order of their experts are taken back to the order of the tokens.

@@ -67,7 +67,9 @@ def local_parameters(eqn: Any, operands: Sequence[int | None], results: Sequence
         return None if any(len(shape) > 1 and shape[0] == shapes[0][0] for shape in shared) else params
     if name == "gather":
         batch = params["dimension_numbers"].operand_batching_dims
-        return params if (operands[0] in batch if operands[0] is not None else not batch) else None
+        if operands[0] is None:
+            return None if batch else params
+        return params if operands[0] in batch and operands[1] is not None else None
     if name == "concatenate":
         return params if params["dimension"] != axis else None
     if shared and any(shared):  # what is left takes scalars besides rows
@@ -98,6 +100,8 @@ def _is_product(name: str, params: Any, operands: Sequence[int | None], shapes: 
     if name == "dot_general":
         batch = params["dimension_numbers"][1]
         return all(rows is not None or not axes for rows, axes in zip(operands, batch, strict=True))
+    if name == "conv_general_dilated" and operands[0] != params["dimension_numbers"].lhs_spec[0]:
+        return False  # rows are groups of features
     first, second, *more = operands
     small = all(rows is not None or len(shape) < 2 for rows, shape in zip(more, shapes[2:], strict=True))
     return first is not None and second is None and small

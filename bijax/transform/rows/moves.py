@@ -1,5 +1,6 @@
 """Rules of operations that move or create values."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -68,7 +69,12 @@ def reshape(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     """Returns the result of a reshape, or of a conversion that adds or removes the last axis."""
     value, old, new = values[0], eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
     if math.prod(old) != math.prod(new):  # the last axis holds the parts of a number
-        return _remapped(flow, eqn, value, {a: a for a in range(min(len(old), len(new)))})
+        (result,) = _remapped(flow, eqn, value, {a: a for a in range(min(len(old), len(new)))})
+        if result.rows is None and len(new) > len(old):
+            result = dataclasses.replace(
+                result, varies=result.varies | {(len(old), flow.here(eqn, "position"))}, known=None
+            )
+        return [result]
     return [_reshaped(flow, eqn, value, old, new)]
 
 

@@ -92,6 +92,9 @@ def ragged_dot(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     others = {a: n for n, a in enumerate(right_batch)} | {a: len(kept) + n for n, a in enumerate(right_free)}
     result = product(flow, eqn, left, right, (kept, others), dict(zip(left_sum, right_sum, strict=True)))
     ragged = set(numbers.lhs_ragged_dimensions)
+    if result.rows is None:
+        grouped = {(kept[a], flow.here(eqn, "position")) for a in ragged if a in kept}
+        result = dataclasses.replace(result, varies=result.varies | grouped)
     if left.rows is not None and left.rows.axes & ragged:
         result = combined([result], result.rows, varies=result.varies, mixing=[flow.here(eqn, "position")])
     return [combined([result, Value(None, sizes.mixing, sizes.scaled, sizes.sums)], result.rows, varies=result.varies)]
@@ -110,6 +113,11 @@ def convolution(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     if any(along_space):
         return [_mixed(flow, eqn, values)]
     kept: tuple[dict[int, int], dict[int, int]] = {lhs[0]: out[0]}, {rhs[0]: out[1]}
+    here = flow.here(eqn, "position")
+    if left.rows is None and right.rows is None:  # at the edges there are fewer terms; groups have their own features
+        varies = {*axes_moved(left, kept[0]), *axes_moved(right, kept[1]), *((a, here) for a in out[2:])}
+        varies |= {(out[1], place) for a, place in left.varies if a == lhs[1] and groups > 1}
+        return [combined(values, None, varies=varies)]
     if groups == 1:
         return [product(flow, eqn, left, right, kept, {lhs[1]: rhs[1]})]
     grouped = left.rows and _of_groups(left.rows, lhs[1], eqn.invars[0].aval.shape[lhs[1]], groups, params, eqn, out[1])
@@ -120,6 +128,7 @@ def convolution(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     inner = dataclasses.replace(left, rows=moved(grouped, {out[1]: -1000}))
     other = right.rows and moved(right.rows, {rhs[0]: out[1]})
     mixing = {flow.here(eqn, "meet")} if other is not None and other != grouped else set()
+    mixing |= met_along(Value(right.rows, varies=axes_moved(right, kept[1])), grouped, here)
     return [combined([inner, right], grouped, mixing=mixing)]
 
 

@@ -1,5 +1,6 @@
 """Rules of operations along axes: reductions, prefixes, sorts, windows, factorisations."""
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -68,8 +69,11 @@ def along_axes(flow: Flow, eqn: Any, values: list[Value], touched: Iterable[int]
     axes = set(map(int, touched))
     rows, differ = chosen([v.rows for v in values])
     if rows is None:
-        varies = frozenset().union(*(v.varies for v in values))
-        return [combined(values, None, varies=varies) for _ in eqn.outvars]
+        # Prefixes, factors and windows of equal elements differ; equal elements that are sorted do not.
+        begun = {(a, flow.here(eqn, "position")) for a in axes} if kind != "order" else set()
+        varies = begun.union(*(v.varies for v in values))
+        ranks = [len(v.aval.shape) for v in eqn.outvars]
+        return [combined(values, None, varies={(a, p) for a, p in varies if a < rank}) for rank in ranks]
     mixing = {flow.here(eqn, "meet")} if differ else set()
     if rows.axes & axes:
         mixing.add(flow.here(eqn, kind))
@@ -96,7 +100,10 @@ def top_k(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     """Returns the largest elements along an axis."""
     rank = len(eqn.invars[0].aval.shape)
     axis = eqn.params.get("axis", eqn.params.get("reduction_dimension", -1)) % rank
-    return along_axes(flow, eqn, values, [axis], "order")
+    largest, places = along_axes(flow, eqn, values, [axis], "order")
+    if places.rows is None:
+        places = dataclasses.replace(places, varies=places.varies | {(axis, flow.here(eqn, "position"))})
+    return [largest, places]
 
 
 _TRAILING: Final = {
@@ -124,7 +131,7 @@ def of_matrices(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     """Returns the results of an operation on the last axes."""
     name = eqn.primitive.name
     count = len(eqn.params["fft_lengths"]) if name == "fft" else _TRAILING[name]
-    rank = len(eqn.invars[0].aval.shape)
+    rank = max(len(v.aval.shape) for v in eqn.invars)
     return along_axes(flow, eqn, values, range(rank - count, rank), "meet")
 
 

@@ -1,6 +1,6 @@
 """Self-attention with grouped heads, rotary embedding and a cache."""
 
-from typing import Any, cast
+from typing import Any, cast, override
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +10,13 @@ from ..._signature import ConstructorSignature
 from ...ops import INVARIANT, Ops
 from ._initializers import LECUN_NORMAL
 from .cache import LayerCache
+from .cached_attention import CachedAttention
 from .linear import Linear
 from .rms_norm import RMSNorm
 from .rotary import check_angles
 
 
-class Attention(nnx.Module):
+class Attention(CachedAttention, nnx.Module):
     """Causal self-attention; several query heads may share a key/value head.
 
     Args:
@@ -141,65 +142,25 @@ class Attention(nnx.Module):
         value = heads[:, :, self.num_heads + self.num_kv_heads :]
         return self._merge(self.ops.attention(query, key, value, **self._options()), x)
 
-    def extend(
-        self,
-        x: jax.Array,
-        rotary: tuple[jax.Array, jax.Array],
-        cache: LayerCache,
-        *,
-        start: jax.Array,
-        lengths: jax.Array,
-    ) -> tuple[jax.Array, LayerCache]:
-        """Appends tokens to sequences in a cache, and attends to all tokens up to each.
-
-        Args:
-            x: (B, T, features), the new tokens, each sequence padded at its end.
-            rotary: Cosines and sines (B, T, head_dim / 2) of the tokens' positions.
-            cache: The tokens before.
-            start: (B,) integers: tokens that each sequence holds in the cache.
-            lengths: (B,) integers from 0 to T: new tokens of each sequence.
-
-        Returns:
-            (B, T, features), and the cache with the new tokens. The result is undefined past `lengths`.
-
-        Raises:
-            TypeError: If a dtype is not supported.
-            ValueError: If a shape does not fit.
-        """
-        query, cache = self.prepare(x, rotary, cache, start=start, lengths=lengths)
-        return self.attend(x, query, cache, start=start, lengths=lengths), cache
-
+    @override
     def prepare(
-        self,
-        x: jax.Array,
-        rotary: tuple[jax.Array, jax.Array],
-        cache: LayerCache,
-        *,
-        start: jax.Array,
-        lengths: jax.Array,
+        self, x: jax.Array, rotary: tuple[jax.Array, jax.Array], cache: LayerCache, **places: jax.Array
     ) -> tuple[jax.Array, LayerCache]:
-        """Computes what `extend` does before scores: returns rotated queries, and the cache with the new tokens."""
         if cache.values is None:
             raise ValueError("Attention: the cache must hold keys and values, got one of latents, without values.")
         heads, query_key = self._heads(x, rotary)
-        rows = cache.rows(x.shape[1], start, lengths)
+        rows = cache.rows(x.shape[1], **places)
         to_rotate = None if self.query_norm is None else query_key
         query, keys, values = self.ops.rotate_and_store(
             heads, *rotary, rows, cache.keys, cache.values, to_rotate=to_rotate, scales=cache.scales
         )
         return query, cache._replace(keys=keys, values=values)
 
-    def attend(
-        self, x: jax.Array, query: jax.Array, cache: LayerCache, *, start: jax.Array, lengths: jax.Array
-    ) -> jax.Array:
-        """Computes the rest of `extend` from what `prepare` returned for x."""
-        options, values = {"start": start, "lengths": lengths, **self._options()}, cast(jax.Array, cache.values)
-        if cache.page_table is None:
-            y = self.ops.attention(query, cache.keys, values, **options)
-        else:
-            options |= {"common_prefix": cache.common_prefix, "scales": cache.scales}
-            y = self.ops.paged_attention(query, cache.keys, values, cache.page_table, **options)
-        return self._merge(y, x)
+    @override
+    def attend(self, x: jax.Array, query: jax.Array, cache: LayerCache, **places: jax.Array) -> jax.Array:
+        options, values = {**places, **self._options()}, cast(jax.Array, cache.values)
+        options |= {"page_table": cache.page_table, "common_prefix": cache.common_prefix, "scales": cache.scales}
+        return self._merge(self.ops.attention(query, cache.keys, values, **options), x)
 
     def _options(self) -> dict[str, Any]:
         return {"scale": self.scale, "window": self.window, "soft_cap": self.soft_cap}

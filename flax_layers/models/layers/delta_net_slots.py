@@ -82,8 +82,7 @@ class DeltaNetSlots(NamedTuple):
             rows: The states.
         """
         new = DeltaNetSlots.of(rows)
-        found: DeltaNetSlots = jax.tree.map(lambda a, x: a.at[slots].set(x, mode="drop"), self, new)
-        return found
+        return jax.tree.map(lambda a, x: a.at[slots].set(x, mode="drop"), self, new)
 
 
 def slot_inputs(conv_width: int) -> int:

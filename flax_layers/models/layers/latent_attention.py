@@ -1,6 +1,6 @@
 """Self-attention to one latent of each token, which holds its keys and values for all heads."""
 
-from typing import Any
+from typing import Any, override
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from ...ops import INVARIANT, Ops
 from ._dtypes import promote
 from ._initializers import LECUN_NORMAL
 from .cache import LayerCache
+from .cached_attention import CachedAttention
 from .linear import Linear
 from .rms_norm import RMSNorm
 from .rotary import check_angles
@@ -18,7 +19,7 @@ from .rotary import check_angles
 _HEADS = nnx.initializers.lecun_normal(batch_axis=(0,))
 
 
-class LatentAttention(nnx.Module):
+class LatentAttention(CachedAttention, nnx.Module):
     """Causal self-attention of DeepSeek-V2 and V3 ("MLA"), absorbed for prompts and for single tokens.
 
     The cache holds a latent of `rank` numbers, from which the keys and values of all heads follow, and a key of
@@ -134,59 +135,28 @@ class LatentAttention(nnx.Module):
         query, latents = self._heads(x, rotary)
         return self._merge(self._attended(query, latents))
 
-    def extend(
-        self,
-        x: jax.Array,
-        rotary: tuple[jax.Array, jax.Array],
-        cache: LayerCache,
-        *,
-        start: jax.Array,
-        lengths: jax.Array,
-    ) -> tuple[jax.Array, LayerCache]:
-        """Appends tokens to sequences in a cache, and attends to all tokens up to each.
-
-        Args:
-            x: (B, T, features), the new tokens, each sequence padded at its end.
-            rotary: Cosines and sines (B, T, rope_head_dim / 2) of the tokens' positions.
-            cache: The tokens before: latents as keys of one head, and no values.
-            start: (B,) integers: tokens that each sequence holds in the cache.
-            lengths: (B,) integers from 0 to T: new tokens of each sequence.
-
-        Returns:
-            (B, T, features), and the cache with the new tokens. The result is undefined past `lengths`.
-
-        Raises:
-            TypeError: If a dtype is not supported.
-            ValueError: If a shape does not fit, or the cache has values.
-        """
-        query, cache = self.prepare(x, rotary, cache, start=start, lengths=lengths)
-        return self.attend(x, query, cache, start=start, lengths=lengths), cache
-
+    @override
     def prepare(
-        self,
-        x: jax.Array,
-        rotary: tuple[jax.Array, jax.Array],
-        cache: LayerCache,
-        *,
-        start: jax.Array,
-        lengths: jax.Array,
+        self, x: jax.Array, rotary: tuple[jax.Array, jax.Array], cache: LayerCache, **places: jax.Array
     ) -> tuple[jax.Array, LayerCache]:
-        """Computes what `extend` does before scores: returns the queries, and the cache with the new tokens."""
         if cache.values is not None:
             raise ValueError("LatentAttention: the cache must hold latents and no values, got a cache with values.")
         query, latents = self._heads(x, rotary)
-        return query, cache.write(latents[:, :, None], None, start, lengths)
+        return query, cache.write(latents[:, :, None], None, **places)
 
-    def attend(
-        self, x: jax.Array, query: jax.Array, cache: LayerCache, *, start: jax.Array, lengths: jax.Array
-    ) -> jax.Array:
-        """Computes the rest of `extend` from what `prepare` returned for x."""
+    @override
+    def attend(self, x: jax.Array, query: jax.Array, cache: LayerCache, **places: jax.Array) -> jax.Array:
         del x
         stored = cache.keys[:, :, 0]
         if cache.page_table is None:
-            return self._merge(self._attended(query, stored, start=start, lengths=lengths))
-        options: dict[str, Any] = {"value_size": self.rank, "scale": self.scale, "start": start, "lengths": lengths}
-        return self._merge(self.ops.paged_latent_attention(query, stored, cache.page_table, **options))
+            return self._merge(self._attended(query, stored, **places))
+        options: dict[str, Any] = {
+            "value_size": self.rank,
+            "scale": self.scale,
+            "page_table": cache.page_table,
+            **places,
+        }
+        return self._merge(self.ops.latent_attention(query, stored, **options))
 
     def _attended(self, query: jax.Array, latents: jax.Array, **places: jax.Array) -> jax.Array:
         return self.ops.latent_attention(query, latents, value_size=self.rank, scale=self.scale, **places)

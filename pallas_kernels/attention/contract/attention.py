@@ -1,7 +1,9 @@
 """The contract of attention: see `pallas_kernels.contract`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
+
+from pallas_kernels.base_contract import Contract
 
 KEY_BLOCK: Final = 128
 """Keys in one block of attention; blocks start at the absolute positions 0, 128, 256, ..."""
@@ -16,7 +18,7 @@ _ATTENTION_CHAIN: Final = 128
 
 
 @dataclass(frozen=True)
-class AttentionContract:
+class AttentionContract(Contract):
     """How one query attends to its keys.
 
     Keys are processed in blocks of `key_block` at the absolute positions 0, key_block, 2*key_block, ...; after each
@@ -38,14 +40,12 @@ class AttentionContract:
         query_block: Queries of one block in the backward pass.
         longest_chain: Most rows in one chain of the backward pass.
         fused: Whether a chain consists of fused multiply-adds; otherwise each product is rounded before it is added.
-        version: Incremented when the bits of an existing contract change on purpose.
     """
 
     key_block: int = KEY_BLOCK
     query_block: int = QUERY_BLOCK
     longest_chain: int = _ATTENTION_CHAIN
     fused: bool = True
-    version: int = 1
 
     def __post_init__(self) -> None:
         for name in ("key_block", "query_block", "longest_chain"):
@@ -82,7 +82,7 @@ def attention_contract(*, fused: bool = True) -> AttentionContract:
 
 
 @dataclass(frozen=True)
-class SplitAttentionContract:
+class SplitAttentionContract(Contract):
     """How one query attends to its keys on a Hopper GPU.
 
     Keys are processed in ascending blocks of `key_block` at the absolute positions 0, key_block, 2 * key_block, ...
@@ -128,13 +128,12 @@ class SplitAttentionContract:
         key_block: Keys of one block.
         split: Keys of one split, a multiple of `key_block`.
         sum_chains: Interleaved chains in a lane's sum of a block, a power of two.
-        version: Incremented when the bits of an existing contract change on purpose.
     """
 
+    ID = "attention/v{version}/f32-wgmma16-keys{key_block}-split{split}-online"
     key_block: int = KEY_BLOCK
     split: int = 1024
     sum_chains: int = 4
-    version: int = 1
 
     def __post_init__(self) -> None:
         if self.key_block < 8 or self.key_block % 8:
@@ -144,14 +143,9 @@ class SplitAttentionContract:
         if self.sum_chains < 1 or self.sum_chains & (self.sum_chains - 1) or self.sum_chains > self.key_block // 4:
             raise ValueError(f"sum_chains must be a power of two up to key_block / 4, got {self.sum_chains}.")
 
-    @property
-    def id(self) -> str:
-        """Contract identifier, stable across runs and machines."""
-        return f"attention/v{self.version}/f32-wgmma16-keys{self.key_block}-split{self.split}-online"
-
 
 @dataclass(frozen=True)
-class MmaAttentionContract:
+class MmaAttentionContract(Contract):
     """How one query attends to its keys on the tensor cores of a GPU without a specialised kernel.
 
     Operands are multiplied in 16 bits: bfloat16 and float16 values directly, a float32 value as the sum of three
@@ -198,13 +192,13 @@ class MmaAttentionContract:
     Attributes:
         key_block: Keys of one block, a power of two and at least 16.
         row_block: Rows or keys of one block in the backward pass, the same.
-        version: Incremented when the bits of an existing contract change on purpose.
         split: Keys of one split, a multiple of `key_block`.
     """
 
+    ID = "attention/v{version}/f32-mma16-keys{key_block}-rows{row_block}-split{split}-online"
     key_block: int = 64
     row_block: int = 64
-    version: int = 3
+    version: int = field(default=3, kw_only=True)
     split: int = 1024
 
     def __post_init__(self) -> None:
@@ -214,12 +208,6 @@ class MmaAttentionContract:
                 raise ValueError(f"{name} must be a power of two and at least 16, got {size}.")
         if self.split < 1 or self.split % self.key_block:
             raise ValueError(f"split must be a positive multiple of {self.key_block=}, got {self.split}.")
-
-    @property
-    def id(self) -> str:
-        """Contract identifier, stable across runs and machines."""
-        blocks = f"keys{self.key_block}-rows{self.row_block}-split{self.split}"
-        return f"attention/v{self.version}/f32-mma16-{blocks}-online"
 
 
 def mma_attention_contract(dtype: str, head_size: int) -> MmaAttentionContract:
@@ -282,7 +270,7 @@ _OTHER_VALUE_SIZES: Final = ((192, 128),)
 
 
 @dataclass(frozen=True)
-class AttentionGradientContract:
+class AttentionGradientContract(Contract):
     """The gradients of attention on a Hopper GPU.
 
     With c = scale * log2(e), rounded once to float32, the log-sum-exp L of the forward pass times log2(e), the result o
@@ -313,12 +301,10 @@ class AttentionGradientContract:
     Attributes:
         key_block: Keys of one block.
         sum_chains: Interleaved chains in a lane's sum of d, a power of two.
-        version: Incremented when the bits of an existing contract change on purpose.
     """
 
     key_block: int = KEY_BLOCK
     sum_chains: int = 4
-    version: int = 1
 
     def __post_init__(self) -> None:
         if self.key_block not in (KEY_BLOCK, KEY_BLOCK // 2):

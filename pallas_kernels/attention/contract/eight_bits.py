@@ -1,11 +1,13 @@
 """The contract of 8-bit keys and values: see `pallas_kernels.contract`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
+
+from pallas_kernels.base_contract import Contract
 
 
 @dataclass(frozen=True)
-class EightBitContract:
+class EightBitContract(Contract):
     """How a query attends to 8-bit keys and values, with a scale per head, or per head and channel.
 
     The stored numbers enter the products exactly, as multiples of `unit`; the scales are applied to the queries and the
@@ -20,20 +22,15 @@ class EightBitContract:
 
     Attributes:
         unit: The value that 1 represents, a power of two.
-        version: Incremented when the bits of an existing contract change on purpose.
     """
 
+    ID = "8-bit-cache/v{version}/factors-outside-unit{unit}"
     unit: float
-    version: int = 2
+    version: int = field(default=2, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.unit not in _UNITS.values():
             raise ValueError(f"unit must be one of {sorted(_UNITS.values())}, got {self.unit}.")
-
-    @property
-    def id(self) -> str:
-        """Contract identifier, stable across runs and machines."""
-        return f"8-bit-cache/v{self.version}/factors-outside-unit{self.unit}"
 
 
 _UNITS: Final = {"int8": 2.0**-6, "float8_e4m3fn": 2.0**-8}

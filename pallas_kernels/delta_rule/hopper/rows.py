@@ -90,7 +90,7 @@ class _Memory(NamedTuple):
             return plgpu.SMEM((ROWS, columns), dtype, transforms=tiled(dtype, columns))
 
         line, full = plgpu.SMEM((ROWS,), jnp.float32), plgpu.Barrier(num_arrivals=2)
-        return cls(tile(size), tile(size), tile(ROWS), tile(ROWS), line, line, line, line, full)
+        return cls(tile(size), tile(size), tile(ROWS), tile(ROWS), line, line, line, line, full=full)
 
 
 def rows(x: Tokens, *, interpret: Any = False) -> list[jax.Array]:
@@ -277,5 +277,4 @@ def _settled(squares: jax.Array, betas: Any, interpret: bool) -> jax.Array:
             registers.flat[at] = with_number(register, factor)
         return fragmented(registers, square.layout)
 
-    found: jax.Array = settle(square, betas)
-    return found
+    return settle(square, betas)

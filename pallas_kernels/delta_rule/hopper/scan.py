@@ -203,8 +203,7 @@ class _Walk:
 
     def of_rows(self, ref: Any, slot: Any) -> jax.Array:
         """Returns a number for each row of a chunk."""
-        numbers: jax.Array = plgpu.load(ref.at[slot], layout=COLUMN)
-        return numbers
+        return plgpu.load(ref.at[slot], layout=COLUMN)
 
     def fetch(self, chunk: Any) -> None:
         """Starts to read a chunk into its stage, as soon as that is free."""
@@ -328,7 +327,8 @@ def scan(
         batch, of_head = lax.axis_index("sequence"), lax.axis_index("slice")
         head, part = lax.div(of_head, slices), lax.rem(of_head, slices)
         count = given.lengths[batch]
-        walk = _Walk(given, memory, batch, head, lax.div(head, group), part * ROWS, count, stages, scale, emulated)
+        options: dict[str, Any] = {"stages": stages, "scale": scale, "interpret": emulated}
+        walk = _Walk(given, memory, batch, head, lax.div(head, group), part * ROWS, count, **options)
         columns, warpgroup = walk.columns, lax.axis_index("warpgroup")
 
         def keep(chunk: Any, state: jax.Array) -> None:

@@ -63,8 +63,7 @@ def substitute(coefficients: Any, seen: Any, betas: Any, interpret: bool) -> tup
         rows = [list(repair.results[4 * b : 4 * b + 4]) for b in range(_BLOCKS)]
         return _tile(chunk, rows), _tile(chunk, chunk.weighted(rows))
 
-    found: tuple[jax.Array, jax.Array] = run(coefficients, seen, betas)
-    return found
+    return run(coefficients, seen, betas)
 
 
 def _in_jax(coefficients: Any, seen: Any, betas: Any) -> tuple[jax.Array, jax.Array]:

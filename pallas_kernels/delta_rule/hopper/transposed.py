@@ -53,8 +53,7 @@ def load_transposed(ref: Any, interpret: bool) -> jax.Array:
                 registers[at + i] = vector.bitcast(kind, one)
         return fragmented(registers.reshape(layout.registers_shape((ROWS, ROWS))), layout)
 
-    found: jax.Array = load(ref)
-    return found
+    return load(ref)
 
 
 def store_transposed(tile: jax.Array, ref: Any, interpret: bool) -> None:
@@ -111,8 +110,7 @@ def load_matrix(ref: Any, rows: int, interpret: bool) -> jax.Array:
             registers[at] = register
         return fragmented(registers, layout)
 
-    found: jax.Array = load(ref)
-    return found
+    return load(ref)
 
 
 def store_matrix(tile: jax.Array, ref: Any, interpret: bool) -> None:

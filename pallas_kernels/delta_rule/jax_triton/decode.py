@@ -48,22 +48,19 @@ def decode_kernel(
         if (head % form.group == 0) & (part == 0) & (count > 0):
             for shared in range(form.group):
                 _over_edge(
-                    q, k, v, g, beta, o, state, residual, key, inverse, decay, decay, 0, pair + shared, 0, here, count,
-                    at_edge > 0, form.value_size // COLUMNS, False, N, SCALE, COLUMNS, SLOTS, form,
+                    (q, k, v, g, beta, o), (state, residual, key, inverse, decay), (decay, 0), (pair + shared, 0),
+                    (here, count, at_edge > 0), PIECES=form.value_size // COLUMNS, SHARED=False,
+                    N=N, SCALE=SCALE, COLUMNS=COLUMNS, SLOTS=SLOTS, form=form,
                 )  # fmt: skip
     elif count > 0:
         last = head % form.group == form.group - 1
-        rows = _rows(
-            q, k, g, beta, key, inverse, decay, pair, 0, count, here, here, part == 0, (part == 0) & last, N, SLOTS,
-            form,
-        )  # fmt: skip
+        writes = (part == 0, (part == 0) & last)
+        rows = _rows((q, k, g, beta), (key, inverse, decay), pair, (0, count, here, here), writes, N, SLOTS, form)
         for piece in tl.range(PIECES, num_stages=1):
             column = (part * PIECES + piece) * COLUMNS + tl.arange(0, COLUMNS)
             s = _state(_matrix(state, pair, column, form), at_edge > 0, SLOTS, form)
-            _columns(
-                v, o, residual, s, rows.pair, rows.p, rows.factor, rows.grown, pair, column, 0, count, here, here,
-                True, N, SCALE, form,
-            )  # fmt: skip
+            of_rows, span = (rows.pair, rows.p, rows.factor, rows.grown), (0, count, here, here)
+            _columns((v, o, residual), s, of_rows, pair, column, span, True, N=N, SCALE=SCALE, form=form)
     column = part * COLUMNS * PIECES + tl.arange(0, COLUMNS * PIECES)
     _write_nothing(o, batch, head, column, count, N, form)
 
@@ -88,7 +85,8 @@ def rows_kernel(
         key, inverse, decay = _of_slot_rows(key, inverse, decay, tl.load(slots + batch) - batch, form)
     if (count > 0) & (here + count <= _C):
         last = head % form.group == form.group - 1
-        rows = _rows(q, k, g, beta, key, inverse, decay, pair, 0, count, here, here, True, last, N, SLOTS, form)
+        span, writes = (0, count, here, here), (True, last)
+        rows = _rows((q, k, g, beta), (key, inverse, decay), pair, span, writes, N, SLOTS, form)
         two, row = tl.arange(0, 16), tl.arange(0, 64)
         of_row = pair.to(tl.int64) * N + two % _FEW
         of_query = (two >= _FEW) & (two % _FEW < count)
@@ -127,10 +125,11 @@ def edges_kernel(
             shift = (tl.load(slots + batch) - batch).to(tl.int64)
             own_state, own_residual = _of_slot(state, shift, _wide(form)), _of_slot(residual, shift, _residuals(form))
             own_key, own_inverse, own_decay = _of_slot_rows(key, inverse, decay, shift, form)
+        place = (batch * form.value_heads + of_lane // PARTS, of_lane % PARTS)
         _over_edge(
-            q, k, v, g, beta, o, own_state, own_residual, own_key, own_inverse, own_decay, turns, sequences,
-            batch * form.value_heads + of_lane // PARTS, of_lane % PARTS, here, count, at_edge > 0, 1, True, N, SCALE,
-            COLUMNS, SLOTS, form,
+            (q, k, v, g, beta, o), (own_state, own_residual, own_key, own_inverse, own_decay), (turns, sequences),
+            place, (here, count, at_edge > 0), PIECES=1, SHARED=True, N=N, SCALE=SCALE, COLUMNS=COLUMNS, SLOTS=SLOTS,
+            form=form,
         )  # fmt: skip
 
 
@@ -163,9 +162,8 @@ def columns_kernel(
     factor = tl.load(factors + of_row * 2, mask=valid, other=0.0)
     grown = tl.load(factors + of_row * 2 + 1, mask=valid, other=0.0)
     if (count > 0) & (here + count <= _C):
-        _columns(
-            v, o, residual, s, pair_of, p, factor, grown, pair, column, 0, count, here, here, True, N, SCALE, form
-        )  # fmt: skip
+        of_rows, span = (pair_of, p, factor, grown), (0, count, here, here)
+        _columns((v, o, residual), s, of_rows, pair, column, span, True, N=N, SCALE=SCALE, form=form)
     _write_nothing(o, batch, head, column, count, N, form)
 
 
@@ -213,30 +211,34 @@ def _state(matrix, known, SLOTS: tl.constexpr, form: tl.constexpr):
 
 @triton.jit
 def _over_edge(
-    q, k, v, g, beta, o, state, residual, key, inverse, decay, turns, sequences, pair, part, here, count, known,
-    PIECES: tl.constexpr, SHARED: tl.constexpr, N: tl.constexpr, SCALE: tl.constexpr, COLUMNS: tl.constexpr,
-    SLOTS: tl.constexpr, form: tl.constexpr,
+    arrays, kept, shared, place, span, PIECES: tl.constexpr, SHARED: tl.constexpr, N: tl.constexpr,
+    SCALE: tl.constexpr, COLUMNS: tl.constexpr, SLOTS: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
     """Computes the tokens of some columns of a head, of which at least one token is in the next chunk.
 
     The first rows of a chunk are written over. With `SHARED` other programs read them too, as they have other columns
     or heads with the same keys, and the last one that has read them writes: `turns` counts.
     """
+    q, k, v, g, beta, o = arrays
+    state, residual, key, inverse, decay = kept
+    turns, sequences = shared
+    pair, part = place
+    here, count, known = span
+    of_tokens, of_chunk, of_columns = (q, k, g, beta), (key, inverse, decay), (v, o, residual)
     DTYPE: tl.constexpr = k.dtype.element_ty
     head = pair % form.value_heads
     # Of the tokens, how many are in the chunk of the first one.
     near = _C - here
     if N > 1:  # noqa: SIM102 (a constant)
         if near > 0:
-            rows = _rows(q, k, g, beta, key, inverse, decay, pair, 0, near, here, here, False, False, N, SLOTS, form)
+            first = (0, near, here, here)
+            rows = _rows(of_tokens, of_chunk, pair, first, (False, False), N, SLOTS, form)
             for piece in tl.range(PIECES, num_stages=1):
                 column = (part * PIECES + piece) * COLUMNS + tl.arange(0, COLUMNS)
                 matrix = _matrix(state, pair, column, form)
                 s = _state(matrix, known, SLOTS, form)
-                r = _columns(
-                    v, o, residual, s, rows.pair, rows.p, rows.factor, rows.grown, pair, column, 0, near, here, here,
-                    False, N, SCALE, form,
-                )  # fmt: skip
+                of_rows = (rows.pair, rows.p, rows.factor, rows.grown)
+                r = _columns(of_columns, s, of_rows, pair, column, first, False, N=N, SCALE=SCALE, form=form)
                 tl.store(matrix, _crossed(s, rows.keys, rows.t, r, rows.logs))
     if near == 0:
         keys, t = _kept_keys(key, pair, _C, form), _kept_inverse(inverse, pair, _C, SLOTS).to(DTYPE)
@@ -254,16 +256,13 @@ def _over_edge(
         of_keys = sequences * form.value_heads + pair // form.value_heads * form.key_heads + head // form.group
         writes = tl.atomic_add(turns + pair, 1) == PARTS - 1
         writes_keys = tl.atomic_add(turns + of_keys, 1) == PARTS * form.group - 1
-    rows = _rows(
-        q, k, g, beta, key, inverse, decay, pair, near, count - near, 0, 0, writes, writes_keys, N, SLOTS, form
-    )  # fmt: skip
+    second = (near, count - near, 0, 0)
+    rows = _rows(of_tokens, of_chunk, pair, second, (writes, writes_keys), N, SLOTS, form)
     for piece in tl.range(PIECES, num_stages=1):
         column = (part * PIECES + piece) * COLUMNS + tl.arange(0, COLUMNS)
         s = tl.load(_matrix(state, pair, column, form))
-        _columns(
-            v, o, residual, s, rows.pair, rows.p, rows.factor, rows.grown, pair, column, near, count - near, 0, 0, True,
-            N, SCALE, form,
-        )  # fmt: skip
+        of_rows = (rows.pair, rows.p, rows.factor, rows.grown)
+        _columns(of_columns, s, of_rows, pair, column, second, True, N=N, SCALE=SCALE, form=form)
 
 
 @triton.jit
@@ -350,14 +349,15 @@ class Rows(NamedTuple):
 
 
 @triton.jit
-def _rows(
-    q, k, g, beta, kept_key, kept_inverse, kept_decay, pair, done, count, here, kept, writes, writes_keys,
-    N: tl.constexpr, SLOTS: tl.constexpr, form: tl.constexpr,
-):  # fmt: skip
+def _rows(of_tokens, of_chunk, pair, span, stores, N: tl.constexpr, SLOTS: tl.constexpr, form: tl.constexpr):
     """Computes `count` tokens from token `done` on, rows `here` and on of a chunk of which `kept` rows are stored.
 
     Adds their T and G to what is kept (`writes`), and their keys (`writes_keys`).
     """
+    q, k, g, beta = of_tokens
+    kept_key, kept_inverse, kept_decay = of_chunk
+    done, count, here, kept = span
+    writes, writes_keys = stores
     DTYPE: tl.constexpr = k.dtype.element_ty
     two, row, wide = tl.arange(0, 16), tl.arange(0, 64), tl.arange(0, form.key_size)
     batch, head = (pair // form.value_heads).to(tl.int64), pair % form.value_heads
@@ -429,10 +429,12 @@ def _keys_and_queries(q, k, batch, group, done, count, N: tl.constexpr, form: tl
 
 @triton.jit
 def _columns(
-    v, o, residual, s, tokens, p, factor, grown, pair, column, done, count, here, kept, ends,
-    N: tl.constexpr, SCALE: tl.constexpr, form: tl.constexpr,
+    arrays, s, of_rows, pair, column, span, ends, N: tl.constexpr, SCALE: tl.constexpr, form: tl.constexpr
 ):  # fmt: skip
     """Writes outputs and residuals of some columns, whose state is `s`; returns the residuals of the chunk."""
+    v, o, residual = arrays
+    tokens, p, factor, grown = of_rows
+    done, count, here, kept = span
     DTYPE: tl.constexpr = v.dtype.element_ty
     two, row = tl.arange(0, 16), tl.arange(0, 64)
     batch, head = (pair // form.value_heads).to(tl.int64), pair % form.value_heads

@@ -26,9 +26,8 @@ def chunk_kernel(q, k, g, beta, lengths, tokens, chunks, inverse, weights, logs,
     """Computes T and P of a chunk of whole sequences."""
     count = tl.load(lengths + tl.program_id(0) // form.value_heads)
     if tl.program_id(1) * _C < count:
-        _chunk(
-            q, k, g, beta, q, q, q, 0, count, tokens, chunks, inverse, weights, logs, betas, q, q, q, False, form
-        )  # fmt: skip
+        out = (inverse, weights, logs, betas)
+        _chunk((q, k, g, beta), (q, q, q), (0, count), (tokens, chunks), out, (q, q, q), False, form)
 
 
 @triton.jit
@@ -40,22 +39,23 @@ def extend_chunk_kernel(
     batch, chunk = tl.program_id(0) // form.value_heads, tl.program_id(1)
     count, at_edge = tl.load(lengths + batch), tl.load(edge + batch)
     before = tl.load(start + batch) - at_edge
+    kept, new = (kept_key, kept_inverse, kept_decay), (new_key, new_inverse, new_decay)
     if count == 0:
         if chunk == 0:
-            _copy_kept(kept_key, kept_inverse, kept_decay, new_key, new_inverse, new_decay, 0, _C, form)
+            _copy_kept(kept, new, 0, _C, form)
             tl.store(new_edge + batch, at_edge)
     elif chunk * _C < before + count:
-        _chunk(
-            q, k, g, beta, kept_key, kept_inverse, kept_decay, before, count, tokens, chunks,
-            inverse, weights, logs, betas, new_key, new_inverse, new_decay, True, form,
-        )  # fmt: skip
+        out = (inverse, weights, logs, betas)
+        _chunk((q, k, g, beta), kept, (before, count), (tokens, chunks), out, new, True, form)
         if chunk == 0:
             tl.store(new_edge + batch, at_edge + (before + count - 1) // _C * _C)
 
 
 @triton.jit
-def _copy_kept(key, inverse, decay, new_key, new_inverse, new_decay, first, end, form: tl.constexpr):
+def _copy_kept(kept, new, first, end, form: tl.constexpr):
     """Copies the kept rows from `first` to `end` of a chunk."""
+    key, inverse, decay = kept
+    new_key, new_inverse, new_decay = new
     pair, row = tl.program_id(0).to(tl.int64), tl.arange(0, 64)
     batch, head = pair // form.value_heads, pair % form.value_heads
     there = (row >= first) & (row < end)
@@ -76,32 +76,33 @@ def gate(step, form: tl.constexpr):
 
 
 @triton.jit
-def _sums_of_gates(g, kept_decay, base, pair, first, before, count, EXTEND: tl.constexpr, form: tl.constexpr):
+def _sums_of_gates(g, kept_decay, first, before, count, EXTEND: tl.constexpr, form: tl.constexpr):
     """Returns G of the rows of a chunk in blocks of 16, one addition for each row."""
     row, now, sums = tl.arange(0, 16), 0.0, ()
     for b in tl.static_range(_BLOCKS):
         piece = tl.zeros([16], tl.float32)
         for i in tl.static_range(_BLOCK):
             at = first + b * _BLOCK + i - before
-            step = tl.load(g + base + at * form.value_heads, mask=(at >= 0) & (at < count), other=0.0)
+            step = tl.load(g + at * form.value_heads, mask=(at >= 0) & (at < count), other=0.0)
             now = now + gate(step, form)
             if EXTEND:
                 is_kept = at < 0
-                now = tl.where(is_kept, tl.load(kept_decay + pair * _C + b * _BLOCK + i, mask=is_kept, other=0.0), now)
+                now = tl.where(is_kept, tl.load(kept_decay + b * _BLOCK + i, mask=is_kept, other=0.0), now)
             piece = tl.where(row == i, now, piece)
         sums = sums + (piece,)
     return sums
 
 
 @triton.jit
-def _block_of(x, kept, base, kept_base, first, before, count, stride, EXTEND: tl.constexpr, form: tl.constexpr):
+def _block_of(x, kept, first, before, count, EXTEND: tl.constexpr, form: tl.constexpr):
     """Returns 16 rows of keys or queries (16, D), zeros where there is no token. With EXTEND, kept rows come first."""
     row, wide = tl.arange(0, 16), tl.arange(0, form.key_size)
     at = first + row - before
-    pointers = x + base + at[:, None] * stride + wide[None, :]
+    stride: tl.constexpr = form.key_heads * form.key_size
+    pointers = x + at[:, None] * stride + wide[None, :]
     there = at < count
     if EXTEND:
-        stored = kept + kept_base + (first + row)[:, None] * form.key_size + wide[None, :]
+        stored = kept + (first + row)[:, None] * form.key_size + wide[None, :]
         pointers = tl.where((at < 0)[:, None], stored, pointers)
     else:
         there &= at >= 0
@@ -136,10 +137,14 @@ def _solve(start, a, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def _chunk(
-    q, k, g, beta, kept_key, kept_inverse, kept_decay, before, count, tokens, chunks,
-    inverse, weights, logs, betas, new_key, new_inverse, new_decay, EXTEND: tl.constexpr, form: tl.constexpr,
-):  # fmt: skip
+def _chunk(arrays, kept, rows, sizes, out, new, EXTEND: tl.constexpr, form: tl.constexpr):
+    """Computes T and P of a chunk; `rows` are those before the tokens and the number of tokens."""
+    q, k, g, beta = arrays
+    kept_key, kept_inverse, kept_decay = kept
+    before, count = rows
+    tokens, chunks = sizes
+    inverse, weights, logs, betas = out
+    new_key, new_inverse, new_decay = new
     DTYPE: tl.constexpr = k.dtype.element_ty
     chunk, pair = tl.program_id(1), tl.program_id(0)
     batch, head = (pair // form.value_heads).to(tl.int64), pair % form.value_heads
@@ -147,16 +152,15 @@ def _chunk(
     first, row, column = chunk * _C, tl.arange(0, 16), tl.arange(0, 64)
     base = (batch * tokens * form.key_heads + group) * form.key_size
     kept_base = (batch * form.key_heads + group) * _C * form.key_size
-    stride: tl.constexpr = form.key_heads * form.key_size
     of_head = batch * tokens * form.value_heads + head
     line = (pair.to(tl.int64) * chunks + chunk) * _C
-    sums = _sums_of_gates(g, kept_decay, of_head, pair, first, before, count, EXTEND, form)
+    sums = _sums_of_gates(g + of_head, kept_decay + pair * _C, first, before, count, EXTEND, form)
     keys, lines = (), ()
     for b in tl.static_range(_BLOCKS):
         above = first + b * _BLOCK
-        of_block = _block_of(k, kept_key, base, kept_base, above, before, count, stride, EXTEND, form)
+        of_block = _block_of(k + base, kept_key + kept_base, above, before, count, EXTEND, form)
         # Queries of kept rows are not known: their outputs are not computed again.
-        of_query = _block_of(q, q, base, base, above, before, count, stride, False, form)
+        of_query = _block_of(q + base, q, above, before, count, False, form)
         keys = keys + (of_block,)
         at = above + row - before
         there = (at >= 0) & (at < count)
@@ -244,10 +248,8 @@ def scan_kernel(
     """Computes outputs and states of whole sequences."""
     pair = tl.program_id(0) // (form.value_size // COLUMNS)
     count = tl.load(lengths + pair // form.value_heads)
-    _scan(
-        q, k, v, inverse, weights, logs, betas, q, state, q, 0, count, tokens, chunks, o, last, q, edges, flags,
-        SCALE, False, False, EDGES, COLUMNS, form,
-    )  # fmt: skip
+    rows, sizes, out = (inverse, weights, logs, betas), (0, count, tokens, chunks), (o, last, q, edges, flags)
+    _scan((q, k, v), rows, (q, state, q), sizes, out, SCALE, COLUMNS, form, CAREFUL=False, EXTEND=False, EDGES=EDGES)
 
 
 @triton.jit
@@ -264,10 +266,8 @@ def careful_scan_kernel(
     if tl.load(flags + tl.program_id(0) * COLUMNS // FLAGGED) != 0:
         pair = tl.program_id(0) // (form.value_size // COLUMNS)
         count = tl.load(lengths + pair // form.value_heads)
-        _scan(
-            q, k, v, inverse, weights, logs, betas, q, state, q, 0, count, tokens, chunks, o, last, q, edges, q,
-            SCALE, True, False, EDGES, COLUMNS, form,
-        )  # fmt: skip
+        rows, sizes, out = (inverse, weights, logs, betas), (0, count, tokens, chunks), (o, last, q, edges, q)
+        _scan((q, k, v), rows, (q, state, q), sizes, out, SCALE, COLUMNS, form, CAREFUL=True, EXTEND=False, EDGES=EDGES)
 
 
 @triton.jit
@@ -278,10 +278,9 @@ def extend_scan_kernel(
     """Computes outputs and states of sequences that are continued; `new_state` is `state`, the residuals likewise."""
     batch = tl.program_id(0) // (form.value_size // COLUMNS) // form.value_heads
     count, before = tl.load(lengths + batch), tl.load(start + batch) - tl.load(edge + batch)
-    _scan(
-        q, k, v, inverse, weights, logs, betas, kept_key, new_state, new_residual, before, count, tokens, chunks,
-        o, new_state, new_residual, q, flags, SCALE, False, True, False, COLUMNS, form,
-    )  # fmt: skip
+    rows, sizes = (inverse, weights, logs, betas), (before, count, tokens, chunks)
+    kept, out = (kept_key, new_state, new_residual), (o, new_state, new_residual, q, flags)
+    _scan((q, k, v), rows, kept, sizes, out, SCALE, COLUMNS, form, CAREFUL=False, EXTEND=True, EDGES=False)
 
 
 @triton.jit
@@ -294,19 +293,22 @@ def careful_extend_scan_kernel(
     if tl.load(flags + tl.program_id(0) * COLUMNS // FLAGGED) != 0:
         batch = tl.program_id(0) // (form.value_size // COLUMNS) // form.value_heads
         count, before = tl.load(lengths + batch), tl.load(start + batch) - tl.load(edge + batch)
-        _scan(
-            q, k, v, inverse, weights, logs, betas, kept_key, new_state, new_residual, before, count, tokens, chunks,
-            o, new_state, new_residual, q, q, SCALE, True, True, False, COLUMNS, form,
-        )  # fmt: skip
+        rows, sizes = (inverse, weights, logs, betas), (before, count, tokens, chunks)
+        kept, out = (kept_key, new_state, new_residual), (o, new_state, new_residual, q, q)
+        _scan((q, k, v), rows, kept, sizes, out, SCALE, COLUMNS, form, CAREFUL=True, EXTEND=True, EDGES=False)
 
 
 @triton.jit
 def _scan(
-    q, k, v, inverse, weights, logs, betas, kept_key, state, residual, before, count, tokens, chunks,
-    o, last, new_residual, edges, flags,
-    SCALE: tl.constexpr, CAREFUL: tl.constexpr, EXTEND: tl.constexpr, EDGES: tl.constexpr, COLUMNS: tl.constexpr,
-    form: tl.constexpr,
+    arrays, rows, kept, sizes, out, SCALE: tl.constexpr, COLUMNS: tl.constexpr, form: tl.constexpr,
+    CAREFUL: tl.constexpr, EXTEND: tl.constexpr, EDGES: tl.constexpr,
 ):  # fmt: skip
+    """Computes some columns of a head; `sizes` are the rows before the tokens, the tokens, their array's and chunks."""
+    q, k, v = arrays
+    inverse, weights, logs, betas = rows
+    kept_key, state, residual = kept
+    before, count, tokens, chunks = sizes
+    o, last, new_residual, edges, flags = out
     DTYPE: tl.constexpr = k.dtype.element_ty
     SLICES: tl.constexpr = form.value_size // COLUMNS
     pair = tl.program_id(0) // SLICES
@@ -323,8 +325,7 @@ def _scan(
     line = pair.to(tl.int64) * chunks * _C
     place = row[:, None] * _C + row[None, :]
     of_residual = pair.to(tl.int64) * _C * form.value_size + row[None, :] * form.value_size + column[:, None]
-    rows = before + count
-    whole = (rows + _C - 1) // _C
+    whole = (before + count + _C - 1) // _C
     if EXTEND:
         whole = tl.where(count > 0, whole, 0)
     bad = 0
@@ -356,7 +357,7 @@ def _scan(
         r = residual_of(factor[None, :], grown, told, value)
         if EXTEND:
             r = tl.where((at < 0)[None, :], tl.load(residual + of_residual, mask=(at < 0)[None, :], other=0.0), r)
-        kept = r
+        finished = r
         if CAREFUL:
             r, after, any_lost = _lost(r)
         y = tl.dot(r, p, grown * asked) * SCALE + 0.0
@@ -372,7 +373,7 @@ def _scan(
                 bad = tl.max(tl.max(tl.where(r != r, 1, 0), 1), 0)
                 bad = tl.maximum(bad, tl.max(tl.max(tl.where(s != s, 1, 0), 1), 0))
                 if CAREFUL or bad == 0:
-                    tl.store(new_residual + of_residual, kept, mask=there[None, :])
+                    tl.store(new_residual + of_residual, finished, mask=there[None, :])
         if moves:
             s = _crossed(s, keys, t, r, g, newest)
             if CAREFUL:

@@ -19,7 +19,6 @@ FEW: Final = 8
 """Most tokens that are computed as rows of their own instead of in whole chunks."""
 
 _CHUNK: Final = MmaDeltaRuleContract().chunk
-_BACKEND: Final = "jax_triton"
 
 
 @dataclass(frozen=True)
@@ -194,20 +193,16 @@ def gated_delta_rule_extend(
 ) -> Arrays:
     """Computes tokens of sequences that have a state, see `pallas_kernels.delta_rule.portable.gated_delta_rule_extend`.
 
-    Sequences in slots are computed from copies of what they keep. Programs for few tokens compute them in place if
-    this backend is preferred: these have not run on a GPU yet.
+    Programs for few tokens compute sequences in their slots; others compute them from copies of what they keep.
 
     Guarantee: row-invariant: an output depends on the tokens of its sequence up to its own alone.
     """
     honour("gated_delta_rule_extend", contract, MmaDeltaRuleContract())
     form, tokens, kept = _form(key, value), (query, key, value, g, beta), (state, kept_key, residual, inverse, decay)
-    few = value.shape[1] <= FEW
-    if few and (slots is None or target.backend == _BACKEND):
+    if value.shape[1] <= FEW:
         return _rows(tokens, (*kept, edge), start, lengths, slots, scale, form, target, schedule)
 
     def continued(*kept: jax.Array) -> Arrays:
-        if few:
-            return _rows(tokens, kept, start, lengths, None, scale, form, target, schedule)
         return _parts(tokens, kept, start, lengths, scale, form, target, schedule)
 
     return continued(*kept, edge) if slots is None else in_slots(continued, kept, edge, lengths, slots)

@@ -3,12 +3,14 @@
 from dataclasses import dataclass
 from typing import Final
 
+from pallas_kernels.base_contract import Contract
+
 ROW_CHUNK: Final = 128
 """Rows in one chunk of a sum over the batch (weight gradients)."""
 
 
 @dataclass(frozen=True)
-class ChunkContract:
+class ChunkContract(Contract):
     """Summation order over the rows of a batch (a weight gradient).
 
     Rows are split into chunks at 0, rows, 2*rows, ...; every chunk is summed by the same fixed-shape program, with the
@@ -22,20 +24,14 @@ class ChunkContract:
 
     Attributes:
         rows: Rows per chunk.
-        version: Incremented when the bits of an existing contract change on purpose.
     """
 
+    ID = "chunks/v{version}/f32-rows{rows}-fold"
     rows: int = ROW_CHUNK
-    version: int = 1
 
     def __post_init__(self) -> None:
         if self.rows < 1:
             raise ValueError(f"rows must be at least 1, got {self.rows}.")
-
-    @property
-    def id(self) -> str:
-        """Contract identifier, stable across runs and machines."""
-        return f"chunks/v{self.version}/f32-rows{self.rows}-fold"
 
 
 def chunk_contract() -> ChunkContract:

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
+from pallas_kernels.base_contract import Contract
+
 
 @dataclass(frozen=True)
-class KSplitContract:
+class KSplitContract(Contract):
     """How one element of `x @ w` is summed when K is cut over 1, 2, 4 or `leaves` devices.
 
     K is cut into `leaves` ranges of equal length at absolute positions. Each leaf is one product under the contract of
@@ -14,24 +16,18 @@ class KSplitContract:
 
     Attributes:
         leaves: Number of ranges of K; a power of two.
-        version: Incremented when the bits of an existing contract change on purpose.
 
     Example:
         >>> KSplitContract().id, KSplitContract().leaf_length(11008)
         ('matmul/v1/f32-ksplit8-tree', 1376)
     """
 
+    ID = "matmul/v{version}/f32-ksplit{leaves}-tree"
     leaves: int = 8
-    version: int = 1
 
     def __post_init__(self) -> None:
         if self.leaves < 1 or self.leaves & (self.leaves - 1):
             raise ValueError(f"leaves must be a power of two, got {self.leaves}.")
-
-    @property
-    def id(self) -> str:
-        """Contract identifier, stable across runs and machines."""
-        return f"matmul/v{self.version}/f32-ksplit{self.leaves}-tree"
 
     def leaf_length(self, k: int) -> int:
         """Returns the elements of a leaf.

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 
+from pallas_kernels.base_contract import Contract
+
 
 @dataclass(frozen=True)
-class _InParts:
+class _InParts(Contract):
     parts: int
-    version: int = 1
 
     def __post_init__(self) -> None:
         if self.parts not in (2, 3):
@@ -24,17 +25,13 @@ class PartsContract(_InParts):
 
     Attributes:
         parts: Number of limbs of the float32 operand.
-        version: Incremented when the bits of an existing contract change on purpose.
 
     Example:
         >>> PartsContract(2).id
         'matmul/v1/f32-wgmma16-parts2-chains'
     """
 
-    @property
-    def id(self) -> str:
-        """Contract identifier, stable across runs and machines."""
-        return f"matmul/v{self.version}/f32-wgmma16-parts{self.parts}-chains"
+    ID = "matmul/v{version}/f32-wgmma16-parts{parts}-chains"
 
 
 @dataclass(frozen=True)
@@ -46,19 +43,15 @@ class PartsChunkContract(_InParts):
 
     Attributes:
         parts: Number of limbs of the float32 operand.
-        version: Incremented when the bits of an existing contract change on purpose.
 
     Example:
         >>> PartsChunkContract(2).id
         'chunks/v1/f32-wgmma16-parts2-chain'
     """
 
+    ID = "chunks/v{version}/f32-wgmma16-parts{parts}-chain"
+
     @property
     def rows(self) -> int:
         """Rows per step: a batch split at multiples of it continues the same chain."""
         return 16
-
-    @property
-    def id(self) -> str:
-        """Contract identifier, stable across runs and machines."""
-        return f"chunks/v{self.version}/f32-wgmma16-parts{self.parts}-chain"

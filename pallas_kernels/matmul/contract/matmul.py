@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
+from pallas_kernels.base_contract import Contract
 from pallas_kernels.contract.product import ProductSpec
 
 _WIDE_CHAIN: Final = 128
@@ -12,7 +13,7 @@ _LONG_ROWS: Final = 964
 
 
 @dataclass(frozen=True)
-class MatmulContract:
+class MatmulContract(Contract):
     """Summation order of one element of `x @ w`.
 
     K is split into blocks of `k_block`. Within a block, fused multiply-adds accumulate the products in ascending order
@@ -20,7 +21,6 @@ class MatmulContract:
 
     Attributes:
         k_block: Elements of K in one fused chain; the last block may be shorter.
-        version: Incremented when the bits of an existing contract change on purpose.
         dtype: "float32" or "float64".
 
     Example:
@@ -29,7 +29,6 @@ class MatmulContract:
     """
 
     k_block: int
-    version: int = 1
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
@@ -45,58 +44,42 @@ class MatmulContract:
 
 
 @dataclass(frozen=True)
-class WgmmaContract:
+class WgmmaContract(Contract):
     """How one element of `x @ w` is summed by wgmma.
 
     One float32 accumulator starts at zero and adds the products of 16 elements of K at a time in ascending order, as
     the tensor core adds them; K is zero-padded to a multiple of 16. There is no second accumulator and no split K.
-
-    Attributes:
-        version: Incremented when the bits of an existing contract change on purpose.
 
     Example:
         >>> WgmmaContract().id
         'matmul/v1/f32-wgmma16-chain'
     """
 
-    version: int = 1
-
-    @property
-    def id(self) -> str:
-        """Contract identifier, stable across runs and machines."""
-        return f"matmul/v{self.version}/f32-wgmma16-chain"
+    ID = "matmul/v{version}/f32-wgmma16-chain"
 
 
 @dataclass(frozen=True)
-class WgmmaChunkContract:
+class WgmmaChunkContract(Contract):
     """How wgmma sums over the rows of a batch (a weight gradient).
 
     One float32 accumulator starts at zero, or at a previous sum, and adds the outer products of 16 rows at a time in
     ascending order, as the tensor core adds them; the last 16 rows are zero-padded.
-
-    Attributes:
-        version: Incremented when the bits of an existing contract change on purpose.
 
     Example:
         >>> WgmmaChunkContract().id, WgmmaChunkContract().rows
         ('chunks/v1/f32-wgmma16-chain', 16)
     """
 
-    version: int = 1
+    ID = "chunks/v{version}/f32-wgmma16-chain"
 
     @property
     def rows(self) -> int:
         """Rows per step: a batch split at multiples of it continues the same chain."""
         return 16
 
-    @property
-    def id(self) -> str:
-        """Contract identifier, stable across runs and machines."""
-        return f"chunks/v{self.version}/f32-wgmma16-chain"
-
 
 @dataclass(frozen=True)
-class Tf32Contract:
+class Tf32Contract(Contract):
     """How one element of `x @ w` is summed by wgmma in TF32.
 
     The tensor core reads the sign, the exponent and the upper 10 fraction bits of each float32 operand; the lower 13
@@ -108,24 +91,16 @@ class Tf32Contract:
     One float32 accumulator starts at zero and adds the products of 8 elements of K at a time in ascending order, as the
     tensor core adds them; K is zero-padded. There is no second accumulator and no split K.
 
-    Attributes:
-        version: Incremented when the bits of an existing contract change on purpose.
-
     Example:
         >>> Tf32Contract().id
         'matmul/v1/f32-tf32-wgmma8-chain'
     """
 
-    version: int = 1
-
-    @property
-    def id(self) -> str:
-        """Contract identifier, stable across runs and machines."""
-        return f"matmul/v{self.version}/f32-tf32-wgmma8-chain"
+    ID = "matmul/v{version}/f32-tf32-wgmma8-chain"
 
 
 @dataclass(frozen=True)
-class MmaContract:
+class MmaContract(Contract):
     """How one element of `x @ w` is summed by mma.sync on 16-bit operands.
 
     One float32 accumulator starts at zero and adds the products of 16 elements of K at a time in ascending order, by
@@ -133,71 +108,47 @@ class MmaContract:
     split K. How the instruction adds its 16 products belongs to the architecture: on Hopper as wgmma does, so that the
     bits are those of `WgmmaContract`; Ampere's tensor cores are documented to add 8 at a time.
 
-    Attributes:
-        version: Incremented when the bits of an existing contract change on purpose.
-
     Example:
         >>> MmaContract().id
         'matmul/v1/f32-mma16-chain'
     """
 
-    version: int = 1
-
-    @property
-    def id(self) -> str:
-        """Contract identifier, stable across runs and machines."""
-        return f"matmul/v{self.version}/f32-mma16-chain"
+    ID = "matmul/v{version}/f32-mma16-chain"
 
 
 @dataclass(frozen=True)
-class MmaChunkContract:
+class MmaChunkContract(Contract):
     """How mma.sync sums over the rows of a batch (a weight gradient).
 
     One float32 accumulator starts at zero, or at a previous sum, and adds the outer products of 16 rows at a time in
     ascending order, by the instruction of `MmaContract`; the last 16 rows are zero-padded.
-
-    Attributes:
-        version: Incremented when the bits of an existing contract change on purpose.
 
     Example:
         >>> MmaChunkContract().id, MmaChunkContract().rows
         ('chunks/v1/f32-mma16-chain', 16)
     """
 
-    version: int = 1
+    ID = "chunks/v{version}/f32-mma16-chain"
 
     @property
     def rows(self) -> int:
         """Rows per step: a batch split at multiples of it continues the same chain."""
         return 16
 
-    @property
-    def id(self) -> str:
-        """Contract identifier, stable across runs and machines."""
-        return f"chunks/v{self.version}/f32-mma16-chain"
-
 
 @dataclass(frozen=True)
-class MmaTf32Contract:
+class MmaTf32Contract(Contract):
     """How one element of `x @ w` is summed by mma.sync in TF32.
 
     As `Tf32Contract`, by the instruction `mma.sync.m16n8k8`: float32 operands are truncated to 10 fraction bits, and
     one float32 accumulator adds the products of 8 elements of K at a time in ascending order.
-
-    Attributes:
-        version: Incremented when the bits of an existing contract change on purpose.
 
     Example:
         >>> MmaTf32Contract().id
         'matmul/v1/f32-tf32-mma8-chain'
     """
 
-    version: int = 1
-
-    @property
-    def id(self) -> str:
-        """Contract identifier, stable across runs and machines."""
-        return f"matmul/v{self.version}/f32-tf32-mma8-chain"
+    ID = "matmul/v{version}/f32-tf32-mma8-chain"
 
 
 def matmul_contract(k: int, *, transpose_w: bool) -> MatmulContract:

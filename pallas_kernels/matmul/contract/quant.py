@@ -3,12 +3,14 @@
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from pallas_kernels.base_contract import Contract
+
 _LARGEST: Final = {"int8": 127.0, "float8_e4m3fn": 448.0}
 _FLOAT8_SUMS: Final = ("float32", "wgmma32", "mma32")
 
 
 @dataclass(frozen=True)
-class QuantizeContract:
+class QuantizeContract(Contract):
     """How a float32 row is quantised to 8 bits with a scale.
 
     The scale is the largest magnitude of the row divided by the largest number of the format, at least 2**-126, or nan
@@ -18,15 +20,14 @@ class QuantizeContract:
 
     Attributes:
         format: Name of the 8-bit dtype.
-        version: Incremented when the bits of an existing contract change on purpose.
 
     Example:
         >>> QuantizeContract().id, QuantizeContract("float8_e4m3fn").largest
         ('quantize/v1/f32-int8', 448.0)
     """
 
+    ID = "quantize/v{version}/f32-{format}"
     format: Literal["int8", "float8_e4m3fn"] = "int8"
-    version: int = 1
 
     def __post_init__(self) -> None:
         if self.format not in _LARGEST:
@@ -37,38 +38,25 @@ class QuantizeContract:
         """Largest magnitude of a quantised number."""
         return _LARGEST[self.format]
 
-    @property
-    def id(self) -> str:
-        """Contract identifier, stable across runs and machines."""
-        return f"quantize/v{self.version}/f32-{self.format}"
-
 
 @dataclass(frozen=True)
-class QuantContract:
+class QuantContract(Contract):
     """How one element of a scaled product of int8 matrices is computed.
 
     The integer products are summed exactly in int32. The sum is converted to float32, multiplied by the row scale, then
     by the column scale, and a bias is added, each step rounded to nearest even; the result is then rounded to its
     dtype.
 
-    Attributes:
-        version: Incremented when the bits of an existing contract change on purpose.
-
     Example:
         >>> QuantContract().id
         'quant/v1/int32-exact-f32-scales'
     """
 
-    version: int = 1
-
-    @property
-    def id(self) -> str:
-        """Contract identifier, stable across runs and machines."""
-        return f"quant/v{self.version}/int32-exact-f32-scales"
+    ID = "quant/v{version}/int32-exact-f32-scales"
 
 
 @dataclass(frozen=True)
-class Float8Contract:
+class Float8Contract(Contract):
     """How one element of a scaled product of float8_e4m3fn matrices is computed.
 
     K is split into blocks of 128, the last one zero-padded. The products of a block are summed
@@ -86,7 +74,6 @@ class Float8Contract:
     Attributes:
         sums: How a block is summed.
         block: Elements of K in a block.
-        version: Incremented when the bits of an existing contract change on purpose.
 
     Example:
         >>> Float8Contract().id
@@ -95,7 +82,6 @@ class Float8Contract:
 
     sums: Literal["float32", "wgmma32", "mma32"] = "float32"
     block: int = 128
-    version: int = 1
 
     def __post_init__(self) -> None:
         if self.sums not in _FLOAT8_SUMS:

@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 from typing import Final
 
+from pallas_kernels.base_contract import Contract
 from pallas_kernels.contract.product import ProductSpec
 
 _BLOCK: Final = 128
 
 
 @dataclass(frozen=True)
-class RoundedMatmulContract:
+class RoundedMatmulContract(Contract):
     """How one element of `x @ w` is summed by plain products and sums.
 
     K is split into blocks of `k_block`. Within a block, each product is rounded to `dtype` and then added to one
@@ -19,7 +20,6 @@ class RoundedMatmulContract:
     Attributes:
         k_block: Elements of K in one chain; the last block may be shorter.
         dtype: "float32" or "float64".
-        version: Incremented when the bits of an existing contract change on purpose.
 
     Example:
         >>> RoundedMatmulContract().id
@@ -28,7 +28,6 @@ class RoundedMatmulContract:
 
     k_block: int = _BLOCK
     dtype: str = "float32"
-    version: int = 1
 
     def __post_init__(self) -> None:
         if self.k_block < 1:
@@ -43,7 +42,7 @@ class RoundedMatmulContract:
 
 
 @dataclass(frozen=True)
-class RoundedChunkContract:
+class RoundedChunkContract(Contract):
     """How the outer products of the rows of a batch are summed by plain products and sums (a weight gradient).
 
     Chunks of `rows` rows are chains as in `RoundedMatmulContract`, in float32. Their sums are added in ascending order
@@ -51,24 +50,18 @@ class RoundedChunkContract:
 
     Attributes:
         rows: Rows per chunk.
-        version: Incremented when the bits of an existing contract change on purpose.
 
     Example:
         >>> RoundedChunkContract().id
         'chunks/v1/f32-rounded-rows128-fold'
     """
 
+    ID = "chunks/v{version}/f32-rounded-rows{rows}-fold"
     rows: int = _BLOCK
-    version: int = 1
 
     def __post_init__(self) -> None:
         if self.rows < 1:
             raise ValueError(f"rows must be at least 1, got {self.rows}.")
-
-    @property
-    def id(self) -> str:
-        """Contract identifier, stable across runs and machines."""
-        return f"chunks/v{self.version}/f32-rounded-rows{self.rows}-fold"
 
 
 def rounded_contract(product: ProductSpec) -> RoundedMatmulContract:

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pallas_kernels.base_contract import Contract
+
 _SPLIT_STEP: Final = 64
 _SPLIT: Final = 512  # elements of the shortest K split chosen
 _SPLIT_COLUMNS: Final = 64
@@ -16,7 +18,7 @@ _MOST_SPLITS: Final = 16
 
 
 @dataclass(frozen=True)
-class SplitTreeContract:
+class SplitTreeContract(Contract):
     """How one element of `x @ w` is summed with split K; each K split has its own contract.
 
     K is split at multiples of K / `splits` rounded up to a multiple of 64 (`split_length`). The partial sums are added
@@ -24,30 +26,23 @@ class SplitTreeContract:
 
     Attributes:
         splits: Number of K splits, at least 2.
-        version: Incremented when the bits of an existing contract change on purpose.
 
     Example:
         >>> SplitTreeContract(4).id
         'matmul/v1/f32-split4-tree'
     """
 
+    ID = "matmul/v{version}/f32-split{splits}-tree"
     splits: int
-    version: int = 1
 
     def __post_init__(self) -> None:
         if self.splits < 2:
             raise ValueError(f"splits must be at least 2, got {self.splits}.")
 
-    @property
-    def id(self) -> str:
-        """Contract identifier, stable across runs and machines."""
-        return f"matmul/v{self.version}/f32-split{self.splits}-tree"
-
 
 @dataclass(frozen=True)
-class _Chains:
+class _Chains(Contract):
     splits: int
-    version: int = 1
 
     def __post_init__(self) -> None:
         _check_splits(self.splits)
@@ -67,17 +62,13 @@ class SplitWgmmaContract(_Chains):
 
     Attributes:
         splits: Number of K splits; a power of two, at least 2.
-        version: Incremented when the bits of an existing contract change on purpose.
 
     Example:
         >>> SplitWgmmaContract(4).id, SplitWgmmaContract(4).split_length(8192)
         ('matmul/v1/f32-wgmma16-split4-tree', 2048)
     """
 
-    @property
-    def id(self) -> str:
-        """Contract identifier, stable across runs and machines."""
-        return f"matmul/v{self.version}/f32-wgmma16-split{self.splits}-tree"
+    ID = "matmul/v{version}/f32-wgmma16-split{splits}-tree"
 
 
 @dataclass(frozen=True)
@@ -86,21 +77,17 @@ class SplitMmaContract(_Chains):
 
     Attributes:
         splits: Number of K splits; a power of two, at least 2.
-        version: Incremented when the bits of an existing contract change on purpose.
 
     Example:
         >>> SplitMmaContract(2).id
         'matmul/v1/f32-mma16-split2-tree'
     """
 
-    @property
-    def id(self) -> str:
-        """Contract identifier, stable across runs and machines."""
-        return f"matmul/v{self.version}/f32-mma16-split{self.splits}-tree"
+    ID = "matmul/v{version}/f32-mma16-split{splits}-tree"
 
 
 @dataclass(frozen=True)
-class SplitContract:
+class SplitContract(Contract):
     """How one element of `x @ w` is summed in float32 from bfloat16 products.
 
     Each operand is the sum of three bfloat16 limbs: the value rounded to nearest even, the remainder rounded, its
@@ -112,15 +99,14 @@ class SplitContract:
 
     Attributes:
         k_split: Elements per K split, a multiple of 64.
-        version: Incremented when the bits of an existing contract change on purpose.
 
     Example:
         >>> SplitContract(512).id, SplitContract(512).splits(1100)
         ('matmul/v1/f32-bf16x6-block64-shard512', 3)
     """
 
+    ID = "matmul/v{version}/f32-bf16x6-block64-shard{k_split}"
     k_split: int
-    version: int = 1
 
     def __post_init__(self) -> None:
         if self.k_split < 64 or self.k_split % 64:
@@ -130,14 +116,9 @@ class SplitContract:
         """Returns the number of K splits for `k` elements, at least 1."""
         return max(1, -(-k // self.k_split))
 
-    @property
-    def id(self) -> str:
-        """Contract identifier, stable across runs and machines."""
-        return f"matmul/v{self.version}/f32-bf16x6-block64-shard{self.k_split}"
-
 
 @dataclass(frozen=True)
-class SplitChunkContract:
+class SplitChunkContract(Contract):
     """How a sum over the rows of a batch (a weight gradient) is computed in float32 from bfloat16 products.
 
     Chunks of `rows` rows start at 0, rows, 2 * rows, ...; each is summed by `SplitContract(rows)`, with the rows as K.
@@ -146,25 +127,19 @@ class SplitChunkContract:
 
     Attributes:
         rows: Rows per chunk, a multiple of 64.
-        version: Incremented when the bits of an existing contract change on purpose.
 
     Example:
         >>> SplitChunkContract().id
         'chunks/v1/f32-bf16x6-block64-rows128'
     """
 
+    ID = "chunks/v{version}/f32-bf16x6-block64-rows{rows}"
     rows: int = 128
-    version: int = 1
 
     @property
     def split(self) -> SplitContract:
         """Summation order of a chunk."""
         return SplitContract(self.rows)
-
-    @property
-    def id(self) -> str:
-        """Contract identifier, stable across runs and machines."""
-        return f"chunks/v{self.version}/f32-bf16x6-block64-rows{self.rows}"
 
 
 def split_count(k: int, n: int) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 from pallas_kernels.contract import MatmulContract
 from pallas_kernels.matmul.cpu.forms import Stack, each_row, in_blocks, panels, stack_columns, stack_rows, transposed
 from pallas_kernels.matmul.cpu.narrow_weights import panel_width, widened_in_panels
-from pallas_kernels.matmul.cpu.verify import gives_expected, probe_rows, probe_weights, reference, trials
+from pallas_kernels.matmul.cpu.verify import expected, gives_expected, probe_rows, probe_weights, reference, trials
 from pallas_kernels.matmul.schedule.cpu import Step, matmul_ladder, steps_by_preference
 from pallas_kernels.parts.xla.tiles import isolate, isolated_dot, map_row_tiles, pad_columns, pad_rows, run_isolated
 from pallas_kernels.runtime.ahead_of_time import ahead_of_time
@@ -123,7 +123,9 @@ def honours_contract(step: Step, k: int, n: int, contract: MatmulContract, trans
         rows = probe_rows(k, trial=trial)
         first = trial % len(rows)
         kinds = (first + np.arange(step.rows)) % len(rows)
-        actual = run(rows[kinds], probe_weights(k, n, stored, trial))
+        weights = probe_weights(k, n, stored, trial)
+        expected(k, n, contract, trial)  # computed while the step is still being compiled
+        actual = run(rows[kinds], weights)
         return gives_expected(actual, k, contract, first=first, trial=trial)
 
     return all(map(agrees, range(trials(step.rows, k, n))))
@@ -166,7 +168,6 @@ def _product_of_blocks(step: Step, blocks: int, block: int, n: int) -> Callable[
     def run(x: np.ndarray, w: np.ndarray) -> np.ndarray:
         cut = x.reshape(step.rows, blocks, block).transpose(axes)
         partials = np.asarray(compiled(np.ascontiguousarray(cut), w.reshape(blocks, block, n)))
-        total: np.ndarray = functools.reduce(np.add, partials)
-        return total
+        return functools.reduce(np.add, partials)
 
     return run

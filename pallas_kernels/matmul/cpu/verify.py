@@ -20,13 +20,13 @@ from pallas_kernels.matmul.cpu.forms import in_blocks, stack_rows
 from pallas_kernels.parts.xla.row_major import row_major
 from pallas_kernels.parts.xla.tiles import isolate
 from pallas_kernels.runtime.ahead_of_time import ahead_of_time
+from pallas_kernels.runtime.repeated_rows import aligned, repeated_rows
 
 _VECTOR = 8
 _MOST_TRIALS = 32
 _TRIED_PRODUCTS = 1 << 20
 _COMPILED_COLUMNS = 128
 _COMPARED_AT_ONCE = 1 << 18
-_ALIGNMENT = 64
 _PROBED_K = 33
 
 KINDS_OF_COLUMNS = 67
@@ -71,25 +71,14 @@ def probe_weights(k: int, n: int, transpose_w: bool, trial: int = 0) -> np.ndarr
     The number of kinds is prime, so that each position in a vector or tile sees all of them.
     """
     kinds = _kinds_of_columns(k, n, trial)
+    if transpose_w:
+        return repeated_rows(np.ascontiguousarray(kinds.T), n)
     some = kinds.shape[1]
     cut = n - n % some
-    if transpose_w:
-        weights, kinds = _aligned((n, k)), np.ascontiguousarray(kinds.T)
-        weights[:cut].reshape(-1, some, k)[:] = kinds
-        weights[cut:] = kinds[: n - cut]
-    else:
-        weights = _aligned((k, n))
-        weights[:, :cut].reshape(k, -1, some)[:] = kinds[:, None]
-        weights[:, cut:] = kinds[:, : n - cut]
+    weights = aligned((k, n))
+    weights[:, :cut].reshape(k, -1, some)[:] = kinds[:, None]
+    weights[:, cut:] = kinds[:, : n - cut]
     return weights
-
-
-def _aligned(shape: tuple[int, int]) -> np.ndarray:
-    """Returns float32 memory aligned so that XLA uses it without a copy."""
-    size = 4 * shape[0] * shape[1]
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + size].view(np.float32).reshape(shape)
 
 
 def _kinds_of_columns(k: int, n: int, trial: int) -> np.ndarray:
@@ -105,9 +94,13 @@ def _kinds_of_columns(k: int, n: int, trial: int) -> np.ndarray:
     return weights
 
 
+def expected(k: int, n: int, contract: MatmulContract, trial: int) -> np.ndarray:
+    """Returns the contract's products (3, kinds) of `probe_rows` and of each kind of column of `probe_weights`."""
+    return _expected(k, min(n, KINDS_OF_COLUMNS), contract, trial)
+
+
 @functools.lru_cache(maxsize=1024)
 def _expected(k: int, kinds: int, contract: MatmulContract, trial: int) -> np.ndarray:
-    """Returns the contract's products (3, kinds) of `probe_rows` and the first column kinds of `probe_weights`."""
     rows, weights = probe_rows(k, contract.dtype, trial), _kinds_of_columns(k, kinds, trial).astype(contract.dtype)
     if contract.dtype == "float32" and _compiler_fuses():
         return fused_chains(rows, weights, contract.k_block)
@@ -125,8 +118,7 @@ def gives_expected(actual: np.ndarray, k: int, contract: MatmulContract, *, firs
         trial: Index of the operand set.
     """
     n = actual.shape[-1]
-    expected = _expected(k, min(n, KINDS_OF_COLUMNS), contract, trial)
-    kinds = np.take(expected, np.arange(n) % KINDS_OF_COLUMNS, axis=1)
+    kinds = np.take(expected(k, n, contract, trial), np.arange(n) % KINDS_OF_COLUMNS, axis=1)
     kinds = np.roll(kinds, -first, axis=0)
     unsigned = f"u{actual.itemsize}"
     found, wanted = actual.reshape(-1, n).view(unsigned), kinds.view(unsigned)

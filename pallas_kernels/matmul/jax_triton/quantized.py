@@ -1,5 +1,6 @@
 """Scaled products of 8-bit matrices by the Triton kernel of matmul, also of rows in groups (experts)."""
 
+from dataclasses import replace
 from typing import Any, Final
 
 import jax
@@ -71,7 +72,8 @@ def quantized_product(
             f" stored {transposed=}."
         )
     _check_scales(_OP, row_scale, column_scale, bias, x.shape[:1], (n,))
-    return _product(_OP, x, w, contract, target, transposed[1], (row_scale, column_scale), bias, None, out_dtype, tile)
+    added = Additions(bias=bias, scales=(row_scale, column_scale))
+    return _product(_OP, x, w, added, contract, target, transpose_w=transposed[1], out_dtype=out_dtype, tile=tile)
 
 
 @served_if(_serves_groups, f"int8 or float8_e4m3fn operands that are not empty, and at most {MOST_GROUPS} groups")
@@ -119,30 +121,30 @@ def quantized_groups(
         )
     _check_scales(_GROUPS_OP, row_scale, column_scale, None, x.shape[:1], (w.shape[0], n))
     check_sizes(_GROUPS_OP, sizes, w.shape[0])
-    scales = row_scale, column_scale
-    return _product(_GROUPS_OP, x, w, contract, target, transpose_w, scales, None, sizes, out_dtype, tile)
+    added = Additions(scales=(row_scale, column_scale), groups=sizes)
+    return _product(_GROUPS_OP, x, w, added, contract, target, transpose_w=transpose_w, out_dtype=out_dtype, tile=tile)
 
 
 def _product(
     op: str,
     x: jax.Array,
     w: jax.Array,
+    added: Additions,
     contract: QuantContract | Float8Contract,
     target: Target,
+    *,
     transpose_w: bool,
-    scales: tuple[jax.Array, jax.Array],
-    bias: jax.Array | None,
-    groups: jax.Array | None,
     out_dtype: Any,
     tile: Tile | None,
 ) -> jax.Array:
     is_float8 = x.dtype == _FLOAT8
     honour(op, contract, Float8Contract(_float8_sums(op, target)) if is_float8 else QuantContract())
-    (m, k), n, entries = x.shape, w.shape[-2 if transpose_w else -1], 1 if groups is None else w.shape[0]
+    (m, k), n, entries = x.shape, w.shape[-2 if transpose_w else -1], 1 if added.groups is None else w.shape[0]
     if not transpose_w and (is_float8 or not reads_columns(-(-m // entries))):
         w, transpose_w = w.swapaxes(-1, -2), True
     storage = (1, k) if transpose_w else (n, 1)
-    layout = Sizes(entries, m, k, n, (k, 1), storage, (True, groups is None), "" if groups is None else "rows")
+    one = added.groups is None
+    layout = Sizes(entries, m, k, n, (k, 1), storage, (True, one), "" if one else "rows")
     if isinstance(contract, Float8Contract):
         if tile is None:
             stack, rows, _ = layout.per_group
@@ -153,8 +155,8 @@ def _product(
                 f"{op}: expected a tile whose depth is a block of {contract!r}, on a GPU with wgmma with 64 rows or"
                 f" more, got {tile}."
             )
-    added = Additions(bias=bias, scales=scales, groups=groups, folds=is_float8)
-    return on_tensor_cores(x, w, layout, jax.ShapeDtypeStruct((m, n), jnp.dtype(out_dtype)), target, tile, added)
+    out = jax.ShapeDtypeStruct((m, n), jnp.dtype(out_dtype))
+    return on_tensor_cores(x, w, layout, out, target, tile, replace(added, folds=is_float8))
 
 
 def _float8_sums(op: str, target: Target) -> Any:

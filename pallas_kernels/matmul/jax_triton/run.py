@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import jax
 
+from pallas_kernels.matmul.jax_triton.form import ProductForm
 from pallas_kernels.matmul.jax_triton.kernels import chain_kernel, split_kernel, tensor_core_kernel
 from pallas_kernels.matmul.schedule.jax_triton import Tile, chain_tile, group_gradient_tile, tensor_core_tile
 from pallas_kernels.parts.jax_triton.launch import launch
@@ -36,21 +37,22 @@ class Sizes:
     shared: tuple[bool, bool]
     grouped: Literal["", "rows", "depth"] = ""
 
-    def constants(self, tile: Tile) -> dict[str, Any]:
-        """Returns the constants that the kernels for stacks have."""
-        return {
-            "COLUMNS": self.columns,
-            "X_ROW": self.x[0],
-            "X_DEPTH": self.x[1],
-            "W_DEPTH": self.w[0],
-            "W_COLUMN": self.w[1],
-            "SHARED_X": self.shared[0],
-            "SHARED_W": self.shared[1],
-            "TILE_ROWS": tile.rows,
-            "TILE_COLUMNS": tile.columns,
-            "TILE_DEPTH": tile.depth,
-            "GROUP": tile.group,
-        }
+    def form(self, tile: Tile, **more: Any) -> ProductForm:
+        """Returns the constants of a kernel for stacks, with those of its tile and others."""
+        return ProductForm(
+            columns=self.columns,
+            x_row=self.x[0],
+            x_depth=self.x[1],
+            w_depth=self.w[0],
+            w_column=self.w[1],
+            shared_x=self.shared[0],
+            shared_w=self.shared[1],
+            tile_rows=tile.rows,
+            tile_columns=tile.columns,
+            tile_depth=tile.depth,
+            group=tile.group,
+            **more,
+        )
 
     def grid(self, tile: Tile) -> tuple[int]:
         """Returns the number of programs: of rows in groups, as many as any sizes of the groups need."""
@@ -127,42 +129,28 @@ def on_tensor_cores(
     if tile is None:
         tile = chosen_tile(sizes, itemsize, target, 1 if added.up is None else 2)
     whole_depth = sizes.grouped != "depth" and sizes.depth % tile.depth == 0 and added.split_length % tile.depth == 0
-    constants = sizes.constants(tile) | {
-        "WHOLE_ROWS": sizes.has_whole_rows(tile),
-        "WHOLE_DEPTH": whole_depth,
-        "WHOLE_COLUMNS": sizes.w[1] != 1 or sizes.columns % tile.columns == 0,
-        "PRECISION": "tf32" if itemsize == 4 else "ieee",
-        "FOLDS": added.folds,
-        "SPLITS": added.splits,
-        "SPLIT_LENGTH": added.split_length,
-        "GROUPED": sizes.grouped,
-        "GROUPS": sizes.entries if sizes.grouped else 0,
-        "GROUPS_BLOCK": 1 << (sizes.entries - 1).bit_length() if sizes.grouped else 0,
-        "HAS_UP": added.up is not None,
-        "HAS_BIAS": added.bias is not None,
-        "HAS_RESIDUAL": added.residual is not None,
-        "HAS_TOTAL": added.total is not None,
-        "HAS_SCALES": added.scales is not None,
-        "ACTIVATION": added.activation or "",
-    }
+    form = sizes.form(
+        tile,
+        whole_rows=sizes.has_whole_rows(tile),
+        whole_depth=whole_depth,
+        whole_columns=sizes.w[1] != 1 or sizes.columns % tile.columns == 0,
+        precision="tf32" if itemsize == 4 else "ieee",
+        folds=added.folds,
+        splits=added.splits,
+        split_length=added.split_length,
+        grouped=sizes.grouped,
+        groups=sizes.entries if sizes.grouped else 0,
+        groups_block=1 << (sizes.entries - 1).bit_length() if sizes.grouped else 0,
+        has_up=added.up is not None,
+        has_bias=added.bias is not None,
+        has_residual=added.residual is not None,
+        has_total=added.total is not None,
+        has_scales=added.scales is not None,
+        activation=added.activation or "",
+    )
     row_scale, column_scale = (None, None) if added.scales is None else added.scales
     optional = (added.up, added.bias, added.residual, added.total, row_scale, column_scale, added.groups)
-    (y,) = launch(
-        tensor_core_kernel,
-        x,
-        w,
-        *(x if a is None else a for a in optional),  # an absent one is not read
-        sizes.rows,
-        sizes.depth,
-        target=target,
-        out=[out],
-        grid=sizes.grid(tile),
-        warps=tile.warps,
-        stages=tile.stages,
-        fuses=False,
-        constants=constants,
-    )
-    return y
+    return _run(tensor_core_kernel, (x, w), optional, sizes, out, target, tile, {"form": form})
 
 
 def in_splits_at_once(
@@ -175,32 +163,18 @@ def in_splits_at_once(
     added: Additions,
 ) -> jax.Array:
     """Runs the kernel whose warps sum the parts of K at the same time; there are exactly as many parts as splits."""
-    constants = sizes.constants(tile) | {
-        "WHOLE_ROWS": sizes.has_whole_rows(tile),
-        "WHOLE_DEPTH": sizes.depth == added.splits * added.split_length and added.split_length % tile.depth == 0,
-        "WHOLE_COLUMNS": sizes.w[1] != 1 or sizes.columns % tile.columns == 0,
-        "SPLITS": added.splits,
-        "SPLIT_LENGTH": added.split_length,
-        "HAS_BIAS": added.bias is not None,
-        "HAS_RESIDUAL": added.residual is not None,
-        "ACTIVATION": added.activation or "",
-    }
-    (y,) = launch(
-        split_kernel,
-        x,
-        w,
-        *(x if a is None else a for a in (added.bias, added.residual)),
-        sizes.rows,
-        sizes.depth,
-        target=target,
-        out=[out],
-        grid=sizes.grid(tile),
-        warps=tile.warps,
-        stages=tile.stages,
-        fuses=False,
-        constants=constants,
+    form = sizes.form(
+        tile,
+        whole_rows=sizes.has_whole_rows(tile),
+        whole_depth=sizes.depth == added.splits * added.split_length and added.split_length % tile.depth == 0,
+        whole_columns=sizes.w[1] != 1 or sizes.columns % tile.columns == 0,
+        splits=added.splits,
+        split_length=added.split_length,
+        has_bias=added.bias is not None,
+        has_residual=added.residual is not None,
+        activation=added.activation or "",
     )
-    return y
+    return _run(split_kernel, (x, w), (added.bias, added.residual), sizes, out, target, tile, {"form": form})
 
 
 def in_chains(
@@ -219,18 +193,28 @@ def in_chains(
 ) -> jax.Array:
     """Runs the kernel whose sums are chains of fused multiply-adds of `block` elements."""
     tile = chain_tile(sizes.rows) if tile is None else tile
-    constants = sizes.constants(tile) | {
-        "BLOCK": block,
-        "WIDE": dtype == "float64",
-        "FROM_ZERO": from_zero,
-        "HAS_BIAS": bias is not None,
-        "HAS_TOTAL": total is not None,
-    }
+    form = sizes.form(tile, has_bias=bias is not None, has_total=total is not None)
+    constants = {"BLOCK": block, "WIDE": dtype == "float64", "FROM_ZERO": from_zero, "form": form}
+    return _run(chain_kernel, (x, w), (bias, total), sizes, out, target, tile, constants, fuses=True)
+
+
+def _run(
+    kernel: Any,
+    operands: tuple[jax.Array, jax.Array],
+    optional: tuple[jax.Array | None, ...],
+    sizes: Sizes,
+    out: jax.ShapeDtypeStruct,
+    target: Target,
+    tile: Tile,
+    constants: dict[str, Any],
+    *,
+    fuses: bool = False,
+) -> jax.Array:
+    """Launches a kernel on its operands and on optional arrays, of which an absent one is not read."""
     (y,) = launch(
-        chain_kernel,
-        x,
-        w,
-        *(x if a is None else a for a in (bias, total)),
+        kernel,
+        *operands,
+        *(operands[0] if a is None else a for a in optional),
         sizes.rows,
         sizes.depth,
         target=target,
@@ -238,7 +222,7 @@ def in_chains(
         grid=sizes.grid(tile),
         warps=tile.warps,
         stages=tile.stages,
-        fuses=True,
+        fuses=fuses,
         constants=constants,
     )
     return y

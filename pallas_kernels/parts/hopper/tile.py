@@ -234,8 +234,7 @@ def warp_of_warpgroup() -> jax.Array:
     def warp() -> Any:
         return mgpu.FragmentedArray.splat(arith.divui(thread_of_warpgroup(), i32(WARP)), (), is_signed=True)
 
-    found: jax.Array = warp()
-    return found
+    return warp()
 
 
 def i32(value: int) -> Any:

@@ -1,15 +1,12 @@
-"""The description of a launch, without the source of the kernel in Triton's intermediate language.
+"""The description of a launch, without what only debuggers read.
 
-The handler of jaxlib takes the whole description as the key of a table, each time that a program runs. Most of its bytes
-were that source, which nothing reads.
+The handler of jaxlib takes the whole description as the key of a table, each time that a program runs. Most of its
+bytes were the kernel in Triton's intermediate language, and the lines of the source that instructions come from.
 """
 
 import zlib
-from collections.abc import Iterator
-from typing import Final
-
-_SOURCE: Final = (1, 1, 5)
-"""Numbers of nested fields in jaxlib's `triton.proto`: a call, its kernel, and that kernel's source."""
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 
 _VARINT, _BYTES = 0, 2
 _FIXED: Final = {1: 8, 5: 4}
@@ -17,24 +14,45 @@ _BEST: Final = 9
 
 
 def shortened(description: bytes) -> bytes:
-    """Returns a compressed description without the source; the same bytes if they are not compressed."""
+    """Returns a compressed description without that; the same bytes if they are not compressed.
+
+    The machine code stays the same. If Triton wrote no line information, it would compile some kernels to other
+    instructions; so it is removed from the PTX.
+    """
     try:
         message = zlib.decompress(description)
     except zlib.error:
         return description
-    return zlib.compress(_without(message, _SOURCE), _BEST)
+    return zlib.compress(_edited(message, _CALL), _BEST)
 
 
-def _without(message: bytes, path: tuple[int, ...]) -> bytes:
-    """Returns a message of Protocol Buffers without the field at the end of a path of nested messages."""
+def without_lines(ptx: bytes) -> bytes:
+    """Returns PTX without the lines of the source, and without comments that are lines of their own."""
+    code = ptx.partition(b"\n\t.section\t.debug")[0]
+    lines = (line for line in code.split(b"\n") if not line.lstrip().startswith((b".loc", b".file", b"//")))
+    return b"\n".join(lines).rstrip(b"\n") + b"\n"
+
+
+_PTX, _TTIR = 4, 5
+_CALL: Final = {1: {1: {_PTX: without_lines, _TTIR: None}}}
+"""By the numbers of fields in jaxlib's `triton.proto`: a call, its kernel, and what becomes of the kernel's fields."""
+
+
+def _edited(message: bytes, edits: Mapping[int, Any]) -> bytes:
+    """Returns a message of Protocol Buffers with some fields left out or changed, in nested messages too."""
     kept = []
     for number, start, value, end in _fields(message):
-        if number != path[0]:
+        edit: Mapping[int, Any] | Callable[[bytes], bytes] | None = edits.get(number, _same)
+        if edit is _same:
             kept.append(message[start:end])
-        elif path[1:]:
-            inner = _without(message[value:end], path[1:])
+        elif edit is not None:
+            inner = _edited(message[value:end], edit) if isinstance(edit, Mapping) else edit(message[value:end])
             kept.append(_varint(number << 3 | _BYTES) + _varint(len(inner)) + inner)
     return b"".join(kept)
+
+
+def _same(value: bytes) -> bytes:
+    return value
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int, int, int]]:

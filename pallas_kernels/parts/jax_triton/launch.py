@@ -114,12 +114,12 @@ def launch(
         tuple(a if isinstance(a, int) else a.dtype.name for a in arguments),
         tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in out),
         tuple(sorted(constants.items())),
-        (x, y, z),
-        warps,
-        stages,
-        fuses,
-        target,
-        tuple(sorted((aliases or {}).items())),
+        grid=(x, y, z),
+        warps=warps,
+        stages=stages,
+        fuses=fuses,
+        target=target,
+        aliases=tuple(sorted((aliases or {}).items())),
     )
     if _recorder.launches is not None:
         _recorder.launches.append(described)

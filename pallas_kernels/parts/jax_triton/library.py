@@ -18,7 +18,7 @@ _ITS_CACHE: Final = "TRITON_CACHE_DIR"  # importing jax-triton changes this envi
 _PINNED: Final[Mapping[str, Mapping[str, Any]]] = {
     "language": {"fp32_default": None, "default_fp_fusion": True, "force_disable_fp_fusion": False},
     "runtime": {"override_arch": None},
-    "compilation": {"instrumentation_mode": "", "disable_line_info": True},
+    "compilation": {"instrumentation_mode": ""},
     "nvidia": {"libdevice_path": None, "mock_ptx_version": None},
 }
 """Settings of Triton that change machine code and can come from the environment, with the values used here."""

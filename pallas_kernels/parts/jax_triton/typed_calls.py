@@ -16,6 +16,8 @@ from pallas_kernels.parts.jax_triton.description import shortened
 _OLD: Final = "triton_kernel_call"
 _TYPED: Final = "triton_kernel_call_ffi"
 _VERSION: Final = 4
+_TARGET: Final = "call_target_name"
+_CONFIGS: Final = ("backend_config", "mhlo.backend_config")
 
 
 def make_typed(values: Iterable[Any]) -> None:
@@ -33,25 +35,29 @@ def make_typed(values: Iterable[Any]) -> None:
             make_typed(value)
             continue
         attributes: Any = getattr(value.owner, "attributes", {})
-        described = _described(attributes)
-        if described:
+        target = ir.StringAttr(attributes[_TARGET]).value if _TARGET in attributes else None
+        if target == _OLD:
             with value.context:
-                described["opaque"] = ir.StringAttr.get(shortened(ir.StringAttr(described["opaque"]).value_bytes))
-                attributes["backend_config"] = ir.DictAttr.get(described)
-                attributes["call_target_name"] = ir.StringAttr.get(_TYPED)
+                attributes["backend_config"] = ir.DictAttr.get({"opaque": _short(attributes["backend_config"])})
+                attributes[_TARGET] = ir.StringAttr.get(_TYPED)
                 attributes["api_version"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), _VERSION)
+        elif target == _TYPED:
+            _shorten(attributes, value.context)
 
 
-def _described(attributes: Any) -> dict[str, Any]:
-    """Returns the attributes that a typed call has for the handler; none if an operation is no launch."""
-    if "call_target_name" not in attributes or "backend_config" not in attributes:
-        return {}
-    target, config = ir.StringAttr(attributes["call_target_name"]).value, attributes["backend_config"]
-    if target == _OLD:
-        return {"opaque": config}
-    if target != _TYPED or not isinstance(config, ir.DictAttr) or "opaque" not in config:
-        return {}
-    return {named.name: named.attr for named in config}
+def _shorten(attributes: Any, context: ir.Context) -> None:
+    """Makes the description of a typed call short, wherever this version of JAX keeps what is meant for the handler."""
+    for name in _CONFIGS:
+        config: Any = attributes.get(name)
+        describes = isinstance(config, ir.DictAttr) and "opaque" in config
+        if describes:
+            with context:
+                others = {attribute.name: attribute.attr for attribute in config}
+                attributes[name] = ir.DictAttr.get(others | {"opaque": _short(config["opaque"])})
+
+
+def _short(description: Any) -> ir.StringAttr:
+    return ir.StringAttr.get(shortened(ir.StringAttr(description).value_bytes))
 
 
 @functools.cache

@@ -113,8 +113,8 @@ def quantize_norm_kernel(
     x = starts(x_ptr, rows, form)
     residual = starts(residual_ptr, rows, form)
     kept = held(x, rows, form)
-    weight = preloaded(weight_ptr, HAS_WEIGHT, form)
-    smooth = preloaded(smooth_ptr, HAS_SMOOTH, form)
+    scales = (preloaded(weight_ptr, HAS_WEIGHT, form), preloaded(smooth_ptr, HAS_SMOOTH, form))
+    pointers = (weight_ptr, smooth_ptr)
     totals = ()
     squares = zeros(tl.float32, form)
     for first in (tl.static_range if form.held else tl.range)(0, BLOCKS, PIECE):
@@ -134,7 +134,7 @@ def quantize_norm_kernel(
             found = totals
         else:
             found = totals_of((), x, residual, rows, first, HAS_RESIDUAL, form)
-        h = _scaled(found, factor, weight, weight_ptr, smooth, smooth_ptr, first, HAS_WEIGHT, HAS_SMOOTH, form)
+        h = _scaled(found, factor, scales, pointers, first, HAS_WEIGHT, HAS_SMOOTH, form)
         for i in tl.static_range(PIECE):
             lanes = tl.maximum(lanes, _magnitude(h[i]))
         if form.held:
@@ -146,7 +146,7 @@ def quantize_norm_kernel(
             h = normal
         else:
             found = totals_of((), x, residual, rows, first, HAS_RESIDUAL, form)
-            h = _scaled(found, factor, weight, weight_ptr, smooth, smooth_ptr, first, HAS_WEIGHT, HAS_SMOOTH, form)
+            h = _scaled(found, factor, scales, pointers, first, HAS_WEIGHT, HAS_SMOOTH, form)
         for i in tl.static_range(PIECE):
             write(y_ptr, rows, first + i, narrow(h[i], scale, good, INTEGER), form)
 
@@ -183,10 +183,8 @@ def _smoothed(
 def _scaled(
     totals,
     factor,
-    weight,
-    weight_ptr,
-    smooth,
-    smooth_ptr,
+    scales,
+    pointers,
     first,
     HAS_WEIGHT: tl.constexpr,
     HAS_SMOOTH: tl.constexpr,
@@ -198,9 +196,9 @@ def _scaled(
     for i in tl.static_range(PIECE):
         h = totals[i].to(tl.float32) * factor
         if HAS_WEIGHT:
-            h = h * vector(weight, weight_ptr, first + i, form)
+            h = h * vector(scales[0], pointers[0], first + i, form)
         if HAS_SMOOTH:
-            h = h * vector(smooth, smooth_ptr, first + i, form)
+            h = h * vector(scales[1], pointers[1], first + i, form)
         blocks = blocks + (h,)
     return blocks
 

@@ -58,13 +58,7 @@ def rotate_and_store(
     source = heads if to_rotate is None else to_rotate
     query, keys, values = launch(
         rotate_and_store_kernel,
-        heads,
-        cos,
-        sin,
-        rows,
-        source,
-        keys,
-        values,
+        *(heads, cos, sin, rows, source, keys, values),
         keys.shape[0],
         target=target,
         out=[jax.ShapeDtypeStruct(x, heads.dtype) for x in ((tokens, query_heads, width), keys.shape, values.shape)],

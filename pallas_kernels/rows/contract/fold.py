@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from pallas_kernels.base_contract import Contract
+
 
 @dataclass(frozen=True)
-class FoldContract:
+class FoldContract(Contract):
     """How values with the same target are combined: sequentially in ascending order, starting from the existing value.
 
     - "window": the elements of a sliding window, axis by axis; the windows that select one element, by its position in
@@ -16,21 +18,15 @@ class FoldContract:
 
     Attributes:
         over: The kind of values that are combined.
-        version: Raised when the bits of an existing contract change on purpose.
 
     Example:
         >>> FoldContract("scatter").id
         'scatter/v1/f32-fold'
     """
 
+    ID = "{over}/v{version}/f32-fold"
     over: Literal["window", "scatter"]
-    version: int = 1
 
     def __post_init__(self) -> None:
         if self.over not in ("window", "scatter"):
             raise ValueError(f"over must be 'window' or 'scatter', got {self.over!r}.")
-
-    @property
-    def id(self) -> str:
-        """Name of the contract, stable across runs and machines."""
-        return f"{self.over}/v{self.version}/f32-fold"

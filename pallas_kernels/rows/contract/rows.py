@@ -1,7 +1,9 @@
 """The order of row reductions: norms, sums, means, and the portable softmax family."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
+
+from pallas_kernels.base_contract import Contract
 
 LANES: Final = 128
 """Parallel partial sums of a short row before its final tree; in a long row, the lanes of a group."""
@@ -11,7 +13,7 @@ _LONG_ROW: Final = 1_024
 
 
 @dataclass(frozen=True)
-class RowContract:
+class RowContract(Contract):
     """How a row is reduced.
 
     The row is padded to whole blocks of `lanes(columns)` columns. Lane i adds the i-th column of every block, in block
@@ -23,7 +25,6 @@ class RowContract:
 
     Attributes:
         most_lanes: Columns of the longest block; a power of two.
-        version: Raised when the bits of an existing contract change on purpose.
 
     Example:
         >>> [RowContract().lanes(columns) for columns in (576, 1024, 5000, 128256)]
@@ -31,7 +32,7 @@ class RowContract:
     """
 
     most_lanes: int = 8_192
-    version: int = 2
+    version: int = field(default=2, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.most_lanes < 1 or self.most_lanes & (self.most_lanes - 1):

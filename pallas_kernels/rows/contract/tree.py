@@ -1,10 +1,12 @@
 """The order of sums over devices."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from pallas_kernels.base_contract import Contract
 
 
 @dataclass(frozen=True)
-class TreeContract:
+class TreeContract(Contract):
     """How the terms of a sum over devices are added: as a fixed binary tree, in the order of the devices.
 
     The terms 0, 1, 2, ... are added in pairs of neighbours, the sums in pairs again: (0 + 1) + (2 + 3). Each half of
@@ -20,9 +22,5 @@ class TreeContract:
         'devices/v2/f32-tree'
     """
 
-    version: int = 2
-
-    @property
-    def id(self) -> str:
-        """Contract identifier, stable across runs and machines."""
-        return f"devices/v{self.version}/f32-tree"
+    ID = "devices/v{version}/f32-tree"
+    version: int = field(default=2, kw_only=True)

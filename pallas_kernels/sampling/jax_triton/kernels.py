@@ -56,9 +56,10 @@ def draw_kernel(
         scale = tl.div_rn(tl.full((), 1.0, tl.float32), tl.maximum(temperature, _COLDEST))
         low, high = tl.load(seeds_ptr + 2 * row), tl.load(seeds_ptr + 2 * row + 1)
         position = tl.load(positions_ptr + row)
-        best, place = _search(logits_ptr, a, b, c, d, begin, end, scale, low, high, position, WIDTH, True)
+        noise = (scale, low, high, position)
+        best, place = _search(logits_ptr, (a, b, c, d), begin, end, noise, WIDTH, True)
     else:
-        best, place = _search(logits_ptr, a, b, c, d, begin, end, 0.0, 0, 0, 0, WIDTH, False)
+        best, place = _search(logits_ptr, (a, b, c, d), begin, end, (), WIDTH, False)
     tl.store(largest_ptr + block, best)
     tl.store(first_ptr + block, place)
 
@@ -88,8 +89,11 @@ def _read(logits_ptr, step, limit):
 
 
 @triton.jit
-def _search(logits_ptr, a, b, c, d, begin, end, scale, low, high, position, WIDTH: tl.constexpr, NOISY: tl.constexpr):
+def _search(logits_ptr, logits, begin, end, noise, WIDTH: tl.constexpr, NOISY: tl.constexpr):
     """Returns the largest score of the steps and its first column, given the logits of the first step."""
+    a, b, c, d = logits
+    if NOISY:
+        scale, low, high, position = noise
     best = tl.full((), float("-inf"), tl.float32)
     place = tl.full((), WIDTH, tl.int32)
     limit = tl.minimum(end * _STEP, WIDTH)
