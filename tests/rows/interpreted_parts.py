@@ -44,9 +44,7 @@ def functions(columns: int) -> dict[str, Callable[[RowSchedule], Any]]:
         "layer_norm": lambda s: norm.layer_norm(x, w, b, eps=1e-6, schedule=s, **both),
         "softmax": lambda s: softmax.softmax(x, schedule=s, **both),
         "log_softmax": lambda s: softmax.log_softmax(x, schedule=s, **both),
-        "cross_entropy": lambda s: cross_entropy.cross_entropy(
-            x, labels, schedule=s, contract=row_contract(), **loss
-        ),
+        "cross_entropy": lambda s: cross_entropy.cross_entropy(x, labels, schedule=s, contract=row_contract(), **loss),
         "cross_entropy_gradient": lambda s: cross_entropy.cross_entropy_gradient(
             x, labels, u, f, f, schedule=s, **loss
         ),

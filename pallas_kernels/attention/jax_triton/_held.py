@@ -11,8 +11,8 @@ from pallas_kernels.attention.jax_triton._pieces import piece_count, piece_start
 def held_places(held, ROWS: tl.constexpr, form: tl.constexpr):
     """Returns, for each piece of a head, pointers (ROWS, width) to the first number of the thread that has an element.
 
-    Call it before a loop: LLVM would compute the addresses once more at the edge where a loop without steps is left, and
-    ptxas would then wait for each product of the loop.
+    Call it before a loop: LLVM would compute the addresses once more at the edge where a loop without steps is left,
+    and ptxas would then wait for each product of the loop.
 
     Args:
         held: Pointer to `ROWS` times `form.value_size` float32 numbers of the program.
@@ -49,8 +49,8 @@ def store_held(places, sums):
 def _of_thread(ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """Returns where the numbers of the thread start that has an element (ROWS, WIDTH) of an accumulator of wgmma.
 
-    A warp has 16 rows, and a thread of it two columns of every 8 in two of the rows. Each of the thread's elements is 32
-    after the one before it, so that an instruction of a warp reads or writes neighbours. Any other layout works, too.
+    A warp has 16 rows, and a thread of it two columns of every 8 in two of the rows. Each of the thread's elements is
+    32 after the one before it, so that an instruction of a warp reads or writes neighbours. Any other layout works too.
     """
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, WIDTH)[None, :]
     return row // 16 * (16 * WIDTH) + (row % 8 * 4 + column // 2 % 4)
@@ -62,8 +62,8 @@ def _places(start):
     ROWS: tl.constexpr = start.shape[0]
     WIDTH: tl.constexpr = start.shape[1]
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, WIDTH)[None, :]
-    # The sum with a number that the compiler does not see keeps the addresses of all elements from being computed before
-    # a loop, and from staying in registers.
+    # The sum with a number that the compiler does not see keeps the addresses of all elements from being computed
+    # before a loop, and from staying in registers.
     return (start + opaque_32(0)) + (column // 8 * 4 + row // 8 % 2 * 2 + column % 2) * 32
 
 

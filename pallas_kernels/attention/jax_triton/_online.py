@@ -242,7 +242,21 @@ def add_splits(
         for split in tl.range(begin // BLOCKS, (end + (BLOCKS - 1)) // BLOCKS, num_stages=1):
             first, last = tl.maximum(begin, split * BLOCKS), tl.minimum(end, (split + 1) * BLOCKS)
             _, found = add_blocks(
-                arrays, rows, bounds, query, None, first, whole, last, ROWS, CAREFUL, STAGES, TOGETHER, False, None, form
+                arrays,
+                rows,
+                bounds,
+                query,
+                None,
+                first,
+                whole,
+                last,
+                ROWS,
+                CAREFUL,
+                STAGES,
+                TOGETHER,
+                False,
+                None,
+                form,
             )
             state = merged(state, found, ROWS, HEIGHT)
     else:
@@ -278,5 +292,7 @@ def attend(
         arrays, rows, bounds, query, begin, whole, end, ROWS, False, STAGES, TOGETHER, SPLITS, LOOPS, held, form
     )
     if not all_finite(state.weighted):
-        state = add_splits(arrays, rows, bounds, query, begin, whole, end, ROWS, True, 1, False, SPLITS, LOOPS, held, form)
+        state = add_splits(
+            arrays, rows, bounds, query, begin, whole, end, ROWS, True, 1, False, SPLITS, LOOPS, held, form
+        )
     return state

@@ -201,13 +201,11 @@ def keys_at(arrays: Arrays, sequence, start, COUNT: tl.constexpr, WITHIN: tl.con
 
 
 @triton.jit
-def blocks_seen(
-    arrays: Arrays, limits: Limits, start, ROWS: tl.constexpr, BLOCK: tl.constexpr, form: tl.constexpr
-):
+def blocks_seen(arrays: Arrays, limits: Limits, start, ROWS: tl.constexpr, BLOCK: tl.constexpr, form: tl.constexpr):
     """Returns the range of key blocks with all keys that any row sees, and the end of the first that all rows see.
 
-    The rows are those from `start` on, as for `rows_at`. The bounds of later queries are not smaller, and if a query sees
-    keys, so do those before it: the ends are known from three queries, without an exchange between threads.
+    The rows are those from `start` on, as for `rows_at`. The bounds of later queries are not smaller, and if a query
+    sees keys, so do those before it: the ends are known from three queries, without an exchange between threads.
     """
     earliest = start // form.group
     latest = tl.minimum(start + (ROWS - 1), arrays.queries * form.group - 1) // form.group

@@ -39,8 +39,8 @@ def forward_kernel(
     """Computes `ROWS` rows of a sequence and a key head in each program.
 
     The arrays and sizes are those of `Arrays`; `tiles` counts the tiles of a sequence and a key head, of which those
-    with the most keys run first. `out` is (B, T, N, V), `lse` (B, T, N) float32. `held`, for what rows know of the splits
-    before, has `ROWS` times V float32 for each program; None to keep it in registers.
+    with the most keys run first. `out` is (B, T, N, V), `lse` (B, T, N) float32. `held`, for what rows know of the
+    splits before, has `ROWS` times V float32 for each program; None to keep it in registers.
     """
     arrays = Arrays(
         query,

@@ -49,7 +49,8 @@ def cross_entropy(
     """
     honour("cross_entropy", contract, row_contract())
     honour("cross_entropy", functions, PTX_FUNCTIONS)
-    options, out = {"Z_LOSS": float(z_loss)}, [number_of_each(x)] * 3
+    options: dict[str, Any] = {"Z_LOSS": float(z_loss)}
+    out = [number_of_each(x)] * 3
     if (parts := schedule_if_parts(x, schedule)) is not None:
         others = [labels, *maxima_and_sums(x, target, parts)]
         return launch_parts(cross_entropy_of_sum_kernel, x, others, out, target, parts, **options)

@@ -237,6 +237,7 @@ def _centred(arrays, row, columns, exists, form: tl.constexpr):
 
 @triton.jit
 def weighted(g, weight_ptr, block, HAS_WEIGHT: tl.constexpr, form: tl.constexpr):
+    """Returns a block (R, L) times the weights, if there are any."""
     if HAS_WEIGHT:
         g = g * read_vector(weight_ptr, block, form).to(tl.float32)
     return g

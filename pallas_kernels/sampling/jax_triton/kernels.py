@@ -148,8 +148,8 @@ def _larger(x, y):
 def _bound(score, word):
     """Returns a cheap upper bound of `_add_noise`: an exponential variable is at least its uniform variable.
 
-    The uniform variable is truncated to 23 bits, which are the fraction of a number from 1 to 2, and reduced by more than
-    the total error of the logarithms. The last instruction is the same, and its rounding is monotonic.
+    The uniform variable is truncated to 23 bits, which are the fraction of a number from 1 to 2, and reduced by more
+    than the total error of the logarithms. The last instruction is the same, and its rounding is monotonic.
     """
     above_one = ((word >> 9) | _ONE_BITS).to(tl.float32, bitcast=True)
     return fused(log2_approximate(fused(above_one, _LESS, -_LESS)), _MINUS_LN2, score)
