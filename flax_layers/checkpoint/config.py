@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Literal
+from typing import Any, Literal, Self
 
 from .errors import CheckpointError
 from .experts import ExpertsConfig
@@ -80,8 +80,8 @@ class LlamaConfig:
         ...     vocab_size=32, hidden_size=8, intermediate_size=16, num_layers=1, num_heads=2, num_kv_heads=1,
         ...     head_dim=4, rope_theta=10000.0, rms_norm_eps=1e-5, tie_word_embeddings=True,
         ...     max_position_embeddings=64, bos_token_id=1, eos_token_ids=(2,))
-        >>> config.num_heads // config.num_kv_heads
-        2
+        >>> config == LlamaConfig.tiny()
+        True
     """
 
     vocab_size: int
@@ -118,6 +118,23 @@ class LlamaConfig:
     attention_scale: float | None = None
     attention_soft_cap: float | None = None
     logits_soft_cap: float | None = None
+
+    @classmethod
+    def tiny(cls, **changes: Any) -> Self:
+        """Returns the configuration of a model of a few hundred parameters, for examples and tests.
+
+        Args:
+            **changes: Fields that are to be different.
+
+        Example:
+            >>> LlamaConfig.tiny(num_layers=2).num_layers
+            2
+        """
+        sizes = {"vocab_size": 32, "hidden_size": 8, "intermediate_size": 16, "num_layers": 1}
+        heads = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 4, "rope_theta": 10000.0, "rms_norm_eps": 1e-5}
+        ends = {"tie_word_embeddings": True, "max_position_embeddings": 64, "bos_token_id": 1, "eos_token_ids": (2,)}
+        fields: dict[str, Any] = {**sizes, **heads, **ends, **changes}
+        return cls(**fields)
 
     def __post_init__(self) -> None:
         for name in _SIZES:

@@ -35,10 +35,7 @@ def mtp_shapes(config: LlamaConfig) -> Iterator[tuple[str, Shape]]:
 
     Example:
         >>> from flax_layers.checkpoint import LlamaConfig
-        >>> config = LlamaConfig(
-        ...     vocab_size=32, hidden_size=8, intermediate_size=16, num_layers=1, num_heads=2, num_kv_heads=1,
-        ...     head_dim=4, rope_theta=10000.0, rms_norm_eps=1e-5, tie_word_embeddings=True,
-        ...     max_position_embeddings=64, bos_token_id=1, eos_token_ids=(2,))
+        >>> config = LlamaConfig.tiny()
         >>> dict(mtp_shapes(config))["mtp.fc.weight"]
         (8, 16)
     """

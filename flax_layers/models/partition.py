@@ -72,10 +72,7 @@ def partition(
 
     Example:
         >>> from flax_layers.checkpoint import LlamaConfig
-        >>> config = LlamaConfig(
-        ...     vocab_size=32, hidden_size=8, intermediate_size=16, num_layers=1, num_heads=2, num_kv_heads=1,
-        ...     head_dim=8, rope_theta=10000.0, rms_norm_eps=1e-5, tie_word_embeddings=True,
-        ...     max_position_embeddings=64, bos_token_id=1, eos_token_ids=(2,))
+        >>> config = LlamaConfig.tiny(head_dim=8)
         >>> mesh = jax.make_mesh((1,), ("model",))
         >>> partitioned = partition(Llama(config, rngs=nnx.Rngs(0)), mesh)
         >>> tuple(partitioned.specs["blocks"][0]["attention"]["out"]["kernel"])
@@ -134,10 +131,7 @@ def load_partitioned(
         >>> import numpy as np
         >>> from flax_layers.checkpoint import Checkpoint, LlamaConfig, Weights
         >>> from flax_layers.checkpoint.weights import expected_shapes
-        >>> config = LlamaConfig(
-        ...     vocab_size=32, hidden_size=8, intermediate_size=16, num_layers=1, num_heads=2, num_kv_heads=1,
-        ...     head_dim=8, rope_theta=10000.0, rms_norm_eps=1e-5, tie_word_embeddings=True,
-        ...     max_position_embeddings=64, bos_token_id=1, eos_token_ids=(2,))
+        >>> config = LlamaConfig.tiny(head_dim=8)
         >>> shapes = dict(expected_shapes(config))
         >>> weights = Weights(shapes, lambda name: np.zeros(shapes[name], np.float32))
         >>> loaded = load_partitioned(Checkpoint(config, weights, tokenizer=None), jax.make_mesh((1,), ("model",)))

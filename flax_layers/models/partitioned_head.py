@@ -50,10 +50,7 @@ def partition_head(head: MTPHead, model: PartitionedLlama) -> PartitionedHead:
     Example:
         >>> from flax_layers.checkpoint import LlamaConfig
         >>> from flax_layers.models import Llama, partition
-        >>> config = LlamaConfig(
-        ...     vocab_size=32, hidden_size=8, intermediate_size=16, num_layers=1, num_heads=2, num_kv_heads=1,
-        ...     head_dim=8, rope_theta=10000.0, rms_norm_eps=1e-5, tie_word_embeddings=True,
-        ...     max_position_embeddings=64, bos_token_id=1, eos_token_ids=(2,))
+        >>> config = LlamaConfig.tiny(head_dim=8)
         >>> model = partition(Llama(config, rngs=nnx.Rngs(0)), jax.make_mesh((1,), ("model",)))
         >>> head = partition_head(MTPHead(config, rngs=nnx.Rngs(1)), model)
         >>> tuple(head.specs["block"]["attention"]["out"]["kernel"]), tuple(head.specs["fc"]["kernel"])

@@ -37,10 +37,7 @@ def score(model: Llama, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
         >>> from flax import nnx
         >>> from flax_layers import PLAIN
         >>> from flax_layers.checkpoint import LlamaConfig
-        >>> config = LlamaConfig(
-        ...     vocab_size=32, hidden_size=8, intermediate_size=16, num_layers=1, num_heads=2, num_kv_heads=1,
-        ...     head_dim=4, rope_theta=10000.0, rms_norm_eps=1e-5, tie_word_embeddings=True,
-        ...     max_position_embeddings=64, bos_token_id=1, eos_token_ids=(2,))
+        >>> config = LlamaConfig.tiny()
         >>> model = Llama(config, ops=PLAIN, rngs=nnx.Rngs(0))
         >>> [logprobs.shape for logprobs in score(model, [[1, 5, 9], [1]])]
         [(2,), (0,)]

@@ -62,10 +62,7 @@ class ServedPartitionedLlama(ServedModel):
     Example:
         >>> from flax_layers.checkpoint import LlamaConfig
         >>> from flax_layers.models import ServedLlama
-        >>> config = LlamaConfig(
-        ...     vocab_size=32, hidden_size=8, intermediate_size=16, num_layers=1, num_heads=2, num_kv_heads=1,
-        ...     head_dim=8, rope_theta=10000.0, rms_norm_eps=1e-5, tie_word_embeddings=True,
-        ...     max_position_embeddings=64, bos_token_id=1, eos_token_ids=(2,))
+        >>> config = LlamaConfig.tiny(head_dim=8)
         >>> served = ServedLlama(Llama(config, rngs=nnx.Rngs(0))).partitioned(jax.make_mesh((1,), ("model",)))
         >>> served.vocab_size, served.mesh.shape["model"]
         (32, 1)

@@ -76,33 +76,36 @@ def gate(step, form: tl.constexpr):
 
 
 @triton.jit
-def _sums_of_gates(g, kept_decay, first, before, count, EXTEND: tl.constexpr, form: tl.constexpr):
+def _sums_of_gates(g, kept_decay, base, pair, first, rows, EXTEND: tl.constexpr, form: tl.constexpr):
     """Returns G of the rows of a chunk in blocks of 16, one addition for each row."""
+    before, count = rows
     row, now, sums = tl.arange(0, 16), 0.0, ()
     for b in tl.static_range(_BLOCKS):
         piece = tl.zeros([16], tl.float32)
         for i in tl.static_range(_BLOCK):
             at = first + b * _BLOCK + i - before
-            step = tl.load(g + at * form.value_heads, mask=(at >= 0) & (at < count), other=0.0)
+            step = tl.load(g + base + at * form.value_heads, mask=(at >= 0) & (at < count), other=0.0)
             now = now + gate(step, form)
             if EXTEND:
                 is_kept = at < 0
-                now = tl.where(is_kept, tl.load(kept_decay + b * _BLOCK + i, mask=is_kept, other=0.0), now)
+                now = tl.where(is_kept, tl.load(kept_decay + pair * _C + b * _BLOCK + i, mask=is_kept, other=0.0), now)
             piece = tl.where(row == i, now, piece)
         sums = sums + (piece,)
     return sums
 
 
 @triton.jit
-def _block_of(x, kept, first, before, count, EXTEND: tl.constexpr, form: tl.constexpr):
+def _block_of(x, kept, bases, first, rows, EXTEND: tl.constexpr, form: tl.constexpr):
     """Returns 16 rows of keys or queries (16, D), zeros where there is no token. With EXTEND, kept rows come first."""
+    base, kept_base = bases
+    before, count = rows
     row, wide = tl.arange(0, 16), tl.arange(0, form.key_size)
     at = first + row - before
     stride: tl.constexpr = form.key_heads * form.key_size
-    pointers = x + at[:, None] * stride + wide[None, :]
+    pointers = x + base + at[:, None] * stride + wide[None, :]
     there = at < count
     if EXTEND:
-        stored = kept + (first + row)[:, None] * form.key_size + wide[None, :]
+        stored = kept + kept_base + (first + row)[:, None] * form.key_size + wide[None, :]
         pointers = tl.where((at < 0)[:, None], stored, pointers)
     else:
         there &= at >= 0
@@ -154,13 +157,13 @@ def _chunk(arrays, kept, rows, sizes, out, new, EXTEND: tl.constexpr, form: tl.c
     kept_base = (batch * form.key_heads + group) * _C * form.key_size
     of_head = batch * tokens * form.value_heads + head
     line = (pair.to(tl.int64) * chunks + chunk) * _C
-    sums = _sums_of_gates(g + of_head, kept_decay + pair * _C, first, before, count, EXTEND, form)
+    sums = _sums_of_gates(g, kept_decay, of_head, pair, first, rows, EXTEND, form)
     keys, lines = (), ()
     for b in tl.static_range(_BLOCKS):
         above = first + b * _BLOCK
-        of_block = _block_of(k + base, kept_key + kept_base, above, before, count, EXTEND, form)
+        of_block = _block_of(k, kept_key, (base, kept_base), above, rows, EXTEND, form)
         # Queries of kept rows are not known: their outputs are not computed again.
-        of_query = _block_of(q + base, q, above, before, count, False, form)
+        of_query = _block_of(q, q, (base, base), above, rows, False, form)
         keys = keys + (of_block,)
         at = above + row - before
         there = (at >= 0) & (at < count)

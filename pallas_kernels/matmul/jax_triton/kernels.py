@@ -70,13 +70,12 @@ def tensor_core_kernel(
     edges = ((r < end_row)[:, None], (c < form.columns)[None, :])
     if form.splits == 1:
         weights = (w_ptr, up_ptr)
-        first, second = _sums((first, second), x_ptrs, weights, w_offsets, length, edges, form.has_up, form)
+        HAS_UP: tl.constexpr = form.has_up
+        first, second = _sums((first, second), x_ptrs, weights, w_offsets, length, edges, HAS_UP, form)
     else:
         first, second = _split_sums(first, second, x_ptrs, w_ptr, w_offsets, depth, edges, form)
     if form.has_scales:
-        first = _scaled(
-            first, row_scale_ptr + r, column_scale_ptr + entry * form.columns + c, r, c, end_row, is_used, form
-        )
+        first = _scaled(first, row_scale_ptr, column_scale_ptr, entry, (r, c), end_row, is_used, form)
     if form.grouped != "":
         first = tl.where(fit, first, float("nan"))
     _finish((first, second), c, y_offsets, inside, bias_ptr, residual_ptr, y_ptr, form)
@@ -89,6 +88,7 @@ def split_kernel(x_ptr, w_ptr, bias_ptr, residual_ptr, rows, depth, y_ptr, form:
     TILE_COLUMNS: tl.constexpr = form.tile_columns
     TILE_DEPTH: tl.constexpr = form.tile_depth
     WHOLE: tl.constexpr = form.whole_depth
+    WHOLE_COLUMNS: tl.constexpr = form.whole_columns
     entry, row_tile, column_tile = _place(tl.cdiv(rows, TILE_ROWS), form)
     r = row_tile * TILE_ROWS + tl.arange(0, TILE_ROWS)
     c = column_tile * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
@@ -103,7 +103,7 @@ def split_kernel(x_ptr, w_ptr, bias_ptr, residual_ptr, rows, depth, y_ptr, form:
         wide_x_ptrs = x_ptrs[None, :, :] + wide[:, None, :] * form.x_depth
         x = _tile(wide_x_ptrs, in_depth[:, None, :], in_depth[:, None, :], WHOLE, True)
         w_ptrs = w_ptr + w_offsets[None, :, :] + wide[:, :, None] * form.w_depth
-        w = _tile(w_ptrs, in_depth[:, :, None], (c < form.columns)[None, None, :], WHOLE, form.whole_columns)
+        w = _tile(w_ptrs, in_depth[:, :, None], (c < form.columns)[None, None, :], WHOLE, WHOLE_COLUMNS)
         sums = tl.dot(x, w, sums, input_precision="ieee", max_num_imprecise_acc=0, out_dtype=tl.float32)
     by_element = tl.permute(sums, (1, 2, 0))
     if form.splits == 4:
@@ -176,16 +176,18 @@ def _sums(totals, x_ptrs, weights, w_offsets, length, edges, HAS_UP: tl.constexp
     sums: tl.constexpr = first.dtype
     TILE_DEPTH: tl.constexpr = form.tile_depth
     WHOLE: tl.constexpr = form.whole_depth
+    WHOLE_ROWS: tl.constexpr = form.whole_rows
+    WHOLE_COLUMNS: tl.constexpr = form.whole_columns
     for k in range(0, length, TILE_DEPTH):
         d = k + tl.arange(0, TILE_DEPTH)
-        x = _tile(x_ptrs, d[None, :] < length, in_rows, WHOLE, form.whole_rows)
-        w = _tile(weights[0] + w_offsets, d[:, None] < length, in_columns, WHOLE, form.whole_columns)
+        x = _tile(x_ptrs, d[None, :] < length, in_rows, WHOLE, WHOLE_ROWS)
+        w = _tile(weights[0] + w_offsets, d[:, None] < length, in_columns, WHOLE, WHOLE_COLUMNS)
         if form.folds:
             first += tl.dot(x, w, max_num_imprecise_acc=TILE_DEPTH, out_dtype=sums)
         else:
             first = tl.dot(x, w, first, input_precision=form.precision, max_num_imprecise_acc=0, out_dtype=sums)
         if HAS_UP:
-            up = _tile(weights[1] + w_offsets, d[:, None] < length, in_columns, WHOLE, form.whole_columns)
+            up = _tile(weights[1] + w_offsets, d[:, None] < length, in_columns, WHOLE, WHOLE_COLUMNS)
             second = tl.dot(x, up, second, input_precision=form.precision, max_num_imprecise_acc=0, out_dtype=sums)
         x_ptrs += TILE_DEPTH * form.x_depth
         w_offsets += TILE_DEPTH * form.w_depth
@@ -195,12 +197,14 @@ def _sums(totals, x_ptrs, weights, w_offsets, length, edges, HAS_UP: tl.constexp
 @triton.jit
 def _split_sums(first, second, x_ptrs, w_ptr, w_offsets, depth, edges, form: tl.constexpr):
     """Returns the sums of the parts of K, added as a binary tree, and another tile."""
+    SPLITS: tl.constexpr = form.splits
+    SPLIT_LENGTH: tl.constexpr = form.split_length
     zero = first
-    for part in tl.static_range(form.splits):
-        begin = part * form.split_length
+    for part in tl.static_range(SPLITS):
+        begin = part * SPLIT_LENGTH
         x_part = x_ptrs + begin * form.x_depth
         w_part = w_offsets + begin * form.w_depth
-        length = tl.minimum(depth - begin, form.split_length)
+        length = tl.minimum(depth - begin, SPLIT_LENGTH)
         chain, _ = _sums((zero, zero), x_part, (w_ptr, w_ptr), w_part, length, edges, False, form)
         if part == 0:
             first = chain
@@ -210,21 +214,22 @@ def _split_sums(first, second, x_ptrs, w_ptr, w_offsets, depth, edges, form: tl.
             second = chain
         else:
             second += chain
-    if form.splits > 2:
+    if SPLITS > 2:
         first += second
     return first, second
 
 
 @triton.jit
-def _scaled(sums, row_scale_ptrs, column_scale_ptrs, r, c, end_row, is_used, form: tl.constexpr):
+def _scaled(sums, row_scale_ptr, column_scale_ptr, entry, places, end_row, is_used, form: tl.constexpr):
     """Returns sums times the scales of their rows and columns."""
+    r, c = places
     scaled_rows = end_row
     scaled_columns = form.columns
     if form.grouped == "rows":  # without a group no scale is read: its product with a sum of zero could be nan
         scaled_rows = tl.where(is_used, end_row, 0)
         scaled_columns = tl.where(is_used, form.columns, 0)
-    row_scale = tl.load(row_scale_ptrs, mask=r < scaled_rows, other=0.0)
-    column_scale = tl.load(column_scale_ptrs, mask=c < scaled_columns, other=0.0)
+    row_scale = tl.load(row_scale_ptr + r, mask=r < scaled_rows, other=0.0)
+    column_scale = tl.load(column_scale_ptr + entry * form.columns + c, mask=c < scaled_columns, other=0.0)
     return sums.to(tl.float32) * row_scale[:, None] * column_scale.to(tl.float32)[None, :]
 
 
@@ -234,7 +239,8 @@ def _finish(products, c, y_offsets, inside, bias_ptr, residual_ptr, y_ptr, form:
     first = products[0]
     if form.has_bias:
         first += tl.load(bias_ptr + c, mask=c < form.columns, other=0.0).to(tl.float32)[None, :]
-    first = activate(first, form.activation)
+    ACTIVATION: tl.constexpr = form.activation
+    first = activate(first, ACTIVATION)
     if form.has_up:
         first = first * products[1]
     if form.has_residual:
@@ -249,7 +255,8 @@ def _group_of_tile(sizes_ptr, row_tile, rows, form: tl.constexpr):
     The tiles of rows without a group come last. If sizes are negative or add up to more than `rows`, no row has one.
     """
     g = tl.arange(0, form.groups_block)
-    sizes, fit = _sizes(sizes_ptr, g, rows, form.groups)
+    GROUPS: tl.constexpr = form.groups
+    sizes, fit = _sizes(sizes_ptr, g, rows, GROUPS)
     tiles = tl.cdiv(sizes, form.tile_rows)
     group = tl.sum((tl.cumsum(tiles, 0) <= row_tile).to(tl.int32), 0)
     before = tl.where(g < group, sizes, 0)
@@ -264,7 +271,8 @@ def _group_of_tile(sizes_ptr, row_tile, rows, form: tl.constexpr):
 def _rows_of_group(sizes_ptr, group, rows, form: tl.constexpr):
     """Returns the first row of a group, its number of rows, and whether the sizes of the groups fit."""
     g = tl.arange(0, form.groups_block)
-    sizes, fit = _sizes(sizes_ptr, g, rows, form.groups)
+    GROUPS: tl.constexpr = form.groups
+    sizes, fit = _sizes(sizes_ptr, g, rows, GROUPS)
     start = tl.sum(tl.where(g < group, sizes, 0), 0)
     return start.to(tl.int64), tl.sum(tl.where(g == group, sizes, 0), 0), fit
 
