@@ -1,4 +1,4 @@
-"""Rows that several programs share, through jax-triton without a GPU: bits in the interpreter, machine code, refusals."""
+"""Rows that several programs share, through jax-triton without a GPU: bits, machine code, refusals."""
 
 import os
 import subprocess
