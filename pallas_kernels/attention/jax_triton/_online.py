@@ -263,7 +263,10 @@ def add_splits(
         before, last_split = add_blocks(
             arrays, rows, bounds, query, None, begin, whole, end, ROWS, CAREFUL, STAGES, TOGETHER, SPLITS, held, form
         )
-        state = merged(before, last_split, ROWS, HEIGHT)
+        if SPLITS:
+            state = merged(before, last_split, ROWS, HEIGHT)
+        else:
+            state = last_split  # a merge with no split before changes the sign of zeros at most
     return state
 
 
