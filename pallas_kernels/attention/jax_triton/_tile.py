@@ -218,4 +218,6 @@ def blocks_seen(arrays: Arrays, limits: Limits, start, ROWS: tl.constexpr, BLOCK
     begin = tl.where(some, first, 0) // BLOCK
     end = (tl.where(some, highest, 0) + (BLOCK - 1)) // BLOCK
     whole = tl.where(every & (latest_first <= begin * BLOCK), last // BLOCK, 0)
-    return begin, tl.minimum(tl.maximum(whole, begin), end), end
+    whole = tl.minimum(tl.maximum(whole, begin), end)
+    # The compiler would move branches of a loop over blocks if it saw that a range begins with the first one.
+    return opaque_index(begin), opaque_index(whole), opaque_index(end)
