@@ -24,7 +24,7 @@ from tests.jax_triton.interpreter_instructions import interpret_instructions
 TARGET = Target.parse("sm_80")
 KINDS = ("normal", "wide", "cancelling", "inf", "nan")
 WHOLE = RowSchedule(1, 4, held=True)
-PARTS = (RowSchedule(1, 4, held=True, parts=2), RowSchedule(1, 1, held=True, parts=8))
+PARTS = (RowSchedule(1, 4, held=True, parts=2), RowSchedule(1, 1, held=True, preload=True, parts=8))
 
 
 def functions(columns: int) -> dict[str, Callable[[RowSchedule], Any]]:

@@ -63,7 +63,7 @@ def test_the_rule_leaves_a_program_the_columns_that_it_can_hold() -> None:
             schedule = schedule_of_parts(rows, columns, lanes)
             assert schedule is not None
             assert rows * schedule.parts <= 132
-            assert -(-columns // lanes) * lanes // schedule.parts <= 64 * 32 * schedule.warps
+            assert -(-columns // lanes) * lanes // schedule.parts <= 32 * 32 * schedule.warps
     for rows, columns in ((17, 128256), (1, 32000), (1, 1_000_000), (1, 1)):
         assert schedule_of_parts(rows, columns, row_contract().lanes(columns)) is None
 

@@ -1,4 +1,8 @@
-"""Triton kernels of norms whose rows are shared by several programs: a kernel for each sum, then the results."""
+"""Triton kernels of norms whose rows are shared by several programs: a kernel for each sum, then the results.
+
+All of a row that a program has and all vectors are read before anything is written: a read stays after the writes before
+it, and would be waited for.
+"""
 
 import triton
 import triton.language as tl
@@ -9,8 +13,8 @@ from pallas_kernels.parts.jax_triton.rows import (
     held,
     number,
     of_columns,
+    preloaded,
     quotient,
-    read,
     reciprocal_root,
     rows_of,
     starts,
@@ -55,6 +59,7 @@ def rms_norm_of_sum_kernel(
     rows = rows_of(count, form)
     x, residual = starts(x_ptr, rows, form), starts(residual_ptr, rows, form)
     totals = totals_of(held(x, rows, form), x, residual, rows, 0, HAS_RESIDUAL, form)
+    weight = preloaded(weight_ptr, HAS_WEIGHT, form)
     factor = reciprocal_root(sum_of_groups(sums_ptr, rows, form), EPS, form)
     put_once(factor_ptr, rows, factor)
     for i in tl.static_range(BLOCKS):
@@ -62,7 +67,7 @@ def rms_norm_of_sum_kernel(
             write(total_ptr, rows, i, totals[i], form)
         y = totals[i].to(tl.float32) * factor
         if HAS_WEIGHT:
-            y = y * vector((), weight_ptr, i, form)
+            y = y * vector(weight, weight_ptr, i, form)
         write(y_ptr, rows, i, y, form)
 
 
@@ -101,15 +106,20 @@ def rms_norm_gradient_of_sum_kernel(
     BLOCKS: tl.constexpr = form.blocks
     rows = rows_of(count, form)
     hs, gs = held(starts(h_ptr, rows, form), rows, form), held(starts(g_ptr, rows, form), rows, form)
+    weight = preloaded(weight_ptr, HAS_WEIGHT, form)
+    added = ()
+    if HAS_SUM:
+        added = held(starts(g_sum_ptr, rows, form), rows, form)
     factor = number(factor_ptr, rows)
     mean = quotient(sum_of_groups(sums_ptr, rows, form), form.columns)
-    g_sum = starts(g_sum_ptr, rows, form)
     for i in tl.static_range(BLOCKS):
         normal = hs[i].to(tl.float32) * factor
-        gw = weighted(gs[i].to(tl.float32), weight_ptr, i, HAS_WEIGHT, form)
+        gw = gs[i].to(tl.float32)
+        if HAS_WEIGHT:
+            gw = gw * vector(weight, weight_ptr, i, form)
         dh = factor * (gw - normal * mean)
         if HAS_SUM:
-            dh += read(g_sum, rows, i, form).to(tl.float32)
+            dh += added[i].to(tl.float32)
         write(dh_ptr, rows, i, dh, form)
 
 
@@ -159,6 +169,8 @@ def layer_norm_of_sums_kernel(
     BLOCKS: tl.constexpr = form.blocks
     rows = rows_of(count, form)
     xs = held(starts(x_ptr, rows, form), rows, form)
+    weight = preloaded(weight_ptr, HAS_WEIGHT, form)
+    bias = preloaded(bias_ptr, HAS_BIAS, form)
     mean = quotient(sum_of_groups(sums_ptr, rows, form), form.columns)
     factor = reciprocal_root(sum_of_groups(squares_ptr, rows, form), EPS, form)
     put_once(mean_ptr, rows, mean)
@@ -166,7 +178,7 @@ def layer_norm_of_sums_kernel(
     for i in tl.static_range(BLOCKS):
         y = (xs[i].to(tl.float32) - mean) * factor
         if HAS_WEIGHT:
-            y = y * vector((), weight_ptr, i, form)
+            y = y * vector(weight, weight_ptr, i, form)
         if HAS_BIAS:
-            y = y + vector((), bias_ptr, i, form)
+            y = y + vector(bias, bias_ptr, i, form)
         write(y_ptr, rows, i, y, form)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Final
 
 _WARP: Final = 32
-_COLUMNS_OF_WARP: Final = 1024
-_PART_COLUMNS: Final = 512
+_COLUMNS_OF_WARP: Final = 2048  # 64 registers of a thread
+_PART_COLUMNS: Final = 256
 _THREAD_BYTES: Final = 16  # of one load or store instruction
 _PIECE_BYTES: Final = 2048
 _LEAST_COLUMNS: Final = 32
@@ -59,7 +59,7 @@ def topk_tile(columns: int) -> TopTile:
     width = 1 << (columns - 1).bit_length()
     if width > _COLUMNS_OF_WARP:
         return TopTile(width // 2, 2, 4)
-    part = width if width <= _PART_COLUMNS else width // 4
+    part = min(width, _PART_COLUMNS)
     return TopTile(part, -(-columns // part), 1)
 
 

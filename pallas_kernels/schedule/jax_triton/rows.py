@@ -120,7 +120,7 @@ def schedule_of_parts(rows: int, columns: int, lanes: int) -> RowSchedule | None
 
     Example:
         >>> schedule_of_parts(8, 128256, 8192)
-        RowSchedule(rows=1, warps=4, held=True, ahead=1, preload=False, parts=16)
+        RowSchedule(rows=1, warps=8, held=True, ahead=1, preload=True, parts=16)
         >>> schedule_of_parts(8, 4096, 4096)
     """
     blocks = -(-columns // lanes)
@@ -128,7 +128,10 @@ def schedule_of_parts(rows: int, columns: int, lanes: int) -> RowSchedule | None
         return None
     groups = lanes // _SHORT
     parts = min(groups, 1 << ((_FEW_ROWS // rows).bit_length() - 1))
-    return RowSchedule(1, groups // parts * (1 if blocks <= _MOST_BLOCKS_OF_PARTS // 2 else 2), held=True, parts=parts)
+    warps = (
+        groups // parts * (2 if blocks <= _MOST_BLOCKS_OF_PARTS // 2 else 4)
+    )  # for 32 columns of an array in a thread
+    return RowSchedule(1, warps, held=True, preload=True, parts=parts)
 
 
 def _bytes(blocks: int, lanes: int, size: int, warps: int) -> int:

@@ -32,30 +32,43 @@ def largest_kernel(
         own = column + i * COLUMNS
         x = tl.load(x_ptr + row * WIDTH + own, mask=own < WIDTH, other=0.0).to(tl.float32)
         orders = orders + (tl.where(own < WIDTH, _in_order(x), _LEAST),)
-    for i in tl.static_range(PARTS):
-        tops = tops + (tl.max(orders[i], axis=0),)
     found = tl.zeros((SLOTS,), tl.int32)
-    for k in range(NUMBER):
-        top, part = tops[0], 0
-        for i in tl.static_range(1, PARTS):
-            part = tl.where(tops[i] > top, i, part)
-            top = tl.maximum(top, tops[i])
-        place = 0
-        rest, rest_tops = (), ()
+    if PARTS == 1:
+        order = orders[0]
+        for k in range(NUMBER):
+            place = _first_of(order, tl.max(order, axis=0), column, WIDTH)
+            order = tl.where(column == place, _LEAST, order)
+            found = tl.where(slot == k, place, found)
+    else:
         for i in tl.static_range(PARTS):
-            order, own_top = orders[i], tops[i]
-            if part == i:
-                own = column + i * COLUMNS
-                place = tl.min(tl.where(order == top, own, WIDTH), axis=0)
-                order = tl.where(own == place, _LEAST, order)
-                own_top = tl.max(order, axis=0)
-            rest, rest_tops = rest + (order,), rest_tops + (own_top,)
-        orders, tops = rest, rest_tops
-        found = tl.where(slot == k, place, found)
+            tops = tops + (tl.max(orders[i], axis=0),)
+        for k in range(NUMBER):
+            top, part = tops[0], 0
+            for i in tl.static_range(1, PARTS):
+                part = tl.where(tops[i] > top, i, part)
+                top = tl.maximum(top, tops[i])
+            place = 0
+            rest, rest_tops = (), ()
+            for i in tl.static_range(PARTS):
+                order, own_top = orders[i], tops[i]
+                if part == i:
+                    own = column + i * COLUMNS
+                    place = _first_of(order, top, own, WIDTH)
+                    order = tl.where(own == place, _LEAST, order)
+                    own_top = tl.max(order, axis=0)
+                rest, rest_tops = rest + (order,), rest_tops + (own_top,)
+            orders, tops = rest, rest_tops
+            found = tl.where(slot == k, place, found)
     wanted = slot < NUMBER
     chosen = tl.load(x_ptr + row * WIDTH + found, mask=wanted, other=0.0).to(tl.float32)
     tl.store(places_ptr + row * NUMBER + slot, found, mask=wanted)
     tl.store(numbers_ptr + row * NUMBER + slot, chosen, mask=wanted)
+
+
+@triton.jit
+def _first_of(order, top, column, WIDTH: tl.constexpr):
+    """Returns the first column of a number."""
+    return tl.min(tl.where(order == top, column, WIDTH), axis=0)
 
 
 @triton.jit
