@@ -1,7 +1,7 @@
 """Triton kernels of norms whose rows are shared by several programs: a kernel for each sum, then the results.
 
-All of a row that a program has and all vectors are read before anything is written: a read stays after the writes before
-it, and would be waited for.
+All of a row that a program has and all vectors are read before anything is written: a read stays after the writes
+before it, and would be waited for.
 """
 
 import triton
