@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from bijax.core.tag import kernel_code
@@ -41,7 +42,8 @@ def psum(
     """Adds `x` over named axes of devices, with the parameters of the primitive `psum`.
 
     Args:
-        x: Array of any shape and floating dtype; float16 and bfloat16 are added in float32.
+        x: Array of any shape and floating or complex dtype; float16 and bfloat16 are added in float32, complex numbers
+            by parts.
         axes: Names of axes; integers among them are dimensions of `x`, over which is added first.
         axis_index_groups: Groups of devices that add among themselves.
         out_dtype: Dtype of the result, that of `x` by default.
@@ -56,6 +58,11 @@ def psum(
 
     Guarantee: each element is the sum over the devices as a fixed binary tree, whatever the shape.
     """
+    if jnp.iscomplexobj(x):
+        add = functools.partial(
+            psum, axes=axes, axis_index_groups=axis_index_groups, out_dtype=_of_parts(out_dtype), to=to
+        )
+        return lax.complex(add(x.real), add(x.imag))
     dtype = jnp.dtype(x.dtype if out_dtype is None else out_dtype).name
     dimensions = tuple(a for a in axes if isinstance(a, int))
     if dimensions:
@@ -117,6 +124,17 @@ def reduce_scatter(
     """
     if why := why_refused(axis_size):
         raise ValueError(f"the sum over the devices of {axis_name!r}: {why}.")
+    if jnp.iscomplexobj(x):
+        add = functools.partial(
+            reduce_scatter,
+            scatter_dimension=scatter_dimension,
+            axis_name=axis_name,
+            axis_index_groups=axis_index_groups,
+            axis_size=axis_size,
+            tiled=tiled,
+            out_dtype=_of_parts(out_dtype),
+        )
+        return lax.complex(add(x.real), add(x.imag))
     dtype = jnp.dtype(x.dtype if out_dtype is None else out_dtype).name
     parts = jnp.moveaxis(x, scatter_dimension, 0)
     parts = parts.reshape(axis_size, parts.shape[0] // axis_size, *parts.shape[1:])
@@ -129,6 +147,11 @@ def reduce_scatter(
         if tiled
         else mine.reshape(tuple(s for i, s in enumerate(x.shape) if i != scatter_dimension))
     )
+
+
+def _of_parts(dtype: Any) -> Any:
+    """Returns the dtype of the real and imaginary parts of a complex dtype."""
+    return None if dtype is None else np.finfo(dtype).dtype
 
 
 def _devices(axes: tuple[Any, ...], groups: Groups) -> int:

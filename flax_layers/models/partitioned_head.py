@@ -49,7 +49,7 @@ def partition_head(head: MTPHead, model: PartitionedLlama) -> PartitionedHead:
 
     Example:
         >>> from flax_layers.checkpoint import LlamaConfig
-        >>> from flax_layers.models import Llama, partition
+        >>> from flax_layers import Llama, partition
         >>> config = LlamaConfig.tiny(head_dim=8)
         >>> model = partition(Llama(config, rngs=nnx.Rngs(0)), jax.make_mesh((1,), ("model",)))
         >>> head = partition_head(MTPHead(config, rngs=nnx.Rngs(1)), model)

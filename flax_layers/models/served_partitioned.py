@@ -60,6 +60,7 @@ class ServedPartitionedLlama(ServedModel):
     Guarantee: row-invariant, and with the same bits on 1, 2, 4, ... `leaves` devices, as `PartitionedLlama`.
 
     Example:
+        >>> from flax import nnx
         >>> from flax_layers.checkpoint import LlamaConfig
         >>> from flax_layers.models import ServedLlama
         >>> config = LlamaConfig.tiny(head_dim=8)

@@ -20,7 +20,7 @@ from bijax.core.lowering_cache import lowered_forms
 from bijax.testing import assert_bits_equal, bits
 from bijax.transform.hook.arguments_cut import Cut, read
 from tests.arrays import on_device
-from tests.transform.place_programs import PLACES, channels
+from tests.transform.place_programs import places
 
 RNG = np.random.default_rng(0)
 
@@ -231,21 +231,6 @@ def not_rows() -> None:
     assert_bits_equal(product(*both), product(X[:, :64], square))
 
 
-def places() -> None:
-    """Arrays that belong to no row, and have another element for each."""
-    x = X[:8, :5]
-    given = jax.device_put(x, NamedSharding(mesh(), P("data")))
-    programs: list[Callable[..., Any]] = [
-        lambda x: [x * made(8)[:, None] for made in PLACES.values()],
-        lambda x: channels(x, W[:8, :3]),
-        lambda x: channels(x, jnp.ones((8, 3))),
-        lambda x: jnp.take_along_axis(x, jnp.broadcast_to(jnp.array([3, 0]), (8, 2)), axis=1),
-    ]
-    for program in programs:
-        function = jax.jit(bijax.invariant(program))
-        assert_bits_equal(function(given), function(x))
-
-
 def attributes() -> None:
     head = '{sdy.sharding = #sdy.sharding<mesh<["data"=4, "model"=2]'
     mesh_of = (("data", 4), ("model", 2))
@@ -292,7 +277,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "forms": forms,
     "gradients": gradients,
     "not rows": not_rows,
-    "places": places,
+    "places": lambda: places(mesh()),
     "loops": lambda: rows(recurrent, X, mesh()),
     "loops over rows": loops_over_rows,
 }

@@ -22,7 +22,7 @@ from bijax.transform.rules import registry
 from flax_layers.linen import MoE
 from flax_layers.routing import Routing
 from tests.layers import small_llama
-from tests.transform.place_programs import PLACES, channels
+from tests.transform.place_programs import BY_ROW, PLACES, by_row, channels
 from tests.transform.row_programs_known import APART, MIXES, PROGRAMS, SUMS, Program, X
 
 ROWS = jnp.linspace(-1, 1, 24).reshape(4, 6)
@@ -51,6 +51,14 @@ def test_elements_for_each_place(name: str) -> None:
     assert [r.verdict for r in (at_rows, in_rows) if r] == [MIXES, APART]
     values = np.asarray(made(4))
     assert (values != values[0]).any()
+
+
+@pytest.mark.parametrize("name", BY_ROW)
+def test_loops_over_rows(name: str) -> None:
+    """What a loop computes from a number of each row belongs to that row."""
+    found = bijax.audit(lambda x: by_row(BY_ROW[name], x), X, batch_axes=0).rows
+    together = bijax.audit(lambda x: by_row(BY_ROW[name], x).sum(0), X, batch_axes=0).rows
+    assert [r.verdict for r in (found, together) if r] == [APART, SUMS]
 
 
 def test_filters_of_rows() -> None:

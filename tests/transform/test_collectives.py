@@ -40,6 +40,11 @@ for dtype, shape in ((jnp.float32, (4,)), (jnp.float32, (300, 77)), (jnp.bfloat1
         assert "reduce_scatter" not in program.as_text(), how
         assert (bits(program.compile()(x)) == bits(as_tree)).all(), (how, dtype, shape)
 
+z = jnp.asarray(rng.standard_normal((4, 300, 77)) + 1j * rng.standard_normal((4, 300, 77)), jnp.complex64)
+for how in ("psum", "psum_scatter"):  # complex numbers, by parts
+    total, both = summed(("a", "b"), how)(z), [added(part)[0] for part in (z.real, z.imag)]
+    assert all((bits(x) == bits(y)).all() for x, y in zip((total.real, total.imag), both, strict=True)), how
+
 x = jnp.asarray(rng.standard_normal((4, 6)), jnp.float32)
 over_b = jax.jit(bijax.invariant(jax.shard_map(
     lambda x: lax.psum(x, "b"), mesh=mesh, in_specs=P(("a", "b")), out_specs=P("a"))))

@@ -37,7 +37,7 @@ def decided(results: Sequence[Value], by: Value, place: Place) -> list[Value]:
     ]
 
 
-@rule("cond")
+@rule("cond", partly=True)
 def cond(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     """Returns the results of the branches."""
     which, operands = values[0], values[1:]
@@ -45,10 +45,12 @@ def cond(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     results = branches[0]
     for other in branches[1:]:
         results = [met(flow, eqn, a, b) for a, b in zip(results, other, strict=True)]
+    if which.rows is not None or which.varies:  # in a loop: another branch in another iteration
+        results = [met(flow, eqn, v, which) for v in results]
     return decided(results, which, flow.here(eqn, "branch"))
 
 
-@rule("while")
+@rule("while", partly=True)
 def while_loop(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     """Returns what a loop carries.
 
@@ -63,7 +65,7 @@ def while_loop(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
         after = flow.run(params["body_jaxpr"], [*of_body, *carried])
         joined = [met(flow, eqn, a, b) for a, b in zip(carried, after, strict=True)]
         joined = decided(joined, goes_on, place)
-        if goes_on.rows is not None:
+        if goes_on.rows is not None or goes_on.varies:
             # Each row keeps what it carried when its own condition ended the loop, counters too.
             joined = [met(flow, eqn, v, goes_on) for v in joined]
         if joined == carried:
@@ -72,7 +74,7 @@ def while_loop(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     return unknown(flow, eqn, carried)
 
 
-@rule("scan")
+@rule("scan", partly=True)
 def scan(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     """Returns what a loop over the first axis of arrays carries and collects.
 
@@ -167,7 +169,7 @@ def _handed_on(value: Value, axis: int, carry: Place) -> Value:
     return Value(None, value.mixing - {carry}, value.scaled, sums, varies)
 
 
-@rule("custom_linear_solve")
+@rule("custom_linear_solve", partly=True)
 def linear_solve(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     """Returns the results of the function that solves."""
     lengths = eqn.params["const_lengths"]
@@ -180,20 +182,20 @@ def linear_solve(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     return flow.run(eqn.params["jaxprs"].solve, [*constants, *values[sum(lengths) :]])
 
 
-@rule("linear_call")
+@rule("linear_call", partly=True)
 def linear_call(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     """Returns the results of the function."""
     (program,) = inner_programs(eqn, flow.platform)
     return flow.run(program, values)
 
 
-@rule("debug_callback debug_print check inspect_sharding dce_sink shape_assertion unreachable after_all")
+@rule("debug_callback debug_print check inspect_sharding dce_sink shape_assertion unreachable after_all", partly=True)
 def effect(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     """Returns nothing known: these compute nothing."""
     return [Value() for _ in eqn.outvars]
 
 
-@rule("shard_map")
+@rule("shard_map", partly=True)
 def shard_map(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     """Returns the results of a program that runs on each device of a mesh.
 
@@ -259,7 +261,7 @@ def _assembled(flow: Flow, eqn: Any, value: Value, specs: Any, axes: dict[str, i
     return Value(rows, value.mixing, value.scaled)
 
 
-@rule("psum psum_invariant pmax pmin")
+@rule("psum psum_invariant pmax pmin", partly=True)
 def over_devices(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     """Returns sums over the devices of a mesh."""
     names = eqn.params.get("axes", ())
@@ -277,7 +279,7 @@ def over_devices(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     return results
 
 
-@rule("axis_index")
+@rule("axis_index", partly=True)
 def axis_index(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     """Returns the number of the device, which varies along the axis of the mesh."""
     name = eqn.params.get("axis_name")

@@ -106,7 +106,7 @@ def _with_known(result: Value, name: str, eqn: Any, values: list[Value]) -> Valu
     return Value(None, result.mixing, result.scaled, result.sums, result.varies, array)
 
 
-@rule("optimization_barrier")
+@rule("optimization_barrier", partly=True)
 def barrier(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     """Returns the operands."""
     return values

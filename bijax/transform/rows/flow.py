@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from bijax.transform.hook.entered import programs_of
-from bijax.transform.rows.value import Kind, Place, Value, combined, everywhere
+from bijax.transform.rows.value import Kind, Place, Value, combined, everywhere, met_along
 from bijax.transform.rules.equations import inner_programs, line_of, live
 from bijax.transform.rules.registry import is_known
 
@@ -19,18 +19,23 @@ Rule = Callable[["Flow", Any, list[Value]], Sequence[Value]]
 RULES: Final[dict[str, Rule]] = {}
 """The rules, by the name of the primitive."""
 
+_PARTLY: Final[set[str]] = set()
+"""Primitives with results that do not depend on all operands."""
+
 _SMALL: Final = 1 << 16
 """Elements of the largest constant array that is looked at."""
 
 
-def rule(names: str) -> Callable[[Rule], Rule]:
+def rule(names: str, *, partly: bool = False) -> Callable[[Rule], Rule]:
     """Registers a rule for primitives.
 
     Args:
         names: Their names, separated by spaces.
+        partly: Whether some results do not depend on all operands, such as those of programs.
     """
 
     def registered(function: Rule) -> Rule:
+        _PARTLY.update(names.split() if partly else ())
         for name in names.split():
             if name in RULES:
                 raise ValueError(f"expected one rule of {name}, got a second.")
@@ -96,12 +101,33 @@ class Flow:
     def _results(self, eqn: Any, operands: list[Value]) -> Sequence[Value]:
         with self.inside(eqn):
             if found := RULES.get(eqn.primitive.name):
-                return found(self, eqn, operands)
+                results = found(self, eqn, operands)
+                if eqn.primitive.name in _PARTLY:
+                    return results
+                return [self._checked(eqn, operands, *pair) for pair in zip(eqn.outvars, results, strict=True)]
             for program in self._programs(eqn):
                 jaxpr = getattr(program, "jaxpr", program)
                 if len(jaxpr.invars) == len(operands) and len(jaxpr.outvars) == len(eqn.outvars):
                     return self.run(program, operands)
             return unknown(self, eqn, operands)
+
+    def _checked(self, eqn: Any, operands: list[Value], variable: Any, result: Value) -> Value:
+        """Returns a result that depends on all operands, with what they depend on outside of arrays.
+
+        A rule looks at the axes of arrays. In a loop a number may belong to a row, or vary, along the axis of the loop.
+        """
+        here, shared = self.here(eqn, "position"), [v for v in operands if v.rows is None]
+        outside = Value(varies=frozenset((a, p) for v in shared for a, p in v.varies if a < 0))
+        if result.rows is not None:
+            own = {f for v in operands if v.rows is not None for f in v.rows.factors if f.axis < 0}
+            mixing = met_along(outside, result.rows, here)
+            if not own <= set(result.rows.factors):
+                mixing.add(self.here(eqn, "meet"))
+            return dataclasses.replace(result, mixing=result.mixing | mixing) if mixing else result
+        known = {(p.primitive, p.line) for p in result.touched} | {(p.kind, "") for p in result.mixing}
+        if len(shared) < len(operands) and not known & {(here.primitive, here.line), ("routed", "")}:
+            return unknown(self, eqn, operands)[eqn.outvars.index(variable)]
+        return dataclasses.replace(result, varies=result.varies | outside.varies) if outside.varies else result
 
     def _programs(self, eqn: Any) -> Iterator[Any]:
         """Yields the programs of an equation that may be all that it computes."""

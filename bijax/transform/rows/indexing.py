@@ -17,9 +17,13 @@ def dynamic_slice(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     """Returns the result of a slice at a computed position."""
     value, starts = values[0], values[1:]
     shape, sizes = eqn.invars[0].aval.shape, eqn.params["slice_sizes"]
+    asked, differ = chosen([v.rows for v in starts])
     if value.rows is None:
-        varies = {(a, p) for a, p in value.varies if a < 0 or sizes[a] > 1}
-        return [combined(values, None, varies=varies)]
+        varies = {(a, p) for v in values for a, p in v.varies if a < 0 or sizes[a] > 1}
+        mixing = {flow.here(eqn, "meet")} if differ else set()
+        if asked is not None:
+            mixing |= met_along(Value(varies=frozenset(varies)), asked, flow.here(eqn, "position"))
+        return [combined(values, asked, varies=varies, mixing=mixing)]
     rows: Layout | None = value.rows
     for axis in sorted(value.rows.axes):
         if axis < 0 or sizes[axis] == shape[axis] or rows is None:
@@ -35,10 +39,11 @@ def dynamic_update_slice(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[
     """Returns an array with a part written at a computed position."""
     array, update = values[:2]
     shape, size = eqn.invars[0].aval.shape, eqn.invars[1].aval.shape
-    rows = array.rows or update.rows
+    asked, _ = chosen([v.rows for v in values[2:]])
+    rows = array.rows or update.rows or asked
     if rows is None:
         partly = {(a, flow.here(eqn, "position")) for a, n in enumerate(shape) if size[a] != n}
-        return [combined(values, None, varies=array.varies | update.varies | partly)]
+        return [combined(values, None, varies=partly.union(*(v.varies for v in values)))]
     if any(axis >= 0 and size[axis] != shape[axis] for axis in rows.axes):
         return [placed(flow, eqn, values, None, everywhere(shape, flow.here(eqn, "position")), is_lost=True)]
     differ = array.rows is not None and update.rows not in (None, array.rows)

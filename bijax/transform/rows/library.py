@@ -26,11 +26,9 @@ def of_rows(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     """Returns the results of a kernel that computes each row by itself."""
     rows, differ = chosen([v.rows for v in values])
     if rows is None:
-        varies = frozenset().union(*(v.varies for v in values))
-        return [
-            combined(values, None, varies=varies and everywhere(v.aval.shape, flow.here(eqn, "position")))
-            for v in eqn.outvars
-        ]
+        differ = "attention" in eqn.primitive.name or any(v.varies for v in values)  # queries have different keys
+        here = flow.here(eqn, "position")
+        return [combined(values, None, varies=everywhere(v.aval.shape, here) if differ else ()) for v in eqn.outvars]
     shapes = [v.aval.shape for v in eqn.invars]
     length = next(s[0] for s, v in zip(shapes, values, strict=True) if v.rows == rows and s)
     meets = differ or any(
@@ -142,7 +140,7 @@ def rotate_and_store(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Valu
     return results
 
 
-@rule("bijax_sort_by_expert bijax_rows_by_count")
+@rule("bijax_sort_by_expert bijax_rows_by_count", partly=True)
 def sort_by_expert(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     """Returns the places of tokens in the order of their experts; `rows_of_tokens` leads back.
 

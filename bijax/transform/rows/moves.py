@@ -192,12 +192,11 @@ def stack(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
 @rule("pad")
 def pad(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     """Returns the result of padding; padding along the batch counts as more rows."""
-    value = values[0]
-    rows = value.rows
+    rows, _ = chosen([v.rows for v in values])
     if rows is None:
         place = flow.here(eqn, "position")
         grown = {(a, place) for a, config in enumerate(eqn.params["padding_config"]) if any(config)}
-        return [combined(values, None, varies=value.varies | grown)]
+        return [combined(values, None, varies=grown.union(*(v.varies for v in values)))]
     for axis, (low, high, interior) in enumerate(eqn.params["padding_config"]):
         rows = rows and padded(rows, axis, int(low), int(high), int(interior))
     return [placed(flow, eqn, values, rows, is_lost=rows is None)]

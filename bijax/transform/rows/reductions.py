@@ -51,9 +51,8 @@ def reduce_axes(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
 @rule("reduce")
 def reduce_program(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     """Returns the results of a reduction by a function of one's own."""
-    arrays = values[: len(values) // 2]
     rank = len(eqn.invars[0].aval.shape)
-    return [reduced(flow, eqn, arrays, eqn.params["dimensions"], rank) for _ in eqn.outvars]
+    return [reduced(flow, eqn, values, eqn.params["dimensions"], rank) for _ in eqn.outvars]
 
 
 def along_axes(flow: Flow, eqn: Any, values: list[Value], touched: Iterable[int], kind: Kind) -> list[Value]:
@@ -150,6 +149,4 @@ def _window_axes(eqn: Any) -> Sequence[int]:
 )
 def windows(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     """Returns the results of an operation on windows."""
-    rank = len(eqn.outvars[0].aval.shape)
-    arrays = [v for v, a in zip(values, eqn.invars, strict=True) if len(a.aval.shape) == rank]
-    return along_axes(flow, eqn, arrays, _window_axes(eqn), "meet")
+    return along_axes(flow, eqn, values, _window_axes(eqn), "meet")

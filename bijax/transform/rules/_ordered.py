@@ -35,7 +35,17 @@ from bijax.transform.rules._refused import may_be_allowed
 from bijax.transform.rules.call import Call, traced
 from bijax.transform.rules.operands import look_through_transposes
 from bijax.transform.rules.regions import TAKEN_OUT, without_programs, without_region
-from bijax.transform.rules.registry import FLOATS, Dtypes, Kind, Rule, is_exact, is_in_floats, is_real, register
+from bijax.transform.rules.registry import (
+    FLOATS,
+    Dtypes,
+    Kind,
+    Rule,
+    is_complex,
+    is_exact,
+    is_in_floats,
+    is_real,
+    register,
+)
 from bijax.transform.rules.results import ARRANGEMENT
 from bijax.transform.rules.uses import by_tracing, fixed
 from pallas_kernels.contract import FoldContract, PairContract, TreeContract
@@ -185,6 +195,10 @@ def _has_no_order(dtypes: Dtypes) -> bool:
     return not has_an_order(dtypes)
 
 
+def _in_floats_or_complex(dtypes: Dtypes) -> bool:
+    return is_in_floats(dtypes) or is_complex(dtypes)
+
+
 def _is_inexact(dtypes: Dtypes) -> bool:
     return not is_exact(dtypes)
 
@@ -207,7 +221,7 @@ for _name, (_, _why) in ORDERED.items():
     register(_name, Rule(Kind.REPLACE, _why, lower=_replaced, uses=_uses, dtypes=_dtypes))
 register(
     COLLECTIVES,
-    Rule(Kind.REPLACE, _DEVICES, lower=_over_devices, uses=fixed(TreeContract()), dtypes=is_in_floats),
+    Rule(Kind.REPLACE, _DEVICES, lower=_over_devices, uses=fixed(TreeContract()), dtypes=_in_floats_or_complex),
 )
 for _name, (_, _why) in RACING.items():
     _uses = by_tracing(functools.partial(replacement, _name))

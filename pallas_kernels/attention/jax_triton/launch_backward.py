@@ -106,7 +106,7 @@ def score_gradients(
     from pallas_kernels.attention.jax_triton.backward import score_kernel
 
     if tile is None:
-        tile = backward_tiles(widest(call), call.query.dtype.itemsize, target.features).queries
+        tile = backward_tiles(widest(call), call.query.dtype.itemsize, target.features).scores
     call = prepared(call)
     count, form = -(-length // tile.rows), form_of(call, contract)
     (found,) = launch(

@@ -38,12 +38,17 @@ class BackwardTiles:
     """The tiles of the backward pass.
 
     Attributes:
-        queries: Of the gradient of queries, and of that of the scores.
+        queries: Of the gradient of queries.
         keys: Of the gradients of keys and values.
     """
 
     queries: Tile
     keys: Tile
+
+    @property
+    def scores(self) -> Tile:
+        """Of the gradient of the scores, which are stored through shared memory: with three stages it would not fit."""
+        return replace(self.queries, stages=min(self.queries.stages, 2))
 
 
 FEW_ROWS: Final = 16

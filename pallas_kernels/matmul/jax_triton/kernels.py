@@ -95,7 +95,8 @@ def split_kernel(x_ptr, w_ptr, bias_ptr, residual_ptr, rows, depth, y_ptr, form:
     x_ptrs = _x_pointers(x_ptr, entry, r, rows, depth, form)
     w_offsets = _w_offsets(entry, c, depth, form)
     starts = tl.arange(0, form.splits) * form.split_length
-    sums = tl.zeros((form.splits, TILE_ROWS, TILE_COLUMNS), tl.float32)
+    SPLITS: tl.constexpr = form.splits
+    sums = tl.zeros((SPLITS, TILE_ROWS, TILE_COLUMNS), tl.float32)
     for k in range(0, form.split_length, TILE_DEPTH):
         d = starts[:, None] + (k + tl.arange(0, TILE_DEPTH))[None, :]
         wide = d.to(tl.int64)
