@@ -28,6 +28,7 @@ TILE: Final = Tile(16, 4, 1)
 APART: Final = Tile(16, 4, 1, apart=True)
 COLUMNS: Final = Tile(16, 4, 1, apart=True, columns=16)
 LOOPS: Final = Tile(16, 4, 1, loops=True)
+HELD: Final = Tile(16, 4, 1, held=True)
 OFFSETS, USED, LENGTHS = (30, 20), (7, 5), (50, 37)
 LIMITS: Final = jnp.array([OFFSETS, USED, LENGTHS], jnp.int32).T
 LAUNCH: Final[dict[str, Any]] = {"contract": CONTRACT, "target": Target.parse("sm_80")}
@@ -130,9 +131,11 @@ def pages() -> None:
 def apart() -> None:
     """Each split in a loop or a program of its own, with and without keys in it: the bits of one loop for all."""
     for call in (call_of(), call_of("float16", window=(12, 0), sinks=random(6, 1, HEADS))):
-        whole = jax_triton.attention(call, tile=TILE, **LAUNCH)
-        for tile in (LOOPS, APART, COLUMNS):
-            assert_bits_equal(jax_triton.attention(call, tile=tile, **LAUNCH), whole)
+        for split in (32, 16):
+            launch = LAUNCH | {"contract": dataclasses.replace(CONTRACT, split=split)}
+            whole = jax_triton.attention(call, tile=TILE, **launch)
+            for tile in (LOOPS, HELD, APART, COLUMNS):
+                assert_bits_equal(jax_triton.attention(call, tile=tile, **launch), whole)
     three = {**LAUNCH, "contract": MmaAttentionContract(16, 16, split=48)}  # blocks of a split: not a power of two
     whole = jax_triton.attention(call_of(), tile=TILE, **three)
     assert_bits_equal(jax_triton.attention(call_of(), tile=COLUMNS, **three), whole)
@@ -208,7 +211,7 @@ def not_finite() -> None:
     poisoned = call.value.at[0, 33, 0, 3].set(jnp.inf).at[0, 2, 1, 5].set(jnp.nan).at[1, 37:].set(jnp.nan)
     sees = np.zeros((2, QUERIES, HEADS), bool)
     sees[0, 3:, :2] = sees[0, :, 2:] = True
-    for tile in (TILE, APART, COLUMNS):
+    for tile in (TILE, HELD, APART, COLUMNS):
         found = jax_triton.attention(dataclasses.replace(call, value=poisoned), tile=tile, **LAUNCH)
         for ours, right in zip(found, whole, strict=True):
             assert_bits_equal(np.asarray(ours)[~sees], np.asarray(right)[~sees])

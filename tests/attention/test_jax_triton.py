@@ -41,6 +41,7 @@ KINDS: Final[dict[str, dict[str, Any]]] = {
     "decode from int8": {"queries": 1, "stored": "int8", "size": 64, "page": 16},
     "float8_e4m3fn": {"stored": "float8_e4m3fn", "size": 80},
     "heads of 256": {"size": 256},
+    "heads of 192, several splits": {"size": 192, "queries": 2048, "keys": 2048},
     "heads of 512": {"size": 512},
     "latents of 576": {"queries": 1, "size": 576, "values": 512, "page": 64},
     "float32": {"dtype": "float32"},
@@ -105,9 +106,21 @@ def check(code: MachineCode, target: Target) -> None:
 def test_the_forward_kernel_compiles(target: str, kind: str) -> None:
     call, where = call_of(**KINDS[kind]), Target.parse(target)
     launches = launches_of(functools.partial(jax_triton.attention, contract=contract_of(call), target=where), call)
-    assert len(launches) == (3 if "columns" in kind else 2 if "splits" in kind else 1)
+    assert len(launches) == (3 if "columns" in kind else 2 if "splits apart" in kind else 1)
     for launch in launches:
         check(compiled(launch), where)
+
+
+@needs_triton
+@pytest.mark.tier("full")
+@pytest.mark.parametrize("size", [64, 128, 192, 256])
+def test_products_of_several_splits_do_not_wait_for_each_other(size: int) -> None:
+    """On Hopper, where ptxas may wait for each product of the tensor cores if a branch merges splits between them."""
+    call, where = call_of(queries=2048, keys=2048, size=size), Target.parse("sm_90")
+    attend = functools.partial(jax_triton.attention, contract=contract_of(call), target=where)
+    (launch,) = launches_of(attend, call)
+    code = compiled(launch)
+    assert code.count(r"WARPGROUP\.DEPBAR") < code.count("HGMMA") / 4
 
 
 @needs_jax_triton

@@ -71,6 +71,9 @@ TILES: Final = (
     Tile(128, 4, 3, together=True),
     Tile(128, 4, 3, together=True, loops=True),
     Tile(128, 8, 3, loops=True),
+    Tile(128, 8, 2, held=True),
+    Tile(128, 8, 3, together=True, held=True),
+    Tile(64, 4, 3, held=True),
     Tile(16, 2, 3),
     Tile(16, 4, 2, apart=True),
     Tile(16, 2, 3, apart=True),
@@ -304,7 +307,7 @@ def test_gradients_under_any_schedule_and_alone(kind: str) -> None:
     assert_bits_equal(found[3], whole_gradients[3][:, :, 500:564])
 
 
-@pytest.mark.parametrize("tile", [None, *(t for t in TILES if t.apart)], ids=str)
+@pytest.mark.parametrize("tile", [None, *(t for t in TILES if t.apart or t.held)], ids=str)
 def test_values_that_are_not_finite(tile: Tile | None) -> None:
     call = call_of("bfloat16")
     poisoned = call.value.at[0, 200, 0, 3].set(jnp.nan).at[0, 90, 1, 100].set(jnp.inf).at[1, 650:].set(jnp.nan)

@@ -1,5 +1,6 @@
 """What Triton's interpreter lacks: instructions of the machine, functions of libdevice, products of bfloat16."""
 
+import inspect
 import re
 from collections.abc import Callable
 from typing import Any, Final
@@ -51,7 +52,29 @@ def interpret_instructions() -> None:
             return TensorHandle(found, tl.int32)
         return TensorHandle(np.asarray(found, np.float32), tl.float32)
 
-    def create_inline_asm(_: Any, asm: str, constraints: str, operands: list[Any], *__: Any) -> Any:
+    # Options of loads and stores, of which Triton's versions have different ones; `self` and three operands come first.
+    of_load, of_store = (
+        len(inspect.signature(f).parameters) - 4
+        for f in (InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store)
+    )
+
+    def places(addresses: Any) -> Any:
+        return TensorHandle(addresses.data.astype(np.uint64), tl.pointer_type(tl.float32))
+
+    def loaded(builder: Any, addresses: Any, some: Any) -> Any:
+        mask, other = TensorHandle(some.data != 0, tl.int1), TensorHandle(np.zeros(some.data.shape, "f4"), tl.float32)
+        return builder.create_masked_load(places(addresses), mask, other, *[None] * of_load)
+
+    def store(builder: Any, addresses: Any, x: Any) -> None:
+        mask = TensorHandle(np.ones(x.data.shape, bool), tl.int1)
+        builder.create_masked_store(places(addresses), x, mask, *[None] * of_store)
+
+    def create_inline_asm(builder: Any, asm: str, constraints: str, operands: list[Any], *_: Any) -> Any:
+        if "ld.global.f32" in asm:
+            return Results(loaded(builder, *operands))
+        if "st.global.f32" in asm:
+            store(builder, *operands)
+            return Results(TensorHandle(np.zeros(operands[1].data.shape, np.int32), tl.int32))
         if asm in _SEQUENCES:
             return Results(computed(_SEQUENCES[asm], operands))
         if "mul.wide.u32" in asm:

@@ -149,6 +149,16 @@ def calls(columns: int, dtype: str, m: int = 9) -> dict[str, tuple[Callable[...,
 
 
 NAMES = tuple(calls(8, "float32", 1))
+SHARED = (
+    "rms_norm",
+    "rms_norm_gradient",
+    "layer_norm",
+    "softmax",
+    "log_softmax",
+    "cross_entropy",
+    "cross_entropy_gradient",
+)
+"""Those whose rows several programs can share."""
 
 
 def columns_at_once(schedule: RowSchedule, columns: int) -> float:
@@ -183,6 +193,17 @@ def test_schedules_of_wide_rows_give_the_same_bits(name: str, columns: int) -> N
     ):
         if columns_at_once(schedule, columns) > MOST_COLUMNS:
             continue
+        found = jax.jit(functools.partial(lambda s, *a: function(s, *a), schedule))(*arrays)
+        assert_bits_equal(found, first, err_msg=str(schedule))
+
+
+@pytest.mark.parametrize("columns", [9000, 128256])
+@pytest.mark.parametrize("name", SHARED)
+def test_programs_that_share_rows_give_the_same_bits(name: str, columns: int) -> None:
+    function, arrays = calls(columns, "bfloat16", 1)[name]
+    first = jax.jit(lambda *a: function(RowSchedule(1, 32, held=False, ahead=2), *a))(*arrays)
+    for parts, warps in ((2, 32), (8, 8), (64, 1)) if columns > 100000 else ((2, 8), (8, 4), (64, 1)):
+        schedule = RowSchedule(1, warps, held=True, parts=parts)
         found = jax.jit(functools.partial(lambda s, *a: function(s, *a), schedule))(*arrays)
         assert_bits_equal(found, first, err_msg=str(schedule))
 

@@ -12,6 +12,7 @@ from pallas_kernels.attention.jax_triton._arithmetic import (
     product,
     product_and_sum,
 )
+from pallas_kernels.attention.jax_triton._held import held_places, load_held, store_held
 from pallas_kernels.attention.jax_triton._pieces import (
     all_finite,
     dot,
@@ -124,6 +125,7 @@ def add_blocks(
     STAGES: tl.constexpr,
     TOGETHER: tl.constexpr,
     SPLITS: tl.constexpr,
+    held,
     form: tl.constexpr,
 ):
     """Returns the states after a range of key blocks: after the splits before the last one, and after the last one.
@@ -143,6 +145,7 @@ def add_blocks(
         STAGES: Blocks that are read ahead.
         TOGETHER: Whether a block's values are awaited with its keys, before the scores.
         SPLITS: Whether the range may be of several splits.
+        held: Pointer to where the sums of values after the splits before are set aside; None to keep them in registers.
         form: The constants.
     """
     KEYS: tl.constexpr = form.key_block
@@ -150,6 +153,9 @@ def add_blocks(
     COUNT: tl.constexpr = piece_count(form.value_size, form.widest_piece)
     HEIGHT: tl.constexpr = height_of(ROWS)
     before, state = nothing(ROWS, HEIGHT, form), start(ROWS, HEIGHT, form)
+    if held is not None:
+        before = State(before.maximum, before.sums, ())
+        first_split, places = begin // BLOCKS, held_places(held, ROWS, form)
     for block in tl.range(begin, end, num_stages=STAGES):
         keys = keys_at(arrays, rows.sequence, block * KEYS, KEYS, form.whole_blocks, form)
         if scored is not None:
@@ -163,7 +169,14 @@ def add_blocks(
             total = dot_of_heads(query, key, ROWS, KEYS, False, form)
             if SPLITS:  # noqa: SIM102 - known when the kernel is compiled
                 if (block % BLOCKS == 0) & (block > begin):
-                    before = merged(before, finished(state, ROWS), ROWS, HEIGHT)
+                    if held is not None:
+                        earlier = load_held(places, block // BLOCKS > first_split + 1)
+                        before = State(before.maximum, before.sums, earlier)
+                        before = merged(before, finished(state, ROWS), ROWS, HEIGHT)
+                        store_held(places, before.weighted)
+                        before = State(before.maximum, before.sums, ())
+                    else:
+                        before = merged(before, finished(state, ROWS), ROWS, HEIGHT)
                     state = start(ROWS, HEIGHT, form)
                     # This keeps the branch after the product: only there the previous block's need not be waited for
                     # earlier.
@@ -193,6 +206,9 @@ def add_blocks(
                 piece = limbs_unless(value, bad, form.value_size, i, CAREFUL, form)
             values = values + (dot(product(state.weighted[i], of_values), weight, piece, form),)
         state = State(highest, sums, values)
+    if held is not None:
+        earlier = load_held(places, (end - 1) // BLOCKS > first_split)
+        before = State(before.maximum, before.sums, earlier)
     return before, finished(state, ROWS)
 
 
@@ -211,6 +227,7 @@ def add_splits(
     TOGETHER: tl.constexpr,
     SPLITS: tl.constexpr,
     LOOPS: tl.constexpr,
+    held,
     form: tl.constexpr,
 ):
     """Returns the state after a range of key blocks; arguments as for `add_blocks`, without scores.
@@ -225,14 +242,31 @@ def add_splits(
         for split in tl.range(begin // BLOCKS, (end + (BLOCKS - 1)) // BLOCKS, num_stages=1):
             first, last = tl.maximum(begin, split * BLOCKS), tl.minimum(end, (split + 1) * BLOCKS)
             _, found = add_blocks(
-                arrays, rows, bounds, query, None, first, whole, last, ROWS, CAREFUL, STAGES, TOGETHER, False, form
+                arrays,
+                rows,
+                bounds,
+                query,
+                None,
+                first,
+                whole,
+                last,
+                ROWS,
+                CAREFUL,
+                STAGES,
+                TOGETHER,
+                False,
+                None,
+                form,
             )
             state = merged(state, found, ROWS, HEIGHT)
     else:
         before, last_split = add_blocks(
-            arrays, rows, bounds, query, None, begin, whole, end, ROWS, CAREFUL, STAGES, TOGETHER, SPLITS, form
+            arrays, rows, bounds, query, None, begin, whole, end, ROWS, CAREFUL, STAGES, TOGETHER, SPLITS, held, form
         )
-        state = merged(before, last_split, ROWS, HEIGHT)
+        if SPLITS:
+            state = merged(before, last_split, ROWS, HEIGHT)
+        else:
+            state = last_split  # a merge with no split before changes the sign of zeros at most
     return state
 
 
@@ -250,6 +284,7 @@ def attend(
     TOGETHER: tl.constexpr,
     SPLITS: tl.constexpr,
     LOOPS: tl.constexpr,
+    held,
     form: tl.constexpr,
 ):
     """Returns the state after a range of key blocks; arguments as for `add_splits`.
@@ -257,8 +292,10 @@ def attend(
     Keys are first added as if all values were finite. If a sum is then not finite, they are added once more with care.
     """
     state = add_splits(
-        arrays, rows, bounds, query, begin, whole, end, ROWS, False, STAGES, TOGETHER, SPLITS, LOOPS, form
+        arrays, rows, bounds, query, begin, whole, end, ROWS, False, STAGES, TOGETHER, SPLITS, LOOPS, held, form
     )
     if not all_finite(state.weighted):
-        state = add_splits(arrays, rows, bounds, query, begin, whole, end, ROWS, True, 1, False, SPLITS, LOOPS, form)
+        state = add_splits(
+            arrays, rows, bounds, query, begin, whole, end, ROWS, True, 1, False, SPLITS, LOOPS, held, form
+        )
     return state

@@ -280,5 +280,8 @@ def write(heads: Heads, exists, sums, size: tl.constexpr, SCALE: tl.constexpr, f
         found = sums[i]
         if SCALE is not None:
             found = product(found, SCALE)
-        found = rounded(tl.where(found == 0, 0.0, found), form)
+        if form.dtype == "float32":
+            found = tl.where(found == 0, 0.0, found)
+        else:
+            found = rounded(found + 0.0, form)  # fewer instructions; another nan, which all are rounded to one
         tl.store(places(heads, size, i, form), found, mask=exists[:, None])

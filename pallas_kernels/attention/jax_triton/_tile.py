@@ -123,15 +123,23 @@ def limits_of(arrays: Arrays, sequence):
 @triton.jit
 def bounds_of(limits: Limits, rows: Rows, looks, form: tl.constexpr):
     """Returns the bounds of rows; those that do not look see nothing."""
-    first = tl.zeros_like(rows.position)
+    first, last, some = _bounds_of_query(limits, rows.query, form)
+    some = some & looks
+    return Bounds(tl.where(some, first, 0), tl.where(some, last, 0))
+
+
+@triton.jit
+def _bounds_of_query(limits: Limits, query, form: tl.constexpr):
+    """Returns the first key of queries, the end of their keys, and whether they see any."""
+    position = limits.offset + query
+    first = position * 0
     last = first + limits.keys
     if form.causal:
-        last = tl.minimum(last, rows.position + 1)
+        last = tl.minimum(last, position + 1)
     if form.before is not None:
-        first = tl.maximum(first, rows.position - form.before)
-        last = tl.minimum(last, rows.position + (form.after + 1))
-    some = (rows.query < limits.count) & (last > first) & looks
-    return Bounds(tl.where(some, first, 0), tl.where(some, last, 0))
+        first = tl.maximum(first, position - form.before)
+        last = tl.minimum(last, position + (form.after + 1))
+    return first, last, (query < limits.count) & (last > first)
 
 
 @triton.jit
@@ -193,12 +201,23 @@ def keys_at(arrays: Arrays, sequence, start, COUNT: tl.constexpr, WITHIN: tl.con
 
 
 @triton.jit
-def blocks_seen(bounds: Bounds, BLOCK: tl.constexpr):
-    """Returns the range of key blocks with all keys that any row sees, and the end of the first that all rows see."""
-    some = bounds.last > bounds.first
-    lowest = tl.min(tl.where(some, bounds.first, POSITION_LIMIT), 0)
-    highest = tl.max(tl.where(some, bounds.last, 0), 0)
-    begin = lowest // BLOCK
-    end = (highest + (BLOCK - 1)) // BLOCK
-    whole = tl.where(tl.max(bounds.first, 0) <= begin * BLOCK, tl.min(bounds.last, 0) // BLOCK, 0)
-    return begin, tl.minimum(tl.maximum(whole, begin), end), end
+def blocks_seen(arrays: Arrays, limits: Limits, start, ROWS: tl.constexpr, BLOCK: tl.constexpr, form: tl.constexpr):
+    """Returns the range of key blocks with all keys that any row sees, and the end of the first that all rows see.
+
+    The rows are those from `start` on, as for `rows_at`. The bounds of later queries are not smaller, and if a query
+    sees keys, so do those before it: the ends are known from three queries, without an exchange between threads.
+    """
+    earliest = start // form.group
+    latest = tl.minimum(start + (ROWS - 1), arrays.queries * form.group - 1) // form.group
+    first, last, some = _bounds_of_query(limits, earliest, form)
+    latest_first, _, every = _bounds_of_query(limits, latest, form)
+    seeing = tl.minimum(latest, limits.count - 1)
+    if form.before is not None:
+        seeing = tl.minimum(seeing, limits.keys + (form.before - 1) - limits.offset)
+    _, highest, _ = _bounds_of_query(limits, seeing, form)
+    begin = tl.where(some, first, 0) // BLOCK
+    end = (tl.where(some, highest, 0) + (BLOCK - 1)) // BLOCK
+    whole = tl.where(every & (latest_first <= begin * BLOCK), last // BLOCK, 0)
+    whole = tl.minimum(tl.maximum(whole, begin), end)
+    # The compiler would move branches of a loop over blocks if it saw that a range begins with the first one.
+    return opaque_index(begin), opaque_index(whole), opaque_index(end)

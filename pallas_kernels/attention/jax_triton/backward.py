@@ -206,7 +206,7 @@ def query_kernel(
     rows = rows_at(arrays, own, sequence, index % form.heads, tile * ROWS, ROWS, False, form)
     bounds = bounds_of(own, rows, True, form)
     row = read_rows(arrays, results, rows, form)
-    begin, whole, end = blocks_seen(bounds, form.row_block)
+    begin, whole, end = blocks_seen(arrays, own, tile * ROWS, ROWS, form.row_block, form)
     sums = add_keys(arrays, rows, bounds, row, begin, whole, end, ROWS, False, STAGES, form)
     if not all_finite(sums):
         sums = add_keys(arrays, rows, bounds, row, begin, whole, end, ROWS, True, 1, form)

@@ -28,6 +28,7 @@ def forward_kernel(
     tiles,
     out,
     lse,
+    held,
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
     TOGETHER: tl.constexpr,
@@ -38,7 +39,8 @@ def forward_kernel(
     """Computes `ROWS` rows of a sequence and a key head in each program.
 
     The arrays and sizes are those of `Arrays`; `tiles` counts the tiles of a sequence and a key head, of which those
-    with the most keys run first. `out` is (B, T, N, V), `lse` (B, T, N) float32.
+    with the most keys run first. `out` is (B, T, N, V), `lse` (B, T, N) float32. `held`, for what rows know of the
+    splits before, has `ROWS` times V float32 for each program; None to keep it in registers.
     """
     arrays = Arrays(
         query,
@@ -64,6 +66,8 @@ def forward_kernel(
     rows = rows_at(arrays, own, sequence, index % form.heads, tile * ROWS, ROWS, False, form)
     bounds = bounds_of(own, rows, True, form)
     pieces = limbs_of_all(heads_of_rows(query, rows, form.size), form.size, form)
-    begin, whole, end = blocks_seen(bounds, form.key_block)
-    state = attend(arrays, rows, bounds, pieces, begin, whole, end, ROWS, STAGES, TOGETHER, SPLITS, LOOPS, form)
+    begin, whole, end = blocks_seen(arrays, own, tile * ROWS, ROWS, form.key_block, form)
+    if held is not None:
+        held += index.to(tl.int64) * (ROWS * form.value_size)
+    state = attend(arrays, rows, bounds, pieces, begin, whole, end, ROWS, STAGES, TOGETHER, SPLITS, LOOPS, held, form)
     write_results(arrays, rows, own, state, out, lse, 0, 1, form)

@@ -77,8 +77,16 @@ def attention(
         out, lse = _of_splits(call, form, tile, target, tuple(results))
     else:
         grid = (rows[0] * form.heads * tiles,)
-        constants = {"TOGETHER": tile.together, "LOOPS": tile.loops, "SPLITS": call.capacity > form.split}
-        out, lse = _launch(
+        constants: dict[str, Any] = {
+            "TOGETHER": tile.together,
+            "LOOPS": tile.loops,
+            "SPLITS": call.capacity > form.split,
+        }
+        if tile.held and call.capacity > form.split:
+            results.append(_float32(*grid, tile.rows * form.value_size))
+        else:
+            constants["held"] = None
+        out, lse, *_ = _launch(
             forward_kernel,
             call,
             tiles,

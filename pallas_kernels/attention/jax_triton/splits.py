@@ -102,7 +102,7 @@ def score_kernel(
     own = limits_of(arrays, sequence)
     rows = rows_at(arrays, own, sequence, index % form.heads, tile * ROWS, ROWS, False, form)
     bounds = bounds_of(own, rows, True, form)
-    begin, _whole, end = blocks_seen(bounds, KEYS)
+    begin, _whole, end = blocks_seen(arrays, own, tile * ROWS, ROWS, KEYS, form)
     if (begin <= block) & (block < end):
         keys = keys_at(arrays, sequence, block * KEYS, KEYS, form.whole_blocks, form)
         pieces = limbs_of_all(heads_of_rows(query, rows, form.size), form.size, form)
@@ -170,11 +170,11 @@ def split_kernel(
     own = limits_of(arrays, sequence)
     rows = rows_at(arrays, own, sequence, index % form.heads, tile * ROWS, ROWS, False, form)
     bounds = bounds_of(own, rows, True, form)
-    begin, whole, end = blocks_seen(bounds, form.key_block)
+    begin, whole, end = blocks_seen(arrays, own, tile * ROWS, ROWS, form.key_block, form)
     begin, end = tl.maximum(begin, split * BLOCKS), tl.minimum(end, (split + 1) * BLOCKS)
     if begin < end:
         pieces = limbs_of_all(heads_of_rows(query, rows, form.size), form.size, form)
-        state = attend(arrays, rows, bounds, pieces, begin, whole, end, ROWS, STAGES, False, False, False, form)
+        state = attend(arrays, rows, bounds, pieces, begin, whole, end, ROWS, STAGES, False, False, False, None, form)
         place = line_of_split(arrays, rows, split, form) + rows.in_line
         tl.store(maximum + place, state.maximum, mask=rows.exists)
         tl.store(sums + place, state.sums, mask=rows.exists)
@@ -253,7 +253,7 @@ def column_kernel(
     rows = rows_at(arrays, own, sequence, head, first, ROWS, False, form)
     summed = rows_at(arrays, own, sequence, head, first, HEIGHT, False, form)
     bounds = bounds_of(own, rows, True, form)
-    begin, _whole, end = blocks_seen(bounds, form.key_block)
+    begin, _whole, end = blocks_seen(arrays, own, first, ROWS, form.key_block, form)
     begin, end = tl.maximum(begin, split * BLOCKS), tl.minimum(end, (split + 1) * BLOCKS)
     if begin < end:
         weights = Weights(exact, maxima, columns)
@@ -268,7 +268,7 @@ def column_kernel(
         if not all_finite(state.weighted):
             lines = lines_of_scores(scored, rows, blocks, form)
             before, of_split = add_blocks(
-                arrays, rows, bounds, (), lines, begin, begin, end, ROWS, True, 1, False, False, form
+                arrays, rows, bounds, (), lines, begin, begin, end, ROWS, True, 1, False, False, None, form
             )
             state = merged(before, of_split, ROWS, HEIGHT)
         if part == 0:
@@ -339,7 +339,7 @@ def merge_kernel(
     sequence = (rest % sequences).to(tl.int64)
     own = limits_of(arrays, sequence)
     rows = rows_at(arrays, own, sequence, index % form.heads, rest // sequences * ROWS, ROWS, False, form)
-    begin, _, end = blocks_seen(bounds_of(own, rows, True, form), form.key_block)
+    begin, _, end = blocks_seen(arrays, own, rest // sequences * ROWS, ROWS, form.key_block, form)
     state = nothing(ROWS, ROWS, form)
     for split in tl.range(begin // BLOCKS, (end + (BLOCKS - 1)) // BLOCKS, num_stages=STAGES):
         total = tl.load(sums + line_of_split(arrays, rows, split * PARTS, form) + rows.in_line)

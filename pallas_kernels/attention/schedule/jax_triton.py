@@ -20,6 +20,7 @@ class Tile:
         loops: Whether each split has a loop of its own, before which its first blocks are read; only in such programs.
             Otherwise there is one loop with a branch that merges two splits, and what the rows know of those before
             takes registers in all of its steps.
+        held: Whether the branch keeps that in an array instead; only in programs of all splits without `loops`.
     """
 
     rows: int
@@ -29,6 +30,7 @@ class Tile:
     columns: int = 0
     together: bool = False
     loops: bool = False
+    held: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,8 +95,8 @@ _MANY_OF_NARROW_WITH_OPTIONS: Final = Tile(64, 4, 3)  # biases and masks of 128 
 _MANY_BY_WGMMA: Final = {
     _NARROW: {2: _MANY_OF_NARROW, 4: Tile(64, 4, 1)},
     _WIDE: {2: Tile(128, 8, 3), 4: Tile(64, 4, 1)},
-    _WIDER: {2: Tile(128, 8, 3, together=True, loops=True), 4: Tile(32, 8, 1)},
-    _WIDEST: {2: Tile(128, 8, 2), 4: Tile(32, 8, 1)},
+    _WIDER: {2: Tile(128, 8, 3, together=True, held=True), 4: Tile(32, 8, 1)},
+    _WIDEST: {2: Tile(128, 8, 2, held=True), 4: Tile(32, 8, 1)},
 }
 _FEW: Final = {
     _NARROW: {2: Tile(FEW_ROWS, 2, 4), 4: Tile(FEW_ROWS, 4, 2)},
@@ -162,11 +164,11 @@ def attention_tile(
 
     Example:
         >>> attention_tile(128, 2, 8192, frozenset({"mma"}), heads=8, splits=4, blocks=64)
-        Tile(rows=64, warps=4, stages=2, apart=False, columns=0, together=False, loops=False)
+        Tile(rows=64, warps=4, stages=2, apart=False, columns=0, together=False, loops=False, held=False)
         >>> attention_tile(128, 2, 4, frozenset({"mma"}), heads=8, splits=8, blocks=128)
-        Tile(rows=16, warps=2, stages=3, apart=True, columns=0, together=False, loops=False)
+        Tile(rows=16, warps=2, stages=3, apart=True, columns=0, together=False, loops=False, held=False)
         >>> attention_tile(128, 2, 4, frozenset({"mma"}), heads=8, splits=2, blocks=32)
-        Tile(rows=16, warps=2, stages=8, apart=True, columns=32, together=False, loops=False)
+        Tile(rows=16, warps=2, stages=8, apart=True, columns=32, together=False, loops=False, held=False)
     """
     if rows > FEW_ROWS:
         tiles = _MANY_BY_WGMMA if "wgmma" in features else _MANY
@@ -184,7 +186,9 @@ def attention_tile(
     if not plain and tile == _MANY_OF_NARROW:
         tile = _MANY_OF_NARROW_WITH_OPTIONS
     if stored_in_8_bits:
-        tile = replace(tile, together=False, loops=False)  # values that are converted early would take registers
+        tile = replace(
+            tile, together=False, loops=False, held=False
+        )  # values that are converted early would take registers
     if stored_in_8_bits and rows <= FEW_ROWS and programs * (splits if apart else 1) <= _MULTIPROCESSORS:
         tile = replace(tile, warps=max(tile.warps, 4))  # a multiprocessor has no other warps that convert
     return replace(tile, apart=apart)
@@ -199,9 +203,9 @@ def merge_tile(rows: int, value_size: int) -> Tile:
 
     Example:
         >>> merge_tile(4, 128)
-        Tile(rows=4, warps=1, stages=8, apart=False, columns=32, together=False, loops=False)
+        Tile(rows=4, warps=1, stages=8, apart=False, columns=32, together=False, loops=False, held=False)
         >>> merge_tile(256, 256)
-        Tile(rows=16, warps=4, stages=8, apart=False, columns=64, together=False, loops=False)
+        Tile(rows=16, warps=4, stages=8, apart=False, columns=64, together=False, loops=False, held=False)
     """
     few = min(FEW_ROWS, 1 << (rows - 1).bit_length())
     columns = math.gcd(value_size, _COLUMNS_OF_MERGE if few == FEW_ROWS else _COLUMNS_OF_MERGE // 2)
@@ -218,7 +222,7 @@ def backward_tiles(size: int, item_bytes: int, features: frozenset[str]) -> Back
 
     Example:
         >>> backward_tiles(64, 2, frozenset({"mma"})).keys
-        Tile(rows=32, warps=4, stages=2, apart=False, columns=0, together=False, loops=False)
+        Tile(rows=32, warps=4, stages=2, apart=False, columns=0, together=False, loops=False, held=False)
     """
     tiles = _BACKWARD_BY_WGMMA if "wgmma" in features else _BACKWARD
     chosen = next((by_bytes[item_bytes] for widest, by_bytes in tiles.items() if size <= widest), None)

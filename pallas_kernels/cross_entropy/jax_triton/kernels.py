@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from pallas_kernels.parts.jax_triton.arithmetic import exponential, logarithm
+from pallas_kernels.parts.jax_triton.parts_of_rows import maximum_of_parts, sum_of_groups
 from pallas_kernels.parts.jax_triton.rows import columns_of, held, number, piece, put, rows_of, starts, write
 from pallas_kernels.parts.jax_triton.softmax import exponentials, maximum_of, sum_of_exponentials
 
@@ -32,6 +33,37 @@ def cross_entropy_kernel(
     kept = held(x, rows, form)
     m = maximum_of(kept, x, rows, form)
     log_sum = logarithm(sum_of_exponentials(exponentials(kept, m, EXACT, form), x, rows, m, EXACT, form))
+    _write_loss(loss_ptr, m_ptr, log_sum_ptr, rows, label, picked, m, log_sum, Z_LOSS, form)
+
+
+@triton.jit
+def cross_entropy_of_sum_kernel(
+    x_ptr,
+    label_ptr,
+    maxima_ptr,
+    sums_ptr,
+    count,
+    loss_ptr,
+    m_ptr,
+    log_sum_ptr,
+    Z_LOSS: tl.constexpr,
+    form: tl.constexpr,
+):
+    """Computes what `cross_entropy_kernel` does from the maxima and sums of rows that several programs share."""
+    rows = rows_of(count, form)
+    label = number(label_ptr, rows)
+    place = tl.minimum(tl.maximum(label, 0), form.columns - 1)
+    picked = tl.load(starts(x_ptr, rows, form) + place).to(tl.float32)
+    m = maximum_of_parts(maxima_ptr, rows, form)
+    log_sum = logarithm(sum_of_groups(sums_ptr, rows, form))
+    if tl.program_id(1) == 0:
+        _write_loss(loss_ptr, m_ptr, log_sum_ptr, rows, label, picked, m, log_sum, Z_LOSS, form)
+
+
+@triton.jit
+def _write_loss(
+    loss_ptr, m_ptr, log_sum_ptr, rows, label, picked, m, log_sum, Z_LOSS: tl.constexpr, form: tl.constexpr
+):
     loss = log_sum - (picked - m)
     if Z_LOSS != 0.0:
         lse = m + log_sum
@@ -71,8 +103,8 @@ def cross_entropy_gradient_kernel(
     kept = held(x, rows, form)
     for first in (tl.static_range if form.held else tl.range)(0, BLOCKS, PIECE):
         x_piece = piece(kept, x, rows, first, form)
-        at = label - first * form.lanes  # with columns of every block instead, registers are spilled
+        at = label - first * form.stride  # with columns of every block instead, registers are spilled
         for i in tl.static_range(PIECE):
             share = exponential((x_piece[i].to(tl.float32) - m) - log_sum, EXACT) * scale
-            dx = tl.where(columns_of(0, form) == at - i * form.lanes, share - g, share)
+            dx = tl.where(columns_of(0, form) == at - i * form.stride, share - g, share)
             write(dx_ptr, rows, first + i, tl.where(label < 0, 0.0, dx), form)

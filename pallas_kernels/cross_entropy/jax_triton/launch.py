@@ -10,8 +10,21 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.contract import PTX_FUNCTIONS, ElementwiseContract, RowContract, honour, row_contract
-from pallas_kernels.cross_entropy.jax_triton.kernels import cross_entropy_gradient_kernel, cross_entropy_kernel
-from pallas_kernels.parts.jax_triton.row_launch import NEEDS, launch_rows, like, number_of_each, rows_served
+from pallas_kernels.cross_entropy.jax_triton.kernels import (
+    cross_entropy_gradient_kernel,
+    cross_entropy_kernel,
+    cross_entropy_of_sum_kernel,
+)
+from pallas_kernels.parts.jax_triton.row_launch import (
+    NEEDS,
+    launch_parts,
+    launch_rows,
+    like,
+    maxima_and_sums,
+    number_of_each,
+    rows_served,
+    schedule_if_parts,
+)
 from pallas_kernels.parts.served import served_if
 from pallas_kernels.schedule.jax_triton.rows import RowSchedule
 from pallas_kernels.target import Target
@@ -36,8 +49,13 @@ def cross_entropy(
     """
     honour("cross_entropy", contract, row_contract())
     honour("cross_entropy", functions, PTX_FUNCTIONS)
-    options: dict[str, Any] = {"Z_LOSS": float(z_loss), "EXACT": x.dtype == jnp.float32}
-    return launch_rows(cross_entropy_kernel, x, [labels], [number_of_each(x)] * 3, target, schedule, **options)
+    options: dict[str, Any] = {"Z_LOSS": float(z_loss)}
+    out = [number_of_each(x)] * 3
+    if (parts := schedule_if_parts(x, schedule)) is not None:
+        others = [labels, *maxima_and_sums(x, target, parts)]
+        return launch_parts(cross_entropy_of_sum_kernel, x, others, out, target, parts, **options)
+    exact = x.dtype == jnp.float32
+    return launch_rows(cross_entropy_kernel, x, [labels], out, target, schedule, EXACT=exact, **options)
 
 
 @served_if(lambda x, *_, **__: rows_served(x), NEEDS)
@@ -60,4 +78,6 @@ def cross_entropy_gradient(
     honour("cross_entropy_gradient", functions, PTX_FUNCTIONS)
     options: dict[str, Any] = {"TWICE_Z_LOSS": float(2 * z_loss), "EXACT": x.dtype == jnp.float32}
     others = [labels, m, log_sum, g]
+    if (parts := schedule_if_parts(x, schedule)) is not None:  # nothing is added
+        return launch_parts(cross_entropy_gradient_kernel, x, others, [like(x)], target, parts, **options)[0]
     return launch_rows(cross_entropy_gradient_kernel, x, others, [like(x)], target, schedule, **options)[0]

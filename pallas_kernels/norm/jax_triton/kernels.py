@@ -100,7 +100,7 @@ def rms_norm_gradient_kernel(
         g_piece = piece(gs, g, rows, first, form)
         for i in tl.static_range(PIECE):
             normal = h_piece[i].to(tl.float32) * factor
-            gw = _weighted(g_piece[i].to(tl.float32), weight_ptr, first + i, HAS_WEIGHT, form)
+            gw = weighted(g_piece[i].to(tl.float32), weight_ptr, first + i, HAS_WEIGHT, form)
             products += of_columns(gw * normal, first + i, form)
     mean = quotient(add_lanes(products, form), form.columns)
     g_sum = starts(g_sum_ptr, rows, form)
@@ -109,7 +109,7 @@ def rms_norm_gradient_kernel(
         g_piece = piece(gs, g, rows, first, form)
         for i in tl.static_range(PIECE):
             normal = h_piece[i].to(tl.float32) * factor
-            gw = _weighted(g_piece[i].to(tl.float32), weight_ptr, first + i, HAS_WEIGHT, form)
+            gw = weighted(g_piece[i].to(tl.float32), weight_ptr, first + i, HAS_WEIGHT, form)
             dh = factor * (gw - normal * mean)
             if HAS_SUM:
                 dh += read(g_sum, rows, first + i, form).to(tl.float32)
@@ -196,7 +196,7 @@ def layer_norm_gradient_kernel(
         g_piece = piece(gs, g, rows, first, form)
         for i in tl.static_range(PIECE):
             normal = (x_piece[i].to(tl.float32) - mean) * factor
-            gw = _weighted(g_piece[i].to(tl.float32), weight_ptr, first + i, HAS_WEIGHT, form)
+            gw = weighted(g_piece[i].to(tl.float32), weight_ptr, first + i, HAS_WEIGHT, form)
             products += of_columns(gw * normal, first + i, form)
             cotangents += gw
     product_mean = quotient(add_lanes(products, form), form.columns)
@@ -206,7 +206,7 @@ def layer_norm_gradient_kernel(
         g_piece = piece(gs, g, rows, first, form)
         for i in tl.static_range(PIECE):
             normal = (x_piece[i].to(tl.float32) - mean) * factor
-            gw = _weighted(g_piece[i].to(tl.float32), weight_ptr, first + i, HAS_WEIGHT, form)
+            gw = weighted(g_piece[i].to(tl.float32), weight_ptr, first + i, HAS_WEIGHT, form)
             write(dx_ptr, rows, first + i, factor * (gw - cotangent_mean - normal * product_mean), form)
 
 
@@ -236,7 +236,8 @@ def _centred(arrays, row, columns, exists, form: tl.constexpr):
 
 
 @triton.jit
-def _weighted(g, weight_ptr, block, HAS_WEIGHT: tl.constexpr, form: tl.constexpr):
+def weighted(g, weight_ptr, block, HAS_WEIGHT: tl.constexpr, form: tl.constexpr):
+    """Returns a block (R, L) times the weights, if there are any."""
     if HAS_WEIGHT:
         g = g * read_vector(weight_ptr, block, form).to(tl.float32)
     return g

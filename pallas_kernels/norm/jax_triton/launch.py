@@ -12,8 +12,26 @@ from pallas_kernels.norm.jax_triton.kernels import (
     rms_norm_kernel,
     weight_gradient_kernel,
 )
+from pallas_kernels.norm.jax_triton.parts import (
+    deviations_kernel,
+    layer_norm_of_sums_kernel,
+    rms_norm_gradient_of_sum_kernel,
+    rms_norm_of_sum_kernel,
+    rms_norm_products_kernel,
+    squares_kernel,
+    sums_kernel,
+)
 from pallas_kernels.parts.jax_triton.chunk_launch import chunks_served, sum_chunks
-from pallas_kernels.parts.jax_triton.row_launch import NEEDS, launch_rows, like, number_of_each, rows_served
+from pallas_kernels.parts.jax_triton.row_launch import (
+    NEEDS,
+    groups_of_each,
+    launch_parts,
+    launch_rows,
+    like,
+    number_of_each,
+    rows_served,
+    schedule_if_parts,
+)
 from pallas_kernels.parts.served import served_if
 from pallas_kernels.schedule.jax_triton.batch_sum import ChunkSchedule
 from pallas_kernels.schedule.jax_triton.rows import RowSchedule
@@ -45,7 +63,13 @@ def rms_norm(
         "HAS_WEIGHT": weight is not None,
         "HAS_RESIDUAL": residual is not None,
     }
-    found = launch_rows(rms_norm_kernel, x, [weight, residual], [row, number, total], target, schedule, **options)
+    out = [row, number, total]
+    if (parts := schedule_if_parts(x, schedule)) is not None:
+        has_residual, groups = residual is not None, [groups_of_each(x)]
+        (sums,) = launch_parts(squares_kernel, x, [residual], groups, target, parts, HAS_RESIDUAL=has_residual)
+        found = launch_parts(rms_norm_of_sum_kernel, x, [weight, residual, sums], out, target, parts, **options)
+    else:
+        found = launch_rows(rms_norm_kernel, x, [weight, residual], out, target, schedule, **options)
     return found[:2] if residual is None else found
 
 
@@ -68,7 +92,12 @@ def rms_norm_gradient(
     honour("rms_norm_gradient", contract, row_contract())
     out = [like(h)]
     options: dict[str, Any] = {"HAS_WEIGHT": weight is not None, "HAS_SUM": g_sum is not None}
-    return launch_rows(rms_norm_gradient_kernel, h, [factor, g, weight, g_sum], out, target, schedule, **options)
+    others = [factor, g, weight, g_sum]
+    if (parts := schedule_if_parts(h, schedule)) is not None:
+        has_weight, groups = weight is not None, [groups_of_each(h)]
+        (sums,) = launch_parts(rms_norm_products_kernel, h, others[:3], groups, target, parts, HAS_WEIGHT=has_weight)
+        return launch_parts(rms_norm_gradient_of_sum_kernel, h, [*others, sums], out, target, parts, **options)
+    return launch_rows(rms_norm_gradient_kernel, h, others, out, target, schedule, **options)
 
 
 @served_if(lambda x, weight=None, bias=None, **_: rows_served(x, weight, bias), NEEDS)
@@ -89,6 +118,12 @@ def layer_norm(
     honour("layer_norm", contract, row_contract())
     out = [like(x), number_of_each(x), number_of_each(x)]
     options: dict[str, Any] = {"EPS": float(eps), "HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None}
+    if (parts := schedule_if_parts(x, schedule)) is not None:
+        groups = [groups_of_each(x)]
+        (sums,) = launch_parts(sums_kernel, x, [], groups, target, parts)
+        (squares,) = launch_parts(deviations_kernel, x, [sums], groups, target, parts)
+        others = [weight, bias, sums, squares]
+        return launch_parts(layer_norm_of_sums_kernel, x, others, out, target, parts, **options)
     return launch_rows(layer_norm_kernel, x, [weight, bias], out, target, schedule, sums=2, **options)
 
 

@@ -50,8 +50,11 @@ def starts(ptr, rows: Rows, form: tl.constexpr):
 
 @triton.jit
 def columns_of(block, form: tl.constexpr):
-    """Returns the columns (1, L) of a block."""
-    return (block * form.lanes + tl.arange(0, form.lanes))[None, :]
+    """Returns the columns (1, L) of a block that this program has."""
+    start = block * form.stride
+    if form.parts > 1:
+        start += tl.program_id(1) * form.lanes
+    return (start + tl.arange(0, form.lanes))[None, :]
 
 
 @triton.jit
@@ -165,7 +168,7 @@ def zeros(dtype: tl.constexpr, form: tl.constexpr):
 @triton.jit
 def of_columns(x, block, form: tl.constexpr):
     """Returns a block with 0 in columns that do not exist."""
-    if form.columns < form.lanes * form.blocks:
+    if form.columns < form.stride * form.blocks:
         x = tl.where(columns_of(block, form) < form.columns, x, 0.0)
     return x
 
@@ -173,15 +176,25 @@ def of_columns(x, block, form: tl.constexpr):
 @triton.jit
 def add_lanes(lanes, form: tl.constexpr):
     """Adds lanes (R, L) to (R, 1): groups of 128 neighbours by a halving tree, then the groups by another."""
-    ROWS: tl.constexpr = form.rows
-    GROUPS: tl.constexpr = form.lanes // 128
-    x = _halved(lanes, ROWS * GROUPS, 128)
-    x = _halved(x, ROWS * GROUPS, 64)
-    x = _halved(x, ROWS * GROUPS, 32)
-    x = _halved(x, ROWS * GROUPS, 16)
-    x = _halved(x, ROWS * GROUPS, 8)
-    x = _halved(x, ROWS * GROUPS, 4)
-    x = _halved(x, ROWS * GROUPS, 2)
+    return add_groups(group_sums(lanes, form), form.rows, form.lanes // 128)
+
+
+@triton.jit
+def group_sums(lanes, form: tl.constexpr):
+    """Adds lanes (R, L) to (R * L / 128, 1), the sums of groups of 128 neighbours."""
+    COUNT: tl.constexpr = form.rows * (form.lanes // 128)
+    x = _halved(lanes, COUNT, 128)
+    x = _halved(x, COUNT, 64)
+    x = _halved(x, COUNT, 32)
+    x = _halved(x, COUNT, 16)
+    x = _halved(x, COUNT, 8)
+    x = _halved(x, COUNT, 4)
+    return _halved(x, COUNT, 2)
+
+
+@triton.jit
+def add_groups(x, ROWS: tl.constexpr, GROUPS: tl.constexpr):
+    """Adds the sums of groups to (ROWS, 1)."""
     if GROUPS >= 64:
         x = _halved(x, ROWS, 64)
     if GROUPS >= 32:

@@ -4,7 +4,18 @@ import triton
 import triton.language as tl
 
 from pallas_kernels.parts.jax_triton.arithmetic import exponential
-from pallas_kernels.parts.jax_triton.rows import Rows, add_lanes, columns_of, of_columns, piece, zeros
+from pallas_kernels.parts.jax_triton.parts_of_rows import maximum_of_parts, put_groups, put_part
+from pallas_kernels.parts.jax_triton.rows import (
+    Rows,
+    add_lanes,
+    columns_of,
+    held,
+    of_columns,
+    piece,
+    rows_of,
+    starts,
+    zeros,
+)
 
 
 @triton.jit
@@ -17,7 +28,7 @@ def maximum_of(kept, x, rows: Rows, form: tl.constexpr):
         xs = piece(kept, x, rows, first, form)
         for i in tl.static_range(PIECE):
             value = xs[i].to(tl.float32)
-            if form.columns < form.lanes * form.blocks:
+            if form.columns < form.stride * form.blocks:
                 value = tl.where(columns_of(first + i, form) < form.columns, value, float("-inf"))
             lanes = tl.maximum(lanes, value)
     return tl.max(lanes, axis=1, keep_dims=True)
@@ -50,6 +61,14 @@ def sum_of_exponentials(
     powers, x, rows: Rows, m, EXACT: tl.constexpr, form: tl.constexpr, POSITIVE: tl.constexpr = False
 ):
     """Returns the sum (R, 1) of exp(x - m)."""
+    return add_lanes(lanes_of_exponentials(powers, x, rows, m, EXACT, form, POSITIVE), form)
+
+
+@triton.jit
+def lanes_of_exponentials(
+    powers, x, rows: Rows, m, EXACT: tl.constexpr, form: tl.constexpr, POSITIVE: tl.constexpr = False
+):
+    """Returns the sums (R, L) of exp(x - m) of each lane."""
     BLOCKS: tl.constexpr = form.blocks
     PIECE: tl.constexpr = form.piece
     lanes = zeros(tl.float32, form)
@@ -57,7 +76,7 @@ def sum_of_exponentials(
         found = powers_of(powers, x, rows, first, m, EXACT, form, POSITIVE)
         for i in tl.static_range(PIECE):
             lanes += found[i]
-    return add_lanes(lanes, form)
+    return lanes
 
 
 @triton.jit
@@ -71,3 +90,22 @@ def _exponentials(xs, first, m, EXACT: tl.constexpr, form: tl.constexpr, POSITIV
             power = tl.where(z > 0.0, float("inf"), power)
         powers = powers + (of_columns(power, first + i, form),)
     return powers
+
+
+@triton.jit
+def maximum_kernel(x_ptr, count, maxima_ptr, form: tl.constexpr):
+    """Writes the maxima of the parts of rows."""
+    rows = rows_of(count, form)
+    x = starts(x_ptr, rows, form)
+    put_part(maxima_ptr, rows, maximum_of(held(x, rows, form), x, rows, form), form)
+
+
+@triton.jit
+def exponential_sums_kernel(x_ptr, maxima_ptr, count, sums_ptr, EXACT: tl.constexpr, form: tl.constexpr):
+    """Writes the sums of exp(x - m) over groups of lanes, with the maximum m."""
+    rows = rows_of(count, form)
+    x = starts(x_ptr, rows, form)
+    kept = held(x, rows, form)
+    m = maximum_of_parts(maxima_ptr, rows, form)
+    lanes = lanes_of_exponentials(exponentials(kept, m, EXACT, form), x, rows, m, EXACT, form)
+    put_groups(sums_ptr, rows, lanes, form)

@@ -21,8 +21,8 @@ _NO_TOKEN: Final = tl.constexpr(-1)
 _COLDEST: Final = tl.constexpr(2.0**-64)
 _MINUS_LN2: Final = tl.constexpr(float(-np.float32(math.log(2))))
 _ONE_OF: Final = tl.constexpr(2.0**-32)
-_LESS: Final = tl.constexpr((1 - 2**-9) * 2.0**-32)
-_HALF_LESS: Final = tl.constexpr((1 - 2**-9) * 2.0**-33)
+_LESS: Final = tl.constexpr(1 - 2.0**-9)
+_ONE_BITS: Final = tl.constexpr(0x3F800000)
 _MOST: Final = tl.constexpr(1 - 2.0**-24)
 _NEAR: Final = tl.constexpr(1 / 8)
 _SEVENTH: Final = tl.constexpr(float(np.float32(1 / 7)))
@@ -103,8 +103,6 @@ def _search(logits_ptr, logits, begin, end, noise, WIDTH: tl.constexpr, NOISY: t
             counter = (tl.arange(0, _LANES) + step * _LANES).to(tl.uint32)
             word_a, word_b, word_c, word_d = philox(low, high, counter, position)
             a, b, c, d = product(a, scale), product(b, scale), product(c, scale), product(d, scale)
-            word_a, word_b = word_a.to(tl.float32), word_b.to(tl.float32)
-            word_c, word_d = word_c.to(tl.float32), word_d.to(tl.float32)
         looked_at = best == float("-inf")
         if not looked_at:
             if NOISY:
@@ -147,18 +145,20 @@ def _larger(x, y):
 
 
 @triton.jit
-def _bound(score, number):
+def _bound(score, word):
     """Returns a cheap upper bound of `_add_noise`: an exponential variable is at least its uniform variable.
 
-    The uniform variable is reduced by more than the total error of the logarithms. The last instruction is the same,
-    and its rounding is monotonic.
+    The uniform variable is truncated to 23 bits, which are the fraction of a number from 1 to 2, and reduced by more
+    than the total error of the logarithms. The last instruction is the same, and its rounding is monotonic.
     """
-    return fused(log2_approximate(fused(number, _LESS, _HALF_LESS)), _MINUS_LN2, score)
+    above_one = ((word >> 9) | _ONE_BITS).to(tl.float32, bitcast=True)
+    return fused(log2_approximate(fused(above_one, _LESS, -_LESS)), _MINUS_LN2, score)
 
 
 @triton.jit
-def _add_noise(score, number):
+def _add_noise(score, word):
     """Subtracts the logarithm of an exponential variable; see `GumbelContract`."""
+    number = word.to(tl.float32)
     # Multiplying by a power of two is exact: only the conversion and the last difference are rounded.
     v = tl.minimum((number + 0.5) * _ONE_OF, _MOST)
     series = fused(v, _SEVENTH, _SIXTH)

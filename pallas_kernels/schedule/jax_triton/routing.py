@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Final
 
 _WARP: Final = 32
-_ROW_COLUMNS: Final = 1024  # held by one warp: 32 registers per thread
+_COLUMNS_OF_WARP: Final = 2048  # 64 registers of a thread
+_PART_COLUMNS: Final = 256
 _THREAD_BYTES: Final = 16  # of one load or store instruction
 _PIECE_BYTES: Final = 2048
 _LEAST_COLUMNS: Final = 32
@@ -33,9 +34,33 @@ MOST_PAIRS: Final = 1 << 25
 """Maximum number of comparisons that take less time than XLA's sort or scatter."""
 
 
-def topk_warps(columns: int) -> int:
-    """Returns the warps that share a row."""
-    return 1 if columns <= _ROW_COLUMNS else 4
+@dataclass(frozen=True)
+class TopTile:
+    """The parts of a row that one thread block holds.
+
+    Attributes:
+        columns: Columns of a part; a power of two.
+        parts: Parts of the row.
+        warps: Warps of the block.
+    """
+
+    columns: int
+    parts: int
+    warps: int
+
+
+def topk_tile(columns: int) -> TopTile:
+    """Returns the parts of a row of which the largest numbers are found.
+
+    Example:
+        >>> topk_tile(128), topk_tile(4096)
+        (TopTile(columns=128, parts=1, warps=1), TopTile(columns=2048, parts=2, warps=4))
+    """
+    width = 1 << (columns - 1).bit_length()
+    if width > _COLUMNS_OF_WARP:
+        return TopTile(width // 2, 2, 4)
+    part = min(width, _PART_COLUMNS)
+    return TopTile(part, -(-columns // part), 1)
 
 
 def piece_columns(columns: int, itemsize: int) -> int:

@@ -22,6 +22,9 @@ _REREAD_BYTES: Final = 2  # of an element: the L2 cache gives wide rows of 16 bi
 _AHEAD_BYTES: Final = 128  # of all arrays that a thread reads ahead
 _COLUMNS_AHEAD: Final = 32  # of several arrays, in float32 registers
 _MOST_AHEAD: Final = 8
+_MOST_ROWS_OF_PARTS: Final = 16
+_LEAST_BLOCKS_OF_PARTS: Final = 8  # of one program's row; fewer take less time than more kernels
+_MOST_BLOCKS_OF_PARTS: Final = 32  # that a program holds
 
 
 @dataclass(frozen=True)
@@ -35,9 +38,12 @@ class RowSchedule:
         ahead: Blocks of a row that a pass reads before it computes with them, if they are not held.
         preload: Read vectors that all rows share before a row is added, if the row is held: a single row need not wait
             for memory a second time.
+        parts: Programs that share a row, each with some of the lanes of all blocks, which it holds. Each sum then has a
+            kernel of its own.
 
     Raises:
-        ValueError: If a number is not a power of two, or vectors are to be preloaded and rows not to be held.
+        ValueError: If a number is not a power of two, or vectors are to be preloaded and rows not to be held, or a row
+            has parts and a program more than one row or rows that it does not hold.
     """
 
     rows: int
@@ -45,14 +51,17 @@ class RowSchedule:
     held: bool
     ahead: int = 1
     preload: bool = False
+    parts: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("rows", "warps", "ahead"):
+        for name in ("rows", "warps", "ahead", "parts"):
             size = getattr(self, name)
             if size < 1 or size & (size - 1):
                 raise ValueError(f"{name} must be a power of two, got {size}.")
         if self.preload and not self.held:
             raise ValueError(f"vectors are preloaded only if rows are held, got {self}.")
+        if self.parts > 1 and not (self.rows == 1 and self.held):
+            raise ValueError(f"a program that has a part of a row holds no other, got {self}.")
 
 
 def row_schedule(
@@ -70,9 +79,9 @@ def row_schedule(
 
     Example:
         >>> row_schedule(4096, 4096, 4096, (2,))
-        RowSchedule(rows=1, warps=8, held=True, ahead=1, preload=False)
+        RowSchedule(rows=1, warps=8, held=True, ahead=1, preload=False, parts=1)
         >>> row_schedule(4096, 128256, 8192, (2,))
-        RowSchedule(rows=1, warps=32, held=False, ahead=8, preload=False)
+        RowSchedule(rows=1, warps=32, held=False, ahead=8, preload=False, parts=1)
     """
     few, blocks, size, arrays = rows <= _FEW_ROWS, -(-columns // lanes), sum(itemsizes), len(itemsizes)
     if lanes <= _SHORT:
@@ -99,6 +108,30 @@ def row_schedule(
     while arrays > 1 and ahead > 1 and _bytes(ahead, lanes, arrays, warps) > _COLUMNS_AHEAD:
         ahead //= 2
     return RowSchedule(1, warps, held=False, ahead=ahead)
+
+
+def schedule_of_parts(rows: int, columns: int, lanes: int) -> RowSchedule | None:
+    """Returns the schedule of wide rows of which there are too few for a program each to fill a GPU; or None.
+
+    Args:
+        rows: Number of rows, at least 1.
+        columns: Columns of a row.
+        lanes: Lanes of the row's contract.
+
+    Example:
+        >>> schedule_of_parts(8, 128256, 8192)
+        RowSchedule(rows=1, warps=8, held=True, ahead=1, preload=True, parts=16)
+        >>> schedule_of_parts(8, 4096, 4096)
+    """
+    blocks = -(-columns // lanes)
+    if rows > _MOST_ROWS_OF_PARTS or not _LEAST_BLOCKS_OF_PARTS <= blocks <= _MOST_BLOCKS_OF_PARTS:
+        return None
+    groups = lanes // _SHORT
+    parts = min(groups, 1 << ((_FEW_ROWS // rows).bit_length() - 1))
+    warps = (
+        groups // parts * (2 if blocks <= _MOST_BLOCKS_OF_PARTS // 2 else 4)
+    )  # for 32 columns of an array in a thread
+    return RowSchedule(1, warps, held=True, preload=True, parts=parts)
 
 
 def _bytes(blocks: int, lanes: int, size: int, warps: int) -> int:

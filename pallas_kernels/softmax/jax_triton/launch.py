@@ -8,7 +8,16 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.contract import PTX_FUNCTIONS, ElementwiseContract, RowContract, honour, row_contract
-from pallas_kernels.parts.jax_triton.row_launch import NEEDS, launch_rows, like, number_of_each, rows_served
+from pallas_kernels.parts.jax_triton.row_launch import (
+    NEEDS,
+    launch_parts,
+    launch_rows,
+    like,
+    maxima_and_sums,
+    number_of_each,
+    rows_served,
+    schedule_if_parts,
+)
 from pallas_kernels.parts.served import served_if
 from pallas_kernels.schedule.jax_triton.rows import RowSchedule
 from pallas_kernels.softmax.jax_triton.kernels import (
@@ -19,6 +28,7 @@ from pallas_kernels.softmax.jax_triton.kernels import (
     softmax_gradient_kernel,
     softmax_kernel,
 )
+from pallas_kernels.softmax.jax_triton.parts import log_softmax_of_sum_kernel, softmax_of_sum_kernel
 from pallas_kernels.target import Target
 
 Arrays = tuple[jax.Array, ...]
@@ -39,6 +49,9 @@ def softmax(
     """
     honour("softmax", contract, row_contract())
     honour("softmax", functions, PTX_FUNCTIONS)
+    if (parts := schedule_if_parts(x, schedule)) is not None:
+        found = maxima_and_sums(x, target, parts)
+        return launch_parts(softmax_of_sum_kernel, x, found, [like(x)], target, parts, EXACT=_exact(x))[0]
     return launch_rows(softmax_kernel, x, [], [like(x)], target, schedule, EXACT=_exact(x))[0]
 
 
@@ -70,6 +83,8 @@ def log_softmax(
     honour("log_softmax", contract, row_contract())
     honour("log_softmax", functions, PTX_FUNCTIONS)
     out = [like(x), number_of_each(x), number_of_each(x)]
+    if (parts := schedule_if_parts(x, schedule)) is not None:
+        return launch_parts(log_softmax_of_sum_kernel, x, maxima_and_sums(x, target, parts), out, target, parts)
     return launch_rows(log_softmax_kernel, x, [], out, target, schedule, EXACT=_exact(x))
 
 

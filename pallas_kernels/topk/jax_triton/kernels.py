@@ -1,4 +1,7 @@
-"""Body of the Triton kernel of the largest numbers: a program holds a row and repeatedly takes its largest number."""
+"""Body of the Triton kernel of the largest numbers: a program holds a row and repeatedly takes its largest number.
+
+The row is held in parts, with the largest number of each. Only the part that a number was taken from is searched again.
+"""
 
 from typing import Final
 
@@ -16,24 +19,56 @@ def largest_kernel(
     numbers_ptr,
     WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
+    PARTS: tl.constexpr,
     NUMBER: tl.constexpr,
     SLOTS: tl.constexpr,
 ):
-    """Writes the columns of the largest numbers, ties in their order, and the numbers."""
+    """Writes the columns of the largest numbers, ties in their order, and the numbers; a part has `COLUMNS` columns."""
     row = tl.program_id(0)
     column = tl.arange(0, COLUMNS)
     slot = tl.arange(0, SLOTS)
-    x = tl.load(x_ptr + row * WIDTH + column, mask=column < WIDTH, other=0.0).to(tl.float32)
-    order = tl.where(column < WIDTH, _in_order(x), _LEAST)
+    orders, tops = (), ()
+    for i in tl.static_range(PARTS):
+        own = column + i * COLUMNS
+        x = tl.load(x_ptr + row * WIDTH + own, mask=own < WIDTH, other=0.0).to(tl.float32)
+        orders = orders + (tl.where(own < WIDTH, _in_order(x), _LEAST),)
     found = tl.zeros((SLOTS,), tl.int32)
-    for i in range(NUMBER):
-        place = tl.min(tl.where(order == tl.max(order, axis=0), column, WIDTH), axis=0)
-        order = tl.where(column == place, _LEAST, order)
-        found = tl.where(slot == i, place, found)
+    if PARTS == 1:
+        order = orders[0]
+        for k in range(NUMBER):
+            place = _first_of(order, tl.max(order, axis=0), column, WIDTH)
+            order = tl.where(column == place, _LEAST, order)
+            found = tl.where(slot == k, place, found)
+    else:
+        for i in tl.static_range(PARTS):
+            tops = tops + (tl.max(orders[i], axis=0),)
+        for k in range(NUMBER):
+            top, part = tops[0], 0
+            for i in tl.static_range(1, PARTS):
+                part = tl.where(tops[i] > top, i, part)
+                top = tl.maximum(top, tops[i])
+            place = 0
+            rest, rest_tops = (), ()
+            for i in tl.static_range(PARTS):
+                order, own_top = orders[i], tops[i]
+                if part == i:
+                    own = column + i * COLUMNS
+                    place = _first_of(order, top, own, WIDTH)
+                    order = tl.where(own == place, _LEAST, order)
+                    own_top = tl.max(order, axis=0)
+                rest, rest_tops = rest + (order,), rest_tops + (own_top,)
+            orders, tops = rest, rest_tops
+            found = tl.where(slot == k, place, found)
     wanted = slot < NUMBER
     chosen = tl.load(x_ptr + row * WIDTH + found, mask=wanted, other=0.0).to(tl.float32)
     tl.store(places_ptr + row * NUMBER + slot, found, mask=wanted)
     tl.store(numbers_ptr + row * NUMBER + slot, chosen, mask=wanted)
+
+
+@triton.jit
+def _first_of(order, top, column, WIDTH: tl.constexpr):
+    """Returns the first column of a number."""
+    return tl.min(tl.where(order == top, column, WIDTH), axis=0)
 
 
 @triton.jit

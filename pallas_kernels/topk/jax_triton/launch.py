@@ -9,7 +9,7 @@ from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.parts.jax_triton.launch import launch
 from pallas_kernels.parts.served import served_if
 from pallas_kernels.parts.xla.tiles import next_power_of_two
-from pallas_kernels.schedule.jax_triton.routing import topk_warps
+from pallas_kernels.schedule.jax_triton.routing import topk_tile
 from pallas_kernels.target import Target
 from pallas_kernels.topk.jax_triton.kernels import largest_kernel
 
@@ -29,18 +29,20 @@ def largest(x: jax.Array, *, number: int, target: Target) -> tuple[jax.Array, ja
     Guarantee: row-invariant: nothing is rounded.
     """
     rows, width = x.shape
+    tile = topk_tile(width)
     places, numbers = launch(
         largest_kernel,
         x,
         target=target,
         out=[jax.ShapeDtypeStruct((rows, number), jnp.int32), jax.ShapeDtypeStruct((rows, number), jnp.float32)],
         grid=(rows,),
-        warps=topk_warps(width),
+        warps=tile.warps,
         stages=1,
         fuses=False,
         constants={
             "WIDTH": width,
-            "COLUMNS": next_power_of_two(width),
+            "COLUMNS": tile.columns,
+            "PARTS": tile.parts,
             "NUMBER": number,
             "SLOTS": next_power_of_two(number),
         },
