@@ -61,6 +61,15 @@ def test_loops_over_rows(name: str) -> None:
     assert [r.verdict for r in (found, together) if r] == [APART, SUMS]
 
 
+def test_reshapes_that_transpose() -> None:
+    """`jax.lax.reshape` with `dimensions`."""
+    square = jnp.ones((4, 4))
+    columns = bijax.audit(lambda x: x * lax.reshape(jnp.arange(4.0)[:, None], (4, 1), (1, 0)), X, batch_axes=0).rows
+    turned = bijax.audit(lambda x: x * lax.reshape(x, (4, 4), (1, 0)), square, batch_axes=0).rows
+    back = bijax.audit(lambda x: x * lax.reshape(x.T, (4, 4), (1, 0)), square, batch_axes=0).rows
+    assert [r.verdict for r in (columns, turned, back) if r] == [MIXES, MIXES, APART]
+
+
 def test_filters_of_rows() -> None:
     """Each row is a channel: with a filter of its own it depends on its place."""
     for filters, verdict in ((jnp.arange(12.0).reshape(4, 3), MIXES), (jnp.ones((4, 3)), APART)):

@@ -75,6 +75,11 @@ def reshape(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
                 result, varies=result.varies | {(len(old), flow.here(eqn, "position"))}, known=None
             )
         return [result]
+    order = eqn.params["dimensions"] if eqn.primitive.name == "reshape" else None
+    if order is not None:  # transposed first
+        turned = {place: axis for axis, place in enumerate(order)}
+        (value,) = _remapped(flow, eqn, value, turned, _apply(value, lambda a: a.transpose(order)))
+        old = tuple(old[axis] for axis in order)
     return [_reshaped(flow, eqn, value, old, new)]
 
 
