@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -121,6 +122,24 @@ def test_products_of_several_splits_do_not_wait_for_each_other(size: int) -> Non
     (launch,) = launches_of(attend, call)
     code = compiled(launch)
     assert code.count(r"WARPGROUP\.DEPBAR") < code.count("HGMMA") / 4
+
+
+@needs_triton
+@pytest.mark.parametrize("size", [192, 256])
+def test_sums_are_read_by_the_threads_that_set_them_aside(size: int) -> None:
+    """Nothing between them would wait for another thread's store: all loads and stores of a shape have one layout."""
+    call, where = call_of(queries=2048, keys=2048, size=size), Target.parse("sm_90")
+    attend = functools.partial(jax_triton.attention, contract=contract_of(call), target=where)
+    (launch,) = launches_of(attend, call)
+    found: dict[str, set[str]] = {}
+    kinds = set()
+    for line in compiled(launch).ttgir.splitlines():
+        if accessed := re.search(r"inline_asm .*\b(ld|st)\.global\.f32", line):
+            kinds.add(accessed[1])
+            for shape, layout in re.findall(r"tensor<(\d+x\d+)x\w+, (#\w+)>", line):
+                found.setdefault(shape, set()).add(layout)
+    assert kinds == {"ld", "st"}
+    assert all(len(layouts) == 1 for layouts in found.values()), found
 
 
 @needs_jax_triton
