@@ -7,9 +7,9 @@ from pallas_kernels.sampling.jax_triton.kernels import _add_noise, _bound
 
 
 @triton.jit
-def bounds_kernel(score_ptr, number_ptr, size, bound_ptr, sum_ptr, BLOCK: tl.constexpr):
+def bounds_kernel(score_ptr, word_ptr, size, bound_ptr, sum_ptr, BLOCK: tl.constexpr):
     places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     score = tl.load(score_ptr + places, mask=places < size, other=0.0)
-    number = tl.load(number_ptr + places, mask=places < size, other=0.0)
-    tl.store(bound_ptr + places, _bound(score, number), mask=places < size)
-    tl.store(sum_ptr + places, _add_noise(score, number), mask=places < size)
+    word = tl.load(word_ptr + places, mask=places < size, other=0)
+    tl.store(bound_ptr + places, _bound(score, word), mask=places < size)
+    tl.store(sum_ptr + places, _add_noise(score, word), mask=places < size)
