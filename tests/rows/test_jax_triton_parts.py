@@ -14,6 +14,7 @@ from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.schedule.jax_triton.rows import RowSchedule, schedule_of_parts
 from pallas_kernels.target import Target
 from tests.jax_triton.machine_code import TARGETS, check_resources, compiled, launches_of, needs_triton
+from tests.rows.jax_triton_calls import calls
 
 ROOT: Final = Path(__file__).parents[2]
 LAUNCHES: Final = {
@@ -43,8 +44,6 @@ def test_bits_in_the_interpreter() -> None:
 @pytest.mark.parametrize("name", LAUNCHES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_machine_code(dtype: str, name: str, target: str) -> None:
-    from tests.rows.test_jax_triton import calls
-
     gpu = Target.parse(target)
     function, arrays = calls(gpu, 128256, dtype, m=8)[name]
     launches = launches_of(function, *arrays)

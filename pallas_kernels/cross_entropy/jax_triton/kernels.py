@@ -33,7 +33,7 @@ def cross_entropy_kernel(
     kept = held(x, rows, form)
     m = maximum_of(kept, x, rows, form)
     log_sum = logarithm(sum_of_exponentials(exponentials(kept, m, EXACT, form), x, rows, m, EXACT, form))
-    _write_loss(loss_ptr, m_ptr, log_sum_ptr, rows, label, picked, m, log_sum, Z_LOSS, form)
+    _write_loss((loss_ptr, m_ptr, log_sum_ptr), rows, label, picked, (m, log_sum), Z_LOSS, form)
 
 
 @triton.jit
@@ -57,13 +57,13 @@ def cross_entropy_of_sum_kernel(
     m = maximum_of_parts(maxima_ptr, rows, form)
     log_sum = logarithm(sum_of_groups(sums_ptr, rows, form))
     if tl.program_id(1) == 0:
-        _write_loss(loss_ptr, m_ptr, log_sum_ptr, rows, label, picked, m, log_sum, Z_LOSS, form)
+        _write_loss((loss_ptr, m_ptr, log_sum_ptr), rows, label, picked, (m, log_sum), Z_LOSS, form)
 
 
 @triton.jit
-def _write_loss(
-    loss_ptr, m_ptr, log_sum_ptr, rows, label, picked, m, log_sum, Z_LOSS: tl.constexpr, form: tl.constexpr
-):
+def _write_loss(results, rows, label, picked, sums, Z_LOSS: tl.constexpr, form: tl.constexpr):
+    loss_ptr, m_ptr, log_sum_ptr = results
+    m, log_sum = sums
     loss = log_sum - (picked - m)
     if Z_LOSS != 0.0:
         lse = m + log_sum
