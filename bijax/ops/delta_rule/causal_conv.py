@@ -181,9 +181,9 @@ def _convolve(
 def _continued(
     before: jax.Array, x: jax.Array, weight: jax.Array, bias: jax.Array | None, activation: Activation
 ) -> jax.Array:
-    """The same by other means, faster on GPUs: only the first W - 1 tokens ask where the tokens before them are.
+    """Equal to `_convolve`, and faster on GPUs: only the first W - 1 tokens select between `before` and `x`.
 
-    A gradient would add the parts of a token's cotangent in another order for the first tokens.
+    Not for gradients: the terms of the cotangents of the first tokens would be added in another order.
     """
     total, first = x.shape[1], weight.shape[1] - 1
     if total <= first:
@@ -204,7 +204,8 @@ def _sums(taps: list[jax.Array], weight: jax.Array, bias: jax.Array | None, acti
 def _shifted(before: jax.Array | None, x: jax.Array, by: int) -> jax.Array:
     """Returns the tokens that are `by` before those of x.
 
-    XLA would keep both arrays joined in memory, which on a GPU takes three times as long as the convolution.
+    They are padded rows, not slices of a concatenation, which XLA would write to memory: on a GPU that took twice as
+    long as the convolution.
     """
     total = x.shape[1]
     missing = min(by, total)
