@@ -186,9 +186,8 @@ def attention_tile(
     if not plain and tile == _MANY_OF_NARROW:
         tile = _MANY_OF_NARROW_WITH_OPTIONS
     if stored_in_8_bits:
-        tile = replace(
-            tile, together=False, loops=False, held=False
-        )  # values that are converted early would take registers
+        # Values that are converted early would take registers.
+        tile = replace(tile, together=False, loops=False, held=False)
     if stored_in_8_bits and rows <= FEW_ROWS and programs * (splits if apart else 1) <= _MULTIPROCESSORS:
         tile = replace(tile, warps=max(tile.warps, 4))  # a multiprocessor has no other warps that convert
     return replace(tile, apart=apart)

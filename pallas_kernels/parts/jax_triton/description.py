@@ -5,7 +5,7 @@ bytes were the kernel in Triton's intermediate language, and the lines of the so
 """
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 _VARINT, _BYTES = 0, 2
@@ -35,24 +35,19 @@ def without_lines(ptx: bytes) -> bytes:
 
 _PTX, _TTIR = 4, 5
 _CALL: Final = {1: {1: {_PTX: without_lines, _TTIR: None}}}
-"""By the numbers of fields in jaxlib's `triton.proto`: a call, its kernel, and what becomes of the kernel's fields."""
+"""By numbers of fields in jaxlib's `triton.proto` (a call, its kernel): a function of a field, or None to drop it."""
 
 
 def _edited(message: bytes, edits: Mapping[int, Any]) -> bytes:
     """Returns a message of Protocol Buffers with some fields left out or changed, in nested messages too."""
     kept = []
     for number, start, value, end in _fields(message):
-        edit: Mapping[int, Any] | Callable[[bytes], bytes] | None = edits.get(number, _same)
-        if edit is _same:
+        if number not in edits:
             kept.append(message[start:end])
-        elif edit is not None:
+        elif (edit := edits[number]) is not None:
             inner = _edited(message[value:end], edit) if isinstance(edit, Mapping) else edit(message[value:end])
             kept.append(_varint(number << 3 | _BYTES) + _varint(len(inner)) + inner)
     return b"".join(kept)
-
-
-def _same(value: bytes) -> bytes:
-    return value
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int, int, int]]:

@@ -128,9 +128,8 @@ def schedule_of_parts(rows: int, columns: int, lanes: int) -> RowSchedule | None
         return None
     groups = lanes // _SHORT
     parts = min(groups, 1 << ((_FEW_ROWS // rows).bit_length() - 1))
-    warps = (
-        groups // parts * (2 if blocks <= _MOST_BLOCKS_OF_PARTS // 2 else 4)
-    )  # for 32 columns of an array in a thread
+    # For 32 columns of an array in a thread.
+    warps = groups // parts * (2 if blocks <= _MOST_BLOCKS_OF_PARTS // 2 else 4)
     return RowSchedule(1, warps, held=True, preload=True, parts=parts)
 
 
