@@ -1,4 +1,4 @@
-"""Softmax kernels on a Hopper GPU that read rows directly from memory: `registers` and `split`."""
+"""Softmax kernels on a Hopper GPU that read rows directly from memory: `registers`, `split` and `warps`."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -9,8 +9,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.parts.hopper.arithmetic import WARPGROUP
-from pallas_kernels.parts.hopper.online_lanes import combine, merge, of_blocks
+from pallas_kernels.parts.hopper.online_lanes import combine, combine_in_warp, merge, of_blocks
 from pallas_kernels.parts.hopper.softmax_run import Arrays, Run
+from pallas_kernels.parts.hopper.strip import Strip
+from pallas_kernels.parts.hopper.tile import warp_of_warpgroup
+from pallas_kernels.schedule.hopper.rows import WARP_VECTOR
+from pallas_kernels.schedule.hopper.softmax import fits_warp
 
 
 class _Scratch(NamedTuple):
@@ -58,6 +62,40 @@ def registers(run: Run, x: jax.Array, given: Sequence[jax.Array]) -> Arrays:
         meeting=plgpu.Barrier(num_arrivals=parts.count) if several else None,
     )
     return tuple(run.launch(kernel, run.out, {"row": run.rows}, [scratch], parts.count)(x, given))
+
+
+def warps(run: Run, x: jax.Array, given: Sequence[jax.Array]) -> Arrays:
+    """A warp for each row, four rows or more in a block; the interpreter, which has no warps, processes all of them."""
+    schedule, interpret = run.schedule, run.interpret
+    each, vector = schedule.rows_per_warp, 1 if interpret else WARP_VECTOR
+    if not fits_warp(run.columns):
+        raise ValueError(f"expected fewer than 1024 columns, a multiple of {WARP_VECTOR}, got {run.columns}.")
+    strips = [
+        Strip(start, 0, run.columns, WARPGROUP, vector, start + WARPGROUP <= run.columns, by_warp=not interpret)
+        for start in range(0, run.columns, WARPGROUP)
+    ]
+
+    def kernel(source: Any, known: Sequence[Any], *refs: Any) -> None:
+        *written, scratch = refs
+        first = lax.axis_index("block") * schedule.rows_per_block
+        warp = 0 if interpret else warp_of_warpgroup()
+        own = range(schedule.rows_per_block) if interpret else [warp * each + i for i in range(each)]
+        # Past the last row, a warp repeats that row.
+        rows = [run.row(jnp.minimum(first + i, run.rows - 1), source, known, written, True) for i in own]
+        loaded = [[strip.load(source, row.index, interpret) for strip in strips] for row in rows]
+        for row, columns in zip(rows, loaded, strict=True):
+            wide = (block.astype(jnp.float32) for block in columns)
+            blocks = [strip.mask(x, -jnp.inf, interpret) for strip, x in zip(strips, wide, strict=True)]
+            constants = run.finish(row, *combine_in_warp(of_blocks(blocks, interpret), scratch, interpret))
+            if run.step is None:
+                continue
+            for strip, block in zip(strips, blocks, strict=True):
+                for result, value in zip(written[: run.results], run.step(row, block, *constants), strict=True):
+                    strip.store(result, row.index, value.astype(result.dtype), interpret)
+
+    blocks = -(-run.rows // schedule.rows_per_block)
+    memory = plgpu.SMEM((2, WARPGROUP), jnp.float32)
+    return tuple(run.launch(kernel, run.out, {"block": blocks}, [memory])(x, given))
 
 
 def split(run: Run, x: jax.Array, given: Sequence[jax.Array]) -> Arrays:

@@ -143,7 +143,7 @@ def row_schedule(
     if picked:
         found = row_schedule(rows, columns, lanes, itemsizes, result_sizes, vectors, passes)
         return replace(found, blocks=rows if found.stages else found.blocks, stage=0, stages=0, preload=False)
-    if lanes == GROUP and (each := _rows_per_warp(rows, columns, itemsizes)):
+    if lanes == GROUP and (each := rows_per_warp(rows, columns, itemsizes)):
         return RowSchedule(1, -(-rows // (WARPS * each)), hold=True, preload=True, rows_per_warp=each)
     wide = sum(itemsizes)
     members = max(1, lanes // (GROUP * row_vector(lanes, (*itemsizes, *result_sizes))))
@@ -179,11 +179,16 @@ def row_schedule(
     return RowSchedule(team, SMS * each, columns, _RING_ROWS, hold=True, preload=preloaded <= _HELD_PRELOADED)
 
 
-def _rows_per_warp(rows: int, columns: int, itemsizes: Sequence[int]) -> int:
+def rows_per_warp(rows: int, columns: int, itemsizes: Sequence[int]) -> int:
     """Returns how many rows of 128 lanes a warp processes at once; 0 if a warpgroup should share each row.
 
     Two of the short rows are in flight at once, since one does not hide the latency of memory; and two of the longest,
     which take so many registers that the blocks with one row each would be a wave and the beginning of another.
+
+    Args:
+        rows: Number of rows.
+        columns: Columns of a row.
+        itemsizes: Bytes of an element of each array that is read row by row.
     """
     registers = columns * sum(itemsizes) / GROUP
     if registers > _HELD_COLUMNS or (rows <= SMS and columns > _SHORT):
