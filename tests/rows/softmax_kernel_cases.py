@@ -65,7 +65,7 @@ def schedules(columns: int, itemsize: int) -> list[OnlineSchedule]:
     if segments > 1:
         found.append(OnlineSchedule("split"))
     if fits_warp(columns):
-        found += [OnlineSchedule("warps"), OnlineSchedule("warps", rows_per_warp=2)]
+        found.append(OnlineSchedule("warps"))
     if columns >= 128 and columns * itemsize % 128 == 0:
         piece = min(columns, 4096)
         found += [ring_schedule(columns, itemsize), OnlineSchedule("ring", piece, 2, 1, vector=1, unroll=3)]

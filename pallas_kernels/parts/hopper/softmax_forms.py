@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
@@ -13,7 +14,7 @@ from pallas_kernels.parts.hopper.online_lanes import combine, combine_in_warp, m
 from pallas_kernels.parts.hopper.softmax_run import Arrays, Run
 from pallas_kernels.parts.hopper.strip import Strip
 from pallas_kernels.parts.hopper.tile import warp_of_warpgroup
-from pallas_kernels.schedule.hopper.rows import WARP_VECTOR
+from pallas_kernels.schedule.hopper.rows import WARP_VECTOR, WARPS
 from pallas_kernels.schedule.hopper.softmax import fits_warp
 
 
@@ -65,9 +66,9 @@ def registers(run: Run, x: jax.Array, given: Sequence[jax.Array]) -> Arrays:
 
 
 def warps(run: Run, x: jax.Array, given: Sequence[jax.Array]) -> Arrays:
-    """A warp for each row, four rows or more in a block; the interpreter, which has no warps, processes all of them."""
-    schedule, interpret = run.schedule, run.interpret
-    each, vector = schedule.rows_per_warp, 1 if interpret else WARP_VECTOR
+    """A warp for each row, four rows in a block; the interpreter, which has no warps, processes all of them."""
+    interpret = run.interpret
+    vector = 1 if interpret else WARP_VECTOR
     if not fits_warp(run.columns):
         raise ValueError(f"expected fewer than 1024 columns, a multiple of {WARP_VECTOR}, got {run.columns}.")
     strips = [
@@ -77,25 +78,27 @@ def warps(run: Run, x: jax.Array, given: Sequence[jax.Array]) -> Arrays:
 
     def kernel(source: Any, known: Sequence[Any], *refs: Any) -> None:
         *written, scratch = refs
-        first = lax.axis_index("block") * schedule.rows_per_block
-        warp = 0 if interpret else warp_of_warpgroup()
-        own = range(schedule.rows_per_block) if interpret else [warp * each + i for i in range(each)]
-        # Past the last row, a warp repeats that row.
-        rows = [run.row(jnp.minimum(first + i, run.rows - 1), source, known, written, True) for i in own]
-        loaded = [[strip.load(source, row.index, interpret) for strip in strips] for row in rows]
-        for row, columns in zip(rows, loaded, strict=True):
-            wide = (block.astype(jnp.float32) for block in columns)
-            blocks = [strip.mask(x, -jnp.inf, interpret) for strip, x in zip(strips, wide, strict=True)]
+        first = lax.axis_index("block") * WARPS
+
+        def take(number: Any) -> None:
+            # Past the last row, a warp repeats that row.
+            row = run.row(jnp.minimum(first + number, run.rows - 1), source, known, written, True)
+            loaded = [strip.load(source, row.index, interpret).astype(jnp.float32) for strip in strips]
+            blocks = [strip.mask(x, -jnp.inf, interpret) for strip, x in zip(strips, loaded, strict=True)]
             constants = run.finish(row, *combine_in_warp(of_blocks(blocks, interpret), scratch, interpret))
             if run.step is None:
-                continue
+                return
             for strip, block in zip(strips, blocks, strict=True):
                 for result, value in zip(written[: run.results], run.step(row, block, *constants), strict=True):
                     strip.store(result, row.index, value.astype(result.dtype), interpret)
 
-    blocks = -(-run.rows // schedule.rows_per_block)
+        if interpret:
+            pl.loop(0, WARPS)(take)
+        else:
+            take(warp_of_warpgroup())
+
     memory = plgpu.SMEM((2, WARPGROUP), jnp.float32)
-    return tuple(run.launch(kernel, run.out, {"block": blocks}, [memory])(x, given))
+    return tuple(run.launch(kernel, run.out, {"block": -(-run.rows // WARPS)}, [memory])(x, given))
 
 
 def split(run: Run, x: jax.Array, given: Sequence[jax.Array]) -> Arrays:

@@ -28,6 +28,7 @@ _MOST_LANES: Final = 8192
 _CLUSTER_TEAM: Final = 4
 _FEW_CLUSTERS: Final = 32
 _FEW_ROWS: Final = 8
+_FEW_WAVES: Final = 4
 _SHORT: Final = 256  # columns
 _LONG: Final = 768
 _ROWS_FOR_TWO: Final = {True: 64 * SMS, False: 8 * SMS}  # so that no warp is idle, for short rows and for long ones
@@ -143,7 +144,7 @@ def row_schedule(
     if picked:
         found = row_schedule(rows, columns, lanes, itemsizes, result_sizes, vectors, passes)
         return replace(found, blocks=rows if found.stages else found.blocks, stage=0, stages=0, preload=False)
-    if lanes == GROUP and (each := rows_per_warp(rows, columns, itemsizes)):
+    if lanes == GROUP and (each := _rows_per_warp(rows, columns, itemsizes)):
         return RowSchedule(1, -(-rows // (WARPS * each)), hold=True, preload=True, rows_per_warp=each)
     wide = sum(itemsizes)
     members = max(1, lanes // (GROUP * row_vector(lanes, (*itemsizes, *result_sizes))))
@@ -171,6 +172,8 @@ def row_schedule(
         cluster = max(1, members // _CLUSTER_TEAM)
         hold = registers / members <= (_HELD if passes > 1 else _HELD_CLUSTER)
         return RowSchedule(members // cluster, rows, hold=hold, cluster=cluster)
+    if team == 1 and members > 1 and len(itemsizes) == 1 and _HELD_FEW < held <= _HELD and rows <= _FEW_WAVES * SMS:
+        team = 2  # all rows are in flight at once, also with two warpgroups each
     copied = all(columns * size % COPY_BYTES == 0 for size in itemsizes)
     if lanes > GROUP or rows <= SMS * _WARPGROUPS or not copied:
         # One block per row: multiprocessors start the next block while others wait for memory.
@@ -179,16 +182,11 @@ def row_schedule(
     return RowSchedule(team, SMS * each, columns, _RING_ROWS, hold=True, preload=preloaded <= _HELD_PRELOADED)
 
 
-def rows_per_warp(rows: int, columns: int, itemsizes: Sequence[int]) -> int:
+def _rows_per_warp(rows: int, columns: int, itemsizes: Sequence[int]) -> int:
     """Returns how many rows of 128 lanes a warp processes at once; 0 if a warpgroup should share each row.
 
     Two of the short rows are in flight at once, since one does not hide the latency of memory; and two of the longest,
     which take so many registers that the blocks with one row each would be a wave and the beginning of another.
-
-    Args:
-        rows: Number of rows.
-        columns: Columns of a row.
-        itemsizes: Bytes of an element of each array that is read row by row.
     """
     registers = columns * sum(itemsizes) / GROUP
     if registers > _HELD_COLUMNS or (rows <= SMS and columns > _SHORT):

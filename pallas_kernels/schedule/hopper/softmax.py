@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from pallas_kernels.contract import LANES, online_row_contract
-from pallas_kernels.schedule.hopper.rows import WARP_VECTOR, WARPS, rows_per_warp
+from pallas_kernels.schedule.hopper.rows import WARP_VECTOR
 from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, SMS
 
 MOST_WARPGROUPS: Final = 8
@@ -16,6 +16,8 @@ _RESERVED: Final = 2_048  # per block: barriers
 _STATISTICS_BYTES: Final = 8 * LANES
 _VECTOR_BYTES: Final = 16
 _MOST_OF_WARP: Final = 1_024  # columns
+_BYTES_OF_WARP: Final = 3_072
+_ROWS_FOR_WARPS: Final = 2 * SMS
 
 Form = Literal["ring", "registers", "split", "warps"]
 
@@ -35,7 +37,6 @@ class OnlineSchedule:
         warpgroups: For "ring", warpgroups of a block; at most the number of pieces.
         vector: For "ring", neighbouring columns that a thread holds while writing results: 1, 2, 4 or 8.
         unroll: For "ring", unroll factor of the loop that writes results.
-        rows_per_warp: For "warps", rows of a warp, with the loads of all of them in flight.
     """
 
     form: Form
@@ -45,12 +46,6 @@ class OnlineSchedule:
     warpgroups: int = 1
     vector: int = 4
     unroll: int = 4
-    rows_per_warp: int = 1
-
-    @property
-    def rows_per_block(self) -> int:
-        """For "warps", rows of a block."""
-        return WARPS * self.rows_per_warp
 
 
 def segments_of(columns: int, size: int) -> int:
@@ -80,8 +75,8 @@ def online_schedule(rows: int, columns: int, itemsize: int) -> OnlineSchedule:
         >>> online_schedule(1, 128256, 4).form, online_schedule(4096, 32000, 4).form
         ('split', 'ring')
     """
-    if fits_warp(columns) and (each := rows_per_warp(rows, columns, (itemsize,))):
-        return OnlineSchedule("warps", rows_per_warp=each)
+    if fits_warp(columns) and columns * itemsize <= _BYTES_OF_WARP and rows > _ROWS_FOR_WARPS:
+        return OnlineSchedule("warps")
     segments = segments_of(columns, online_row_contract(columns).segment)
     copied = columns >= LANES and columns * itemsize % _COPIED == 0
     if copied and rows <= SMS and segments_of(columns, MOST_PIECE) == 2:
