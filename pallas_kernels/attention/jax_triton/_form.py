@@ -13,6 +13,7 @@ LOG2E: Final = float(np.float32(np.log2(np.e)))
 LN2: Final = float(np.float32(np.log(2)))
 
 _WIDTH: Final = 16  # the narrowest piece of a head
+_WIDEST_PIECE: Final = 128
 
 Axes = tuple[bool, bool, bool, bool]
 
@@ -27,6 +28,7 @@ class Form:
         value_size: Width V of a head of the values, a multiple of 16.
         value_stride: Elements from the values of a head to those of the next one: V, or H if they are columns of the
             keys.
+        latent: Whether the pieces of the values are the first ones of the keys.
         heads: Key heads K.
         group: Query heads per key head.
         key_block: Keys of a block of the contract.
@@ -53,6 +55,7 @@ class Form:
     size: int
     value_size: int
     value_stride: int
+    latent: bool
     heads: int
     group: int
     key_block: int
@@ -82,7 +85,7 @@ class Form:
     @property
     def widest_piece(self) -> int:
         """The widest piece of a head that is multiplied at once."""
-        return 64 if self.dtype == "float32" else 128
+        return 64 if self.dtype == "float32" else _WIDEST_PIECE
 
     @property
     def span(self) -> int:
@@ -162,6 +165,7 @@ def form_of(call: AttentionCall, contract: MmaAttentionContract) -> Form:
         size=call.query.shape[3],
         value_size=value_size,
         value_stride=call.query.shape[3] if call.value is None else value_size,
+        latent=call.value is None and value_size % _WIDEST_PIECE == 0,
         heads=heads,
         group=call.query.shape[2] // heads,
         key_block=contract.key_block,

@@ -140,6 +140,7 @@ def add_blocks(
     COUNT: tl.constexpr = piece_count(form.value_size, form.widest_piece)
     ROWS: tl.constexpr = loop.rows
     CAREFUL: tl.constexpr = loop.careful
+    LATENT: tl.constexpr = form.latent and not (loop.careful or loop.scored)
     HEIGHT: tl.constexpr = height_of(ROWS)
     begin, whole, end = blocks
     before, state = nothing(ROWS, HEIGHT, form), start(ROWS, HEIGHT, form)
@@ -154,7 +155,7 @@ def add_blocks(
                 seen = which_seen(arrays, rows, bounds, keys, False, form)
         else:
             key = keys_of_all(heads_of_keys(arrays.key, keys, rows.head, form.size, form), form.size, form)
-            if loop.together:
+            if loop.together and not LATENT:
                 read = keys_of_all(heads_of_values(arrays.value, keys, rows.head, form), form.value_size, form)
             total = dot_of_heads(known, key, ROWS, KEYS, False, form)
             if loop.splits:  # noqa: SIM102 - known when the kernel is compiled
@@ -190,7 +191,9 @@ def add_blocks(
         weight = repeated_all(limbs(weights, form), ROWS, HEIGHT)
         values = ()
         for i in tl.static_range(COUNT):
-            if loop.together:
+            if LATENT:
+                piece = key[i]  # each piece of the keys is read once
+            elif loop.together:
                 piece = read[i]
             else:
                 piece = limbs_unless(value, bad, form.value_size, i, CAREFUL, form)

@@ -66,6 +66,7 @@ def attention(
             splits=-(-call.capacity // form.split),
             blocks=-(-call.capacity // form.key_block),
             stored_in_8_bits=form.stored is not None,
+            latent=form.latent,
             plain=form.cap is None and form.bias is None and form.mask is None and form.slopes is None,
         )
     tiles = -(-total // tile.rows)
