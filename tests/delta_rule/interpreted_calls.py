@@ -13,7 +13,7 @@ import numpy as np
 from bijax import DeltaRuleState
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import MmaDeltaRuleContract
-from pallas_kernels.delta_rule.jax_triton.launch import gated_delta_rule_extend
+from pallas_kernels.delta_rule.extend import gated_delta_rule_extend
 from pallas_kernels.delta_rule.schedule.jax_triton import Schedule
 from pallas_kernels.delta_rule.slots import packed, taken
 from pallas_kernels.delta_rule.whole import gated_delta_rule

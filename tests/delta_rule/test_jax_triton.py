@@ -15,7 +15,7 @@ import pytest
 
 from pallas_kernels.backends.jax_triton import KERNELS
 from pallas_kernels.contract import DeltaRuleContract, MmaDeltaRuleContract
-from pallas_kernels.delta_rule.jax_triton.launch import gated_delta_rule_extend
+from pallas_kernels.delta_rule.extend import gated_delta_rule_extend
 from pallas_kernels.delta_rule.whole import gated_delta_rule
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.parts.jax_triton.launch import Launch

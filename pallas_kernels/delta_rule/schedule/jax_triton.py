@@ -44,9 +44,6 @@ _FULL: Final = 128
 _APART: Final = 512
 """Heads from which on several kernels for few tokens are faster than one."""
 
-PARTS: Final = _NARROW
-"""For parts of prompts. Keys may be kept ones or new ones, and reach wgmma through stores of threads (`kernels`)."""
-
 EDGES: Final = Schedule(32, 4, 1, pieces=2)
 """For few tokens of sequences that go over the edge of a chunk. `pieces` programs share the sequences of a batch."""
 
@@ -91,6 +88,26 @@ def chunks_schedule(x: Sizes, features: frozenset[str]) -> Schedule:
     if x[:3] == _MEASURED and x.tokens % _TILE == 0 and x.tokens >= _HOPPER.columns:
         return _HOPPER
     return _WIDE if x.heads * (x.value_size // _WIDE.columns) >= _FULL else _NARROW
+
+
+def parts_schedule(x: Sizes, features: frozenset[str]) -> Schedule:
+    """Returns the schedule of parts of prompts.
+
+    In Triton's kernels keys may be kept ones or new ones, and reach wgmma through stores of threads (`kernels`): their
+    tiles are narrow.
+
+    Args:
+        x: Dtype and sizes.
+        features: The instruction families of the GPU.
+
+    Example:
+        >>> hopper, x = frozenset({"mma", "wgmma"}), Sizes("bfloat16", 128, 128, heads=32, tokens=2048)
+        >>> [parts_schedule(x._replace(tokens=tokens), hopper).mosaic for tokens in (9, 2048)]
+        [False, True]
+    """
+    if "wgmma" in features and x[:3] == _MEASURED and x.tokens >= _HOPPER.columns:
+        return _HOPPER
+    return _NARROW
 
 
 def decode_schedule(value_size: int, *, heads: int) -> Schedule:
