@@ -17,7 +17,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, math, memref, scf
 
 from pallas_kernels.contract import MmaDeltaRuleContract
-from pallas_kernels.delta_rule.hopper.scan import COLUMN, clear_rows, fetch_rows, put_rows
+from pallas_kernels.delta_rule.hopper.scan import COLUMN, clear_rows, fetch_rows, put_rows, with_front
 from pallas_kernels.delta_rule.hopper.substitution import Known, substitute
 from pallas_kernels.delta_rule.hopper.transposed import store_matrix
 from pallas_kernels.parts.hopper.inline import fragmented, held, inline
@@ -136,6 +136,10 @@ def rows(x: Tokens, *, interpret: Any = False) -> list[jax.Array]:
     line = jax.ShapeDtypeStruct((b, h, chunks, ROWS), jnp.float32)
     new = [] if kept is None else [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in kept[:3]]
     emulated = bool(interpret)
+    front = ROWS if emulated and kept is not None else 0
+    if front:
+        query, key = with_front(front, x.query, x.key)
+        x = x._replace(query=query, key=key)
 
     def kernel(x: Tokens, inverse: Any, weights: Any, *rest: Any) -> None:
         *lines, m = rest
@@ -149,7 +153,7 @@ def rows(x: Tokens, *, interpret: Any = False) -> list[jax.Array]:
 
         @pl.when((left > 0) & (count > 0))
         def _() -> None:
-            place = pl.ds(chunk * ROWS - before, ROWS)
+            place = pl.ds(chunk * ROWS - before + front, ROWS)
             fetch_rows(x.key.at[batch, place, key_head], m.key, m.full)
             fetch_rows(x.query.at[batch, place, key_head], m.query, m.full)
             kept = None if x.kept is None else Known(here, x.kept.inverse.at[batch, head], x.kept.decay.at[batch, head])

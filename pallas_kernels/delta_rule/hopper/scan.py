@@ -78,6 +78,14 @@ def put_rows(before: Any, *pairs: tuple[Any, Any]) -> None:
         plgpu.commit_smem()
 
 
+def with_front(front: int, *arrays: jax.Array) -> list[jax.Array]:
+    """Returns tokens (B, T, ...) with zeros before the first ones.
+
+    Mosaic's interpreter, unlike TMA, has no windows that begin before an array. There all of them are moved on.
+    """
+    return [jnp.pad(a, [(0, 0), (front, 0)] + [(0, 0)] * (a.ndim - 2)) for a in arrays]
+
+
 def fetch_rows(source: Any, target: Any, barrier: Any) -> None:
     """Starts to read rows (64, columns) of GPU memory, which may begin anywhere, into (pieces, 64, 64)."""
     for piece in range(target.shape[0]):
@@ -222,6 +230,7 @@ class _Walk:
         column: First column of the values.
         count: Tokens of the sequence.
         before: Rows before the first token in its chunk.
+        front: Tokens that were put before the first ones, see `with_front`.
         stages: Number of stages.
         scale: Factor of the outputs.
         interpret: Whether the kernel runs in Mosaic's interpreter.
@@ -235,6 +244,7 @@ class _Walk:
     column: Any
     count: Any
     before: Any
+    front: int
     stages: int
     scale: float
     interpret: bool
@@ -252,7 +262,7 @@ class _Walk:
 
     def rows(self, chunk: Any) -> Any:
         """A chunk's tokens; before the first and after the last there are none."""
-        return pl.ds(chunk * ROWS - self.before, ROWS)
+        return pl.ds(chunk * ROWS - self.before + self.front, ROWS)
 
     @property
     def math(self) -> Arithmetic:
@@ -404,6 +414,11 @@ def scan(
         1 for 64 columns of a head whose last state has a nan, of which nothing is to be used. Where sequences are
         continued, the outputs and the flags, for which last residuals count too.
     """
+    emulated, continued = bool(interpret), given.kept is not None
+    front = ROWS if emulated and continued else 0
+    if front:
+        query, key, value = with_front(front, given.query, given.key, given.value)
+        given = given._replace(query=query, key=key, value=value)
     b, _, h, width = given.value.shape
     key_heads, size, chunks = given.key.shape[2], given.key.shape[3], given.betas.shape[2]
     slices, group = width // ROWS, h // key_heads
@@ -411,7 +426,6 @@ def scan(
     flags_type = jax.ShapeDtypeStruct((b * h * slices,), jnp.int32)
     edges_shape = (b, chunks, *given.state.shape[1:]) if keep_edges else (1,)
     states = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (given.state.shape, edges_shape)]
-    emulated, continued = bool(interpret), given.kept is not None
 
     def kernel(given: Chunks, out: Any, *rest: Any) -> None:
         *of_states, flags, memory = rest
@@ -419,7 +433,7 @@ def scan(
         head, part = lax.div(of_head, slices), lax.rem(of_head, slices)
         before = given.kept.start[batch] - given.kept.edge[batch] if continued else 0
         walk = _Walk(
-            given, memory, batch, head, lax.div(head, group), part * ROWS, given.lengths[batch], before,
+            given, memory, batch, head, lax.div(head, group), part * ROWS, given.lengths[batch], before, front,
             stages=stages, scale=scale, interpret=emulated,
         )  # fmt: skip
         columns, warpgroup, flag = walk.columns, lax.axis_index("warpgroup"), batch * (h * slices) + of_head
@@ -472,7 +486,7 @@ def scan(
             pl.loop(0, walk.whole)(walk.fetch)
             drain((memory.free,), stages, walk.whole)
 
-    found = launch(
+    y, *found = launch(
         "delta_rule_scan",
         kernel,
         [output, *([] if continued else states), flags_type],
@@ -483,4 +497,4 @@ def scan(
         interpret=interpret,
         changes=continued,
     )(given)
-    return tuple(found)
+    return y[:, front:] if front else y, *found
