@@ -78,7 +78,7 @@ class Tokens(NamedTuple):
     g: Any
     beta: Any
     lengths: Any
-    kept: KeptRows | None = None
+    kept: Any = None
 
 
 class _Memory(NamedTuple):
@@ -109,7 +109,6 @@ class _Memory(NamedTuple):
     @classmethod
     def types(cls, size: int, dtype: Any) -> "_Memory":
         """Returns the types."""
-
         pieces = size // ROWS
         rows = plgpu.SMEM((pieces, ROWS, ROWS), dtype, transforms=PLAIN)
         tile = plgpu.SMEM((ROWS, ROWS), dtype, transforms=tiled(dtype, ROWS))
@@ -240,7 +239,8 @@ def _copy(source: Any, target: Any, interpret: bool) -> None:
             memref.store(memref.load(source, at), target, at)
 
         with mgpu.when(arith.cmpi(arith.CmpIPredicate.slt, thread, i32(together * width))):
-            loop = scf.ForOp(mgpu.c(0, index), mgpu.c(ROWS, index), mgpu.c(together, index))
+            loops: Any = scf.ForOp  # the generated class, whose arguments are others, to mypy
+            loop = loops(mgpu.c(0, index), mgpu.c(ROWS, index), mgpu.c(together, index))
             with ir.InsertionPoint(loop.body):
                 one(loop.induction_variable)
                 scf.yield_([])
@@ -275,9 +275,7 @@ def _coefficients(m: _Memory, interpret: bool) -> jax.Array:
     return squares
 
 
-def _gates(
-    g: Any, beta: Any, first: Any, left: Any, kept: Known | None, m: _Memory, interpret: bool
-) -> None:
+def _gates(g: Any, beta: Any, first: Any, left: Any, kept: Known | None, m: _Memory, interpret: bool) -> None:
     """Writes G of a chunk and its exponentials, and beta, nan for a row whose gate or beta is not finite.
 
     Kept rows have 0 for beta.

@@ -341,14 +341,12 @@ class _Walk:
         self.pass_on(chunk, r, m.residual, m.residual_free, m.residual_full)
         plgpu.barrier_arrive(m.free.at[lax.rem(chunk, self.stages)])
         flag_nan((state, r.astype(jnp.float32)), flags, place, interpret)
+        whole_head = self.batch, self.head, slice(None), self.columns
 
         @pl.when(flags[place] == 0)
-        def _() -> None:
-            store_matrix(r, x.kept.residual.at[self.batch, self.head, :, self.columns], interpret)
-
-            @pl.when(chunk > 0)
-            def _() -> None:
-                store_matrix(state, x.state.at[self.batch, self.head, :, self.columns], interpret)
+        def store() -> None:
+            store_matrix(r, x.kept.residual.at[whole_head], interpret)
+            pl.when(chunk > 0)(lambda: store_matrix(state, x.state.at[whole_head], interpret))
 
     def pass_on(self, chunk: Any, tile: jax.Array, ref: Any, free: Any, full: Any) -> None:
         """Writes a tile for the other warpgroup."""
@@ -433,8 +431,8 @@ def scan(
         head, part = lax.div(of_head, slices), lax.rem(of_head, slices)
         before = given.kept.start[batch] - given.kept.edge[batch] if continued else 0
         walk = _Walk(
-            given, memory, batch, head, lax.div(head, group), part * ROWS, given.lengths[batch], before, front,
-            stages=stages, scale=scale, interpret=emulated,
+            given, memory, batch, head, lax.div(head, group), part * ROWS, given.lengths[batch], before,
+            front=front, stages=stages, scale=scale, interpret=emulated,
         )  # fmt: skip
         columns, warpgroup, flag = walk.columns, lax.axis_index("warpgroup"), batch * (h * slices) + of_head
 

@@ -205,14 +205,14 @@ class _Chunk:
         branch = branches(some, [f32] * 8, has_else=True)
         with ir.InsertionPoint(branch.then_block):
             numbers = []
-            for (row, column), one in zip(self._places(block), sum(self._identity(block), []), strict=True):
+            for (row, column), one in zip(self._places(block), _joined(self._identity(block)), strict=True):
                 at = [arith.index_cast(ir.IndexType.get(), i) for i in (row, column)]
                 below = arith.cmpi(arith.CmpIPredicate.sle, column, row)
                 stored = arith.select(below, memref.load(inverse, at), _float(0.0))
                 numbers.append(arith.select(arith.cmpi(arith.CmpIPredicate.slt, row, count), stored, one))
             scf.yield_(numbers)
         with ir.InsertionPoint(branch.else_block):
-            scf.yield_(sum(self._identity(block), []))
+            scf.yield_(_joined(self._identity(block)))
         return [list(branch.results[:4]), list(branch.results[4:])]
 
     def _places(self, block: int) -> list[tuple[Any, Any]]:
@@ -254,6 +254,10 @@ class _Chunk:
             mgpu.utils.inline_ptx(f"cvt.rn.{self.kind}x2.f32 $0, $2, $1;", low, high, result_types=word)
             for low, high in zip(numbers[::2], numbers[1::2], strict=True)
         ]
+
+
+def _joined(halves: list[_Numbers]) -> _Numbers:
+    return [number for half in halves for number in half]
 
 
 def _same(word: Any) -> Any:

@@ -143,9 +143,10 @@ def keep_rows(count: Any, kept: jax.Array, tile: jax.Array, interpret: bool) -> 
 
     @inline(plgpu.Layout.WG_SPLAT(()), TILE, TILE, result=held((ROWS, ROWS), TILE, tile.dtype))
     def replace(count: Any, kept: Any, tile: Any) -> Any:
-        count, registers, branches = count.registers.item(), tile.registers.copy(), scf.IfOp
+        count, registers = count.registers.item(), tile.registers.copy()
         some = arith.cmpi(arith.CmpIPredicate.sgt, count, i32(0))
-        branch: Any = branches(some, [register.type for register in registers.flat], has_else=True)
+        branches: Any = scf.IfOp  # the generated class, whose arguments are others, to mypy
+        branch = branches(some, [register.type for register in registers.flat], has_else=True)
         with ir.InsertionPoint(branch.then_block):
             found = []
             places = mgpu.WGMMA_LAYOUT.thread_idxs((ROWS, ROWS))

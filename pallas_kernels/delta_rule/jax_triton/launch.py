@@ -113,8 +113,8 @@ def rows_of_chunks(x: Whole, *, plan: Schedule, target: Target) -> tuple[jax.Arr
     b, tokens, h, _ = x.value.shape
     return launch(
         chunk_kernel, x.query, x.key, x.g, x.beta, x.lengths, tokens, x.chunks,
-        out=scratch_of_chunks(x.value, x.chunks, _CHUNK), grid=(b * h, x.chunks), warps=plan.chunk_warps, stages=1, fuses=False, target=target,
-        constants={"form": x.form},
+        out=scratch_of_chunks(x.value, x.chunks, _CHUNK), grid=(b * h, x.chunks), warps=plan.chunk_warps, stages=1,
+        fuses=False, target=target, constants={"form": x.form},
     )  # fmt: skip
 
 

@@ -33,7 +33,9 @@ TILE: Final = plgpu.Layout.WGMMA
 ROW: Final = plgpu.Layout.WGMMA.reduce(1)
 
 
-PLAIN: Final[tuple[Any, ...]] = (plgpu.SwizzleTransform(128),)
+_SWIZZLE: Final[Any] = plgpu.SwizzleTransform  # an abstract class to mypy
+
+PLAIN: Final[tuple[Any, ...]] = (_SWIZZLE(128),)
 """Transforms of shared memory of plain rows of 128 bytes, whose bytes lie as in tiles of 8 rows. TMA reads and writes
 them from any row on, while tiles begin at multiples of 8."""
 

@@ -1,0 +1,96 @@
+"""From the arrays of parts of prompts, which continue sequences, to the Triton kernels of the gated delta rule."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.delta_rule.jax_triton.launch import Arrays, Form, careful, form_of, like, scratch_of_chunks
+from pallas_kernels.delta_rule.schedule.jax_triton import Schedule
+from pallas_kernels.parts.jax_triton.launch import launch
+from pallas_kernels.target import Target
+
+
+class Part(NamedTuple):
+    """Tokens of sequences, and what is kept of these; shapes as for `portable.gated_delta_rule_extend`."""
+
+    query: jax.Array
+    key: jax.Array
+    value: jax.Array
+    g: jax.Array
+    beta: jax.Array
+    state: jax.Array
+    kept_key: jax.Array
+    residual: jax.Array
+    inverse: jax.Array
+    decay: jax.Array
+    edge: jax.Array
+    start: jax.Array
+    lengths: jax.Array
+
+    @property
+    def form(self) -> Form:
+        """The sizes that kernels depend on."""
+        return form_of(self.key, self.value)
+
+    @property
+    def chunks(self) -> int:
+        """Chunks that the tokens may be in."""
+        return 1 + -(-self.value.shape[1] // self.decay.shape[2])
+
+
+class Found(NamedTuple):
+    """What the kernels return.
+
+    Attributes:
+        rows: T, P, G and beta of the chunks.
+        kept: New keys, T, G and edges.
+        y: The outputs.
+        state: The new states.
+        residual: The new residuals.
+        flags: 1 for `Schedule.columns` of a head of which nothing is to be used; its state and residuals are those
+            from before.
+    """
+
+    rows: Arrays
+    kept: Arrays
+    y: jax.Array
+    state: jax.Array
+    residual: jax.Array
+    flags: jax.Array
+
+
+def extended(x: Part, scale: float, plan: Schedule, target: Target) -> Found:
+    """Computes tokens in whole chunks, of which the first begins with rows that are kept."""
+    from pallas_kernels.delta_rule.jax_triton.kernels import extend_chunk_kernel, extend_scan_kernel
+
+    b, tokens, h, v = x.value.shape
+    common: dict[str, Any] = {"target": target, "fuses": False}
+    *rows, new_key, new_inverse, new_decay, new_edge = launch(
+        extend_chunk_kernel,
+        x.query, x.key, x.g, x.beta, x.kept_key, x.inverse, x.decay, x.edge, x.start, x.lengths, tokens, x.chunks,
+        out=[*scratch_of_chunks(x.value, x.chunks, x.decay.shape[2]), *like(x.kept_key, x.inverse, x.decay, x.edge)],
+        grid=(b * h, x.chunks), warps=plan.chunk_warps, stages=1, constants={"form": x.form}, **common,
+    )  # fmt: skip
+    grid = (b * h * (v // plan.columns),)
+    y, state, residual, flags = launch(
+        extend_scan_kernel,
+        x.query, x.key, x.value, *rows, x.kept_key, x.state, x.residual, x.edge, x.start, x.lengths, tokens, x.chunks,
+        out=[*like(x.value, x.state, x.residual), jax.ShapeDtypeStruct(grid, jnp.int32)], aliases={8: 1, 9: 2},
+        grid=grid, warps=plan.warps, stages=plan.stages,
+        constants={"SCALE": scale, "COLUMNS": plan.columns, "form": x.form}, **common,
+    )  # fmt: skip
+    return Found(tuple(rows), (new_key, new_inverse, new_decay, new_edge), y, state, residual, flags)
+
+
+def repaired(x: Part, found: Found, scale: float, plan: Schedule, target: Target) -> Arrays:
+    """Computes again what has a flag, so that nan does not reach the tokens before it."""
+    from pallas_kernels.delta_rule.jax_triton.kernels import careful_extend_scan_kernel
+
+    return launch(
+        careful_extend_scan_kernel,
+        x.query, x.key, x.value, *found.rows, x.kept_key, x.edge, x.start, x.lengths, found.flags, found.y, found.state,
+        found.residual, x.value.shape[1], x.chunks,
+        out=like(x.value, x.state, x.residual), aliases={12: 0, 13: 1, 14: 2}, target=target, fuses=False,
+        **careful(plan, found.flags.shape[0], {"SCALE": scale, "form": x.form}),
+    )  # fmt: skip
