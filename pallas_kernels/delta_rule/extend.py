@@ -7,11 +7,10 @@ with rows that are kept: by kernels for Hopper where there are such, and by Trit
 from typing import Any, Final
 
 import jax
-import jax.numpy as jnp
 
 from pallas_kernels.contract import MmaDeltaRuleContract, honour
 from pallas_kernels.delta_rule.jax_triton.launch import Arrays, few_rows, form_of
-from pallas_kernels.delta_rule.jax_triton.launch_parts import Found, Part, extended, repaired
+from pallas_kernels.delta_rule.jax_triton.launch_parts import Part, by_triton, finished
 from pallas_kernels.delta_rule.schedule.jax_triton import Schedule, Sizes, parts_schedule
 from pallas_kernels.delta_rule.slots import in_slots
 from pallas_kernels.parts.in_32_bits import in_32_bits
@@ -55,35 +54,31 @@ def gated_delta_rule_extend(
         places = start, lengths, slots
         return few_rows(tokens, (*kept, edge), *places, scale, form_of(key, value), target, schedule)
 
-    def continued(*kept: jax.Array) -> Arrays:
-        part: tuple[Any, ...] = (*tokens, *kept, start, lengths)
-        return _chunks(Part(*part), scale, target, schedule)
-
-    return continued(*kept, edge) if slots is None else in_slots(continued, kept, edge, lengths, slots)
-
-
-def _chunks(x: Part, scale: float, target: Target, schedule: Schedule | None) -> Arrays:
-    """Computes tokens in whole chunks."""
-    b, tokens, h, v = x.value.shape
-    sizes = Sizes(x.value.dtype.name, x.key.shape[3], v, heads=b * h, tokens=tokens)
+    b, count, h, v = value.shape
+    sizes = Sizes(value.dtype.name, key.shape[3], v, heads=b * h, tokens=count)
     plan = schedule or parts_schedule(sizes, target.features)
-    found = _by_mosaic(x, scale, plan) if plan.mosaic else extended(x, scale, plan, target)
-    y, state, residual = repaired(x, found, scale, plan, target)
-    new_key, new_inverse, new_decay, new_edge = found.kept
-    return y, state, new_key, residual, new_inverse, new_decay, new_edge
+
+    def continued(*kept: jax.Array, slots: jax.Array | None = None) -> Arrays:
+        arrays: tuple[Any, ...] = (*tokens, *kept, start, lengths, slots)
+        return (_by_mosaic if plan.mosaic else by_triton)(Part(*arrays), scale, plan, target)
+
+    if plan.mosaic or slots is None:
+        return continued(*kept, edge, slots=slots)
+    return in_slots(continued, kept, edge, lengths, slots)
 
 
-def _by_mosaic(x: Part, scale: float, plan: Schedule) -> Found:
+def _by_mosaic(x: Part, scale: float, plan: Schedule, target: Target) -> Arrays:
+    """Computes tokens in whole chunks on Hopper."""
     from pallas_kernels.delta_rule.hopper.rows import KeptRows, Tokens, rows
     from pallas_kernels.delta_rule.hopper.scan import Chunks, Kept, scan
 
-    tokens = Tokens(x.query, x.key, x.g, x.beta, x.lengths)
-    kept = KeptRows(x.kept_key, x.inverse, x.decay, x.edge, x.start)
-    inverse, weights, logs, betas, grown, later, *new = rows(tokens._replace(kept=kept))
+    kept = KeptRows(x.kept_key, x.inverse, x.decay, x.edge, x.start, x.slots)
+    found = rows(Tokens(x.query, x.key, x.g, x.beta, x.lengths, kept))
+    inverse, weights, logs, betas, grown, later, first_keys, last_keys = found
     state, residual = (jax.new_ref(a) for a in (x.state, x.residual))
     of_rows = (inverse, weights, grown, later, betas)
-    chunks = Chunks(x.query, x.key, x.value, *of_rows, state, x.lengths, Kept(x.kept_key, residual, x.edge, x.start))
+    known = Kept(first_keys, residual, x.edge, x.start, x.slots)
+    chunks = Chunks(x.query, x.key, x.value, *of_rows, state, x.lengths, known)
     y, flags = scan(chunks, scale=scale, keep_edges=False, stages=plan.stages)
-    chunk = x.decay.shape[2]
-    edge = x.edge + jnp.where(x.lengths > 0, (x.start - x.edge + x.lengths - 1) // chunk * chunk, 0)
-    return Found((inverse, weights, logs, betas), (*new, edge), y, state[...], residual[...], flags)
+    x = x._replace(state=state[...], residual=residual[...])
+    return finished(x, (inverse, weights, logs, betas), (first_keys, last_keys), y, flags, scale, plan, target)

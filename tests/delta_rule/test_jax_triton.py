@@ -36,6 +36,7 @@ KINDS: Final[dict[str, dict[str, Any]]] = {
     "part of a prompt in float16, heads of 64": {"continued": True, "dtype": "float16", "size": 64},
     "8 tokens": {"continued": True, "tokens": 8},
     "decode in slots": {"continued": True, "tokens": 1, "batch": 64, "slots": True},
+    "part of a prompt in slots": {"continued": True, "slots": True},
     "8 tokens in slots": {"continued": True, "tokens": 8, "slots": True},
 }
 COMPILED: Final = (
@@ -97,8 +98,9 @@ def test_the_kernels_compile(target: str, kind: str) -> None:
     names = ["rows_kernel", "columns_kernel", "edges_kernel"] if KINDS[kind].get("batch", 1) > 16 else ["decode_kernel"]
     if not few:
         # On Hopper Mosaic kernels compute prompts.
-        mosaic = target == "sm_90" and kind in ("prefill", "part of a prompt")
-        names = [*([] if mosaic else ["chunk_kernel", "scan_kernel"]), "careful_scan_kernel"]
+        names = ["chunk_kernel", "scan_kernel", "careful_scan_kernel"]
+        if target == "sm_90" and (kind == "prefill" or kind.removesuffix(" in slots") == "part of a prompt"):
+            names = ["careful_scan_kernel" if kind == "prefill" else "finish_parts_kernel"]
     assert [launch.name.replace("extend_", "") for launch in found] == names
     for launch in found:
         # Atomic operations count programs, and no number is computed by them.
@@ -107,7 +109,9 @@ def test_the_kernels_compile(target: str, kind: str) -> None:
 
 @needs_triton
 @pytest.mark.tier("full")
-@pytest.mark.parametrize("case", ["whole", "parts", "edges of arrays", "nan", "slots"])
+@pytest.mark.parametrize(
+    "case", ["whole", "parts", "edges of arrays", "nan", "slots", "nan on Hopper", "slots on Hopper"]
+)
 def test_numbers_by_the_interpreter(case: str) -> None:
     """Numbers against float64; an address outside the arrays of a launch is an error."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "JAX_PLATFORMS": "cpu"}

@@ -60,15 +60,20 @@ def part(x: Tokens, value: jax.Array, start: list[int], lengths: list[int], kept
     counts, places = jnp.asarray(lengths, jnp.int32), (kept.edge, jnp.asarray(start, jnp.int32))
     query, key, value, g, beta = map(some, (x.query, x.key, value, x.g, x.beta))
     known = KeptRows(kept.key, kept.inverse, kept.decay, *places)
-    inverse, weights, _, betas, grown, later, *new = rows(
+    inverse, weights, logs, betas, grown, later, first_keys, last_keys = rows(
         Tokens(query, key, g, beta, counts, known), interpret=interpreter()
     )
     state, residual = jax.new_ref(kept.state), jax.new_ref(kept.residual)
     of_rows = (inverse, weights, grown, later, betas)
-    given = Chunks(query, key, value, *of_rows, state, counts, Kept(kept.key, residual, *places))
+    given = Chunks(query, key, value, *of_rows, state, counts, Kept(first_keys, residual, *places))
     y, flags = scan(given, scale=0.5, keep_edges=False, stages=2, interpret=interpreter())
-    ends = np.asarray(start) + lengths
-    edge = jnp.where(counts > 0, jnp.asarray((ends - 1) // 64 * 64, jnp.int32), kept.edge)
+    edge, new = kept.edge, [kept.key, kept.inverse, kept.decay]
+    for i, (first, count) in enumerate(zip(start, lengths, strict=True)):
+        if count:  # what the kernel that finishes parts does
+            end = (first + count - 1) // 64 * 64
+            last = (end - int(kept.edge[i])) // 64
+            of_last = last_keys[i], inverse[i, :, last].swapaxes(1, 2).astype("float32"), logs[i, :, last]
+            edge, new = edge.at[i].set(end), [a.at[i].set(x) for a, x in zip(new, of_last, strict=True)]
     return y, flags, State(state[...], new[0], residual[...], new[1], new[2], edge)
 
 
@@ -127,12 +132,14 @@ def test_programs_for_a_gpu(dtype: str) -> None:
     def run(query: Any, key: Any, value: Any, g: Any, beta: Any, start: Any, lengths: Any, *kept: Any) -> Any:
         at = State(*kept)
         known = KeptRows(at.key, at.inverse, at.decay, at.edge, start)
-        inverse, weights, _, betas, grown, later, *new = rows(Tokens(query, key, g, beta, lengths, known))
+        inverse, weights, _, betas, grown, later, first_keys, last_keys = rows(
+            Tokens(query, key, g, beta, lengths, known)
+        )
         state, residual = jax.new_ref(at.state), jax.new_ref(at.residual)
         of_rows = (inverse, weights, grown, later, betas)
-        given = Chunks(query, key, value, *of_rows, state, lengths, Kept(at.key, residual, at.edge, start))
+        given = Chunks(query, key, value, *of_rows, state, lengths, Kept(first_keys, residual, at.edge, start))
         y, flags = scan(given, scale=0.5, keep_edges=False, stages=3)
-        return y, flags, new, state[...], residual[...]
+        return y, flags, last_keys, state[...], residual[...]
 
     arrays = (heads, heads, shape((b, t, h, d), dtype), line, line, places, places, *kept)
     text = jax.jit(run).trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()

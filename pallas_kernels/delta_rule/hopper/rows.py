@@ -19,7 +19,6 @@ from jaxlib.mlir.dialects import arith, llvm, math, memref, scf
 from pallas_kernels.contract import MmaDeltaRuleContract
 from pallas_kernels.delta_rule.hopper.scan import COLUMN, clear_rows, fetch_rows, put_rows, with_front
 from pallas_kernels.delta_rule.hopper.substitution import Known, substitute
-from pallas_kernels.delta_rule.hopper.transposed import store_matrix
 from pallas_kernels.parts.hopper.inline import fragmented, held, inline
 from pallas_kernels.parts.hopper.launch import launch
 from pallas_kernels.parts.hopper.products import finish, share, start
@@ -29,7 +28,6 @@ from pallas_kernels.parts.hopper.tile import (
     ROW,
     ROWS,
     TILE,
-    WARPGROUP,
     Arithmetic,
     across,
     add_lanes,
@@ -52,6 +50,8 @@ class KeptRows(NamedTuple):
         decay: (B, H, 64) float32.
         edge: (B,) int32, the position of the chunk's first row.
         start: (B,) int32, that of the first token; the rows before it are kept.
+        slots: (B,) int32, where in `key`, `inverse` and `decay` sequences are, which have S instead of B sequences then
+            and T as `slots.packed`, (S, H, 32, 65). None if sequence b is at b.
     """
 
     key: Any
@@ -59,6 +59,16 @@ class KeptRows(NamedTuple):
     decay: Any
     edge: Any
     start: Any
+    slots: Any = None
+
+    def slot(self, batch: Any) -> Any:
+        """Returns where a sequence is."""
+        return batch if self.slots is None else self.slots[batch]
+
+    def known(self, batch: Any, head: Any, count: Any) -> Known:
+        """Returns the first `count` rows of a head."""
+        slot = self.slot(batch)
+        return Known(count, self.inverse.at[slot, head], self.decay.at[slot, head])
 
 
 class Tokens(NamedTuple):
@@ -126,14 +136,15 @@ def rows(x: Tokens, *, interpret: Any = False) -> list[jax.Array]:
     Returns:
         T and P of all chunks, (B, H, N, 64, 64) with the columns first, and (B, H, N, 64) float32 each: G, beta (nan
         for a row that makes its head nan), E(G), and E(G of the last row - G). They have no meaning for chunks after a
-        sequence's length. Where sequences are continued, also the keys, T and G that are kept of their last chunk, in
-        the form of `KeptRows`.
+        sequence's length. Where sequences are continued, also the keys of their first chunk and those to keep of their
+        last one, (B, J, 64, D) each; the former have no meaning where no row is kept before the tokens, both none for
+        sequences without tokens.
     """
     (b, tokens, key_heads, size), h, kept = x.key.shape, x.g.shape[2], x.kept
     chunks = -(-tokens // ROWS) + (kept is not None)
     square = jax.ShapeDtypeStruct((b, h, chunks, ROWS, ROWS), x.key.dtype)
     line = jax.ShapeDtypeStruct((b, h, chunks, ROWS), jnp.float32)
-    new = [] if kept is None else [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in kept[:3]]
+    keys = [] if kept is None else [jax.ShapeDtypeStruct((b, key_heads, ROWS, size), x.key.dtype)] * 2
     emulated = bool(interpret)
     front = ROWS if emulated and kept is not None else 0
     if front:
@@ -142,7 +153,7 @@ def rows(x: Tokens, *, interpret: Any = False) -> list[jax.Array]:
 
     def kernel(x: Tokens, inverse: Any, weights: Any, *rest: Any) -> None:
         *lines, m = rest
-        lines, new = lines[:4], lines[4:]
+        lines, keys = lines[:4], lines[4:]
         batch, of_chunk = lax.axis_index("sequence"), lax.axis_index("slice")
         chunk, head = lax.div(of_chunk, h), lax.rem(of_chunk, h)
         key_head, first_of_group = lax.div(head, h // key_heads), lax.rem(head, h // key_heads) == 0
@@ -155,56 +166,39 @@ def rows(x: Tokens, *, interpret: Any = False) -> list[jax.Array]:
             place = pl.ds(chunk * ROWS - before + front, ROWS)
             fetch_rows(x.key.at[batch, place, key_head], m.key, m.full)
             fetch_rows(x.query.at[batch, place, key_head], m.query, m.full)
-            kept = None if x.kept is None else Known(here, x.kept.inverse.at[batch, head], x.kept.decay.at[batch, head])
+            kept = None if x.kept is None else x.kept.known(batch, head, here)
             of_head = x.g.at[batch, :, head], x.beta.at[batch, :, head]
             _gates(*of_head, chunk * ROWS - before, left, kept, m, emulated)
             plgpu.barrier_wait(m.full)
             clear_rows(left, m.key, m.query)
             if x.kept is not None:
-                put_rows(here, (x.kept.key.at[batch, key_head], m.key))
+                put_rows(here, (x.kept.key.at[x.kept.slot(batch), key_head], m.key))
+                pl.when((here > 0) & first_of_group)(lambda: _send(m.key, keys[0].at[batch, key_head]))
             squares = _coefficients(m, emulated)
             t, p = substitute(m.coefficients, m.seen, m.betas, kept, emulated)
             plgpu.commit_smem()  # every warp has read the coefficients
             share(t, m.coefficients, emulated)
             share(p, m.seen, emulated)
             if x.kept is not None:
-                pl.when((left <= ROWS) & first_of_group)(lambda: _only_finite(squares, m.key))
+
+                @pl.when((left <= ROWS) & first_of_group)
+                def _() -> None:
+                    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+                    _only_finite(squares, m.key)
+
             plgpu.commit_smem()
             sources = (m.coefficients, m.seen, m.logs, m.betas, m.grown, m.later)
             for source, target in zip(sources, (inverse, weights, *lines), strict=True):
                 plgpu.copy_smem_to_gmem(source, target.at[batch, head, chunk])
             if x.kept is not None:
-
-                @pl.when(left <= ROWS)
-                def _() -> None:
-                    new_key, new_inverse, new_decay = new
-                    plgpu.copy_smem_to_gmem(m.logs, new_decay.at[batch, head])
-                    store_matrix(t.astype(jnp.float32) + 0.0, new_inverse.at[batch, head], emulated)
-
-                    @pl.when(first_of_group)
-                    def _() -> None:
-                        for piece in range(size // ROWS):
-                            columns = pl.ds(piece * ROWS, ROWS)
-                            plgpu.copy_smem_to_gmem(m.key.at[piece], new_key.at[batch, key_head, :, columns])
-
+                pl.when((left <= ROWS) & first_of_group)(lambda: _send(m.key, keys[1].at[batch, key_head]))
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-
-        if x.kept is not None:
-
-            @pl.when((chunk == 0) & (count == 0))
-            def _() -> None:
-                for a, b in zip(x.kept[1:3], new[1:], strict=True):
-                    _copy(a.at[batch, head], b.at[batch, head], emulated)
-
-                @pl.when(first_of_group)
-                def _() -> None:
-                    _copy(x.kept.key.at[batch, key_head], new[0].at[batch, key_head], emulated)
 
     return list(
         launch(
             "delta_rule_rows",
             kernel,
-            [square, square, *[line] * 4, *new],
+            [square, square, *[line] * 4, *keys],
             {"sequence": b, "slice": chunks * h},
             [_Memory.types(size, x.key.dtype)],
             by_lanes=True,
@@ -221,31 +215,10 @@ def _only_finite(squares: jax.Array, keys: Any) -> None:
         keys[piece] = jnp.where(fine, tile, jnp.zeros((), tile.dtype))
 
 
-def _copy(source: Any, target: Any, interpret: bool) -> None:
-    """Copies an array in GPU memory, (64,) or (64, a power of two up to 128)."""
-    if interpret:
-        target[...] = source[...]
-        return
-    width = 1 if len(source.shape) == 1 else source.shape[1]
-    together = min(ROWS, WARPGROUP // width)  # rows that the threads have at once
-
-    @inline(plgpu.RefType(), plgpu.RefType())
-    def copy(source: Any, target: Any) -> None:
-        thread, index = thread_of_warpgroup(), ir.IndexType.get()
-        row, column = (arith.index_cast(index, f(thread, i32(width))) for f in (arith.divui, arith.remui))
-
-        def one(first: Any) -> None:
-            at = [arith.addi(row, first)] if width == 1 else [arith.addi(row, first), column]
-            memref.store(memref.load(source, at), target, at)
-
-        with mgpu.when(arith.cmpi(arith.CmpIPredicate.slt, thread, i32(together * width))):
-            loops: Any = scf.ForOp  # the generated class, whose arguments are others, to mypy
-            loop = loops(mgpu.c(0, index), mgpu.c(ROWS, index), mgpu.c(together, index))
-            with ir.InsertionPoint(loop.body):
-                one(loop.induction_variable)
-                scf.yield_([])
-
-    copy(source, target)
+def _send(rows: Any, target: Any) -> None:
+    """Starts to write shared memory (pieces, 64, 64) to GPU memory (64, columns)."""
+    for piece in range(rows.shape[0]):
+        plgpu.copy_smem_to_gmem(rows.at[piece], target.at[:, pl.ds(piece * ROWS, ROWS)])
 
 
 def _coefficients(m: _Memory, interpret: bool) -> jax.Array:

@@ -96,16 +96,19 @@ class Kept(NamedTuple):
     """What is kept of the chunk in which sequences are continued: arrays in GPU memory.
 
     Attributes:
-        key: (B, J, 64, D).
+        key: (B, J, 64, D), of the kept rows, in the order of the sequences.
         residual: (B, H, 64, V), which is changed.
         edge: (B,) int32, the position of the chunk's first row.
         start: (B,) int32, that of the first token; the rows before it are kept.
+        slots: (B,) int32, where sequences are in the residuals and states, which have S instead of B sequences then. A
+            state at the edge 0 is zero, whatever is there. None if sequence b is at b.
     """
 
     key: Any
     residual: Any
     edge: Any
     start: Any
+    slots: Any = None
 
 
 class Chunks(NamedTuple):
@@ -250,6 +253,12 @@ class _Walk:
     interpret: bool
 
     @property
+    def slot(self) -> Any:
+        """Where the sequence's state is."""
+        kept = self.given.kept
+        return self.batch if kept is None or kept.slots is None else kept.slots[self.batch]
+
+    @property
     def columns(self) -> Any:
         """The block's columns of the values."""
         return pl.ds(self.column, ROWS)
@@ -297,7 +306,7 @@ class _Walk:
         if (kept := self.given.kept) is None:
             return None
         here = jnp.where(chunk == 0, self.before, 0)
-        of_keys, of_head = kept.key.at[self.batch, self.key_head], kept.residual.at[self.batch, self.head]
+        of_keys, of_head = kept.key.at[self.batch, self.key_head], kept.residual.at[self.slot, self.head]
         put_rows(here, (of_keys, keys), (of_head.at[:, self.columns], values))
         return here
 
@@ -341,7 +350,7 @@ class _Walk:
         self.pass_on(chunk, r, m.residual, m.residual_free, m.residual_full)
         plgpu.barrier_arrive(m.free.at[lax.rem(chunk, self.stages)])
         flag_nan((state, r.astype(jnp.float32)), flags, place, interpret)
-        whole_head = self.batch, self.head, slice(None), self.columns
+        whole_head = self.slot, self.head, slice(None), self.columns
 
         @pl.when(flags[place] == 0)
         def store() -> None:
@@ -462,7 +471,9 @@ def scan(
         @pl.when(warpgroup == 0)
         def _() -> None:
             plgpu.set_max_registers(_REGISTERS[0], action="increase")
-            state = load_matrix(given.state.at[batch, head, :, columns], size, emulated)
+            state = load_matrix(given.state.at[walk.slot, head, :, columns], size, emulated)
+            if continued and given.kept.slots is not None:
+                state = jnp.where(given.kept.edge[batch] == 0, filled((ROWS, size), 0), state)
             (continue_sequence if continued else whole_sequence)(state)
 
             @pl.when(walk.whole > 0)

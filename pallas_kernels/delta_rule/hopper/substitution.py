@@ -17,6 +17,7 @@ from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, memref, scf, vector
 
+from pallas_kernels.delta_rule.slots import unpacked
 from pallas_kernels.parts.hopper.inline import fragmented, held, inline
 from pallas_kernels.parts.hopper.tile import ROWS, TILE, WARP, i32, thread_of_warp, thread_of_warpgroup, tiled
 
@@ -33,7 +34,8 @@ class Known(NamedTuple):
 
     Attributes:
         count: How many, int32; the first ones.
-        inverse: GPU memory (64, 64) float32, T with the rows first. Other rows may hold anything.
+        inverse: GPU memory (64, 64) float32, T with the rows first, or as `slots.packed`, (32, 65). Other rows may hold
+            anything.
         decay: GPU memory (64,) float32, G.
     """
 
@@ -93,7 +95,9 @@ def _in_jax(coefficients: Any, seen: Any, betas: Any, known: Known | None) -> tu
     a, b, factors = (x[...].astype(jnp.float32) for x in (coefficients, seen, betas))
     first = jnp.eye(ROWS)
     if known is not None:
-        first = jnp.where((row < known.count)[:, None], jnp.tril(known.inverse[...]), first)
+        stored = known.inverse[...]
+        stored = jnp.tril(stored) if stored.shape == first.shape else unpacked(stored)
+        first = jnp.where((row < known.count)[:, None], stored, first)
 
     def next_row(t: Any, rows: jax.Array) -> jax.Array:
         one = jnp.dot(a[t], rows, precision=lax.Precision.HIGHEST) + first[t]
@@ -206,7 +210,8 @@ class _Chunk:
         with ir.InsertionPoint(branch.then_block):
             numbers = []
             for (row, column), one in zip(self._places(block), _joined(self._identity(block)), strict=True):
-                at = [arith.index_cast(ir.IndexType.get(), i) for i in (row, column)]
+                place = _packed_place(row, column) if ir.MemRefType(inverse.type).shape[0] < ROWS else (row, column)
+                at = [arith.index_cast(ir.IndexType.get(), i) for i in place]
                 below = arith.cmpi(arith.CmpIPredicate.sle, column, row)
                 stored = arith.select(below, memref.load(inverse, at), _float(0.0))
                 numbers.append(arith.select(arith.cmpi(arith.CmpIPredicate.slt, row, count), stored, one))
@@ -254,6 +259,13 @@ class _Chunk:
             mgpu.utils.inline_ptx(f"cvt.rn.{self.kind}x2.f32 $0, $2, $1;", low, high, result_types=word)
             for low, high in zip(numbers[::2], numbers[1::2], strict=True)
         ]
+
+
+def _packed_place(row: Any, column: Any) -> tuple[Any, Any]:
+    """Returns where `slots.packed` has an element on the diagonal or below it; others give some place."""
+    upper = arith.cmpi(arith.CmpIPredicate.slt, row, i32(ROWS // 2))
+    of_row = arith.select(upper, arith.subi(i32(ROWS // 2 - 1), row), arith.subi(row, i32(ROWS // 2)))
+    return of_row, arith.select(upper, arith.subi(i32(ROWS), column), column)
 
 
 def _joined(halves: list[_Numbers]) -> _Numbers:

@@ -12,7 +12,7 @@ from pallas_kernels.target import Target
 
 
 class Part(NamedTuple):
-    """Tokens of sequences, and what is kept of these; shapes as for `portable.gated_delta_rule_extend`."""
+    """Tokens of sequences, and what is kept of these; shapes and slots as for `portable.gated_delta_rule_extend`."""
 
     query: jax.Array
     key: jax.Array
@@ -27,6 +27,7 @@ class Part(NamedTuple):
     edge: jax.Array
     start: jax.Array
     lengths: jax.Array
+    slots: jax.Array | None = None
 
     @property
     def form(self) -> Form:
@@ -39,30 +40,13 @@ class Part(NamedTuple):
         return 1 + -(-self.value.shape[1] // self.decay.shape[2])
 
 
-class Found(NamedTuple):
-    """What the kernels return.
-
-    Attributes:
-        rows: T, P, G and beta of the chunks.
-        kept: New keys, T, G and edges.
-        y: The outputs.
-        state: The new states.
-        residual: The new residuals.
-        flags: 1 for `Schedule.columns` of a head of which nothing is to be used; its state and residuals are those
-            from before.
-    """
-
-    rows: Arrays
-    kept: Arrays
-    y: jax.Array
-    state: jax.Array
-    residual: jax.Array
-    flags: jax.Array
-
-
-def extended(x: Part, scale: float, plan: Schedule, target: Target) -> Found:
-    """Computes tokens in whole chunks, of which the first begins with rows that are kept."""
-    from pallas_kernels.delta_rule.jax_triton.kernels import extend_chunk_kernel, extend_scan_kernel
+def by_triton(x: Part, scale: float, plan: Schedule, target: Target) -> Arrays:
+    """Computes tokens in whole chunks, of which the first begins with rows that are kept; not in slots."""
+    from pallas_kernels.delta_rule.jax_triton.kernels import (
+        careful_extend_scan_kernel,
+        extend_chunk_kernel,
+        extend_scan_kernel,
+    )
 
     b, tokens, h, v = x.value.shape
     common: dict[str, Any] = {"target": target, "fuses": False}
@@ -80,17 +64,42 @@ def extended(x: Part, scale: float, plan: Schedule, target: Target) -> Found:
         grid=grid, warps=plan.warps, stages=plan.stages,
         constants={"SCALE": scale, "COLUMNS": plan.columns, "form": x.form}, **common,
     )  # fmt: skip
-    return Found(tuple(rows), (new_key, new_inverse, new_decay, new_edge), y, state, residual, flags)
-
-
-def repaired(x: Part, found: Found, scale: float, plan: Schedule, target: Target) -> Arrays:
-    """Computes again what has a flag, so that nan does not reach the tokens before it."""
-    from pallas_kernels.delta_rule.jax_triton.kernels import careful_extend_scan_kernel
-
-    return launch(
+    y, state, residual = launch(
         careful_extend_scan_kernel,
-        x.query, x.key, x.value, *found.rows, x.kept_key, x.edge, x.start, x.lengths, found.flags, found.y, found.state,
-        found.residual, x.value.shape[1], x.chunks,
-        out=like(x.value, x.state, x.residual), aliases={12: 0, 13: 1, 14: 2}, target=target, fuses=False,
-        **careful(plan, found.flags.shape[0], {"SCALE": scale, "form": x.form}),
+        x.query, x.key, x.value, *rows, x.kept_key, x.edge, x.start, x.lengths, flags, y, state, residual, tokens,
+        x.chunks, out=like(x.value, x.state, x.residual), aliases={12: 0, 13: 1, 14: 2},
+        **careful(plan, flags.shape[0], {"SCALE": scale, "form": x.form}), **common,
     )  # fmt: skip
+    return y, state, new_key, residual, new_inverse, new_decay, new_edge
+
+
+def finished(
+    x: Part, rows: Arrays, keys: Arrays, y: jax.Array, flags: jax.Array, scale: float, plan: Schedule, target: Target
+) -> Arrays:
+    """Computes again what has a flag, so that nan does not reach the tokens before it, and keeps the last chunk.
+
+    Args:
+        x: The tokens, and what is kept of the sequences; state and residuals are new ones where there is no flag.
+        rows: T, P, G and beta of the chunks.
+        keys: Those of the first chunk, and those to keep of the last one.
+        y: The outputs.
+        flags: 1 for `plan.columns` columns of a head of which nothing is to be used.
+        scale: Factor of the outputs.
+        plan: The schedule.
+        target: The GPU.
+    """
+    from pallas_kernels.delta_rule.jax_triton.parts import finish_parts_kernel
+
+    kept = (x.state, x.residual, x.kept_key, x.inverse, x.decay)
+    slots = x.lengths if x.slots is None else x.slots  # not read without slots
+    constants = {"SCALE": scale, "SLOTS": x.slots is not None, "form": x.form}
+    y, state, residual, key, inverse, decay = launch(
+        finish_parts_kernel,
+        x.query, x.key, x.value, *rows, *keys, x.edge, x.start, x.lengths, slots, flags, y, *kept, x.value.shape[1],
+        x.chunks, out=like(x.value, *kept), aliases={14 + i: i for i in range(6)}, target=target, fuses=False,
+        **careful(plan, flags.shape[0], constants),
+    )  # fmt: skip
+    chunk = key.shape[2]
+    rows_at_end = x.start - x.edge + x.lengths
+    edge = x.edge + jnp.where(x.lengths > 0, (rows_at_end - 1) // chunk * chunk, 0)
+    return y, state, key, residual, inverse, decay, edge
