@@ -120,24 +120,26 @@ def test_what_has_nan_is_flagged_and_left() -> None:
     assert after.state[0, 0].any()
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_programs_for_a_gpu(dtype: str) -> None:
+@pytest.mark.parametrize(("dtype", "in_slots"), [("bfloat16", False), ("float16", True)])
+def test_programs_for_a_gpu(dtype: str, in_slots: bool) -> None:
     """State and residuals are changed in place."""
     shape = jax.ShapeDtypeStruct
     b, t, j, h, d = 2, 131, 1, 2, 128
     heads, line, places = shape((b, t, j, d), dtype), shape((b, t, h), "float32"), shape((b,), "int32")
     kept = [shape((b, h, d, d), "float32"), shape((b, j, 64, d), dtype), shape((b, h, 64, d), dtype)]
-    kept += [shape((b, h, 64, 64), "float32"), shape((b, h, 64), "float32"), places]
+    kept += [shape((b, h, *((32, 65) if in_slots else (64, 64))), "float32"), shape((b, h, 64), "float32"), places]
 
     def run(query: Any, key: Any, value: Any, g: Any, beta: Any, start: Any, lengths: Any, *kept: Any) -> Any:
         at = State(*kept)
-        known = KeptRows(at.key, at.inverse, at.decay, at.edge, start)
+        slots = lengths if in_slots else None
+        known = KeptRows(at.key, at.inverse, at.decay, at.edge, start, slots)
         inverse, weights, _, betas, grown, later, first_keys, last_keys = rows(
             Tokens(query, key, g, beta, lengths, known)
         )
         state, residual = jax.new_ref(at.state), jax.new_ref(at.residual)
+        known_keys = Kept(first_keys, residual, at.edge, start, slots)
         of_rows = (inverse, weights, grown, later, betas)
-        given = Chunks(query, key, value, *of_rows, state, lengths, Kept(first_keys, residual, at.edge, start))
+        given = Chunks(query, key, value, *of_rows, state, lengths, known_keys)
         y, flags = scan(given, scale=0.5, keep_edges=False, stages=3)
         return y, flags, last_keys, state[...], residual[...]
 

@@ -471,9 +471,8 @@ def scan(
         @pl.when(warpgroup == 0)
         def _() -> None:
             plgpu.set_max_registers(_REGISTERS[0], action="increase")
-            state = load_matrix(given.state.at[walk.slot, head, :, columns], size, emulated)
-            if continued and given.kept.slots is not None:
-                state = jnp.where(given.kept.edge[batch] == 0, filled((ROWS, size), 0), state)
+            known = given.kept.edge[batch] if continued and given.kept.slots is not None else None
+            state = load_matrix(given.state.at[walk.slot, head, :, columns], size, emulated, known)
             (continue_sequence if continued else whole_sequence)(state)
 
             @pl.when(walk.whole > 0)

@@ -88,29 +88,37 @@ def store_transposed(tile: jax.Array, ref: Any, interpret: bool) -> None:
     write(tile, ref)
 
 
-def load_matrix(ref: Any, rows: int, interpret: bool) -> jax.Array:
+def load_matrix(ref: Any, rows: int, interpret: bool, known: Any = None) -> jax.Array:
     """Loads the transpose of float32 numbers in GPU memory, (64, rows).
 
     Args:
         ref: GPU memory (rows, 64).
         rows: A multiple of 8.
         interpret: Whether the kernel runs in Mosaic's interpreter.
+        known: int32; for 0 all numbers are 0, whatever is in memory.
     """
     if interpret:
-        return ref[...].T
+        numbers: jax.Array = ref[...].T
+        return numbers if known is None else jnp.where(known == 0, 0, numbers)
+    given = () if known is None else (jnp.int32(known),)
 
-    @inline(plgpu.RefType(), result=held((ROWS, rows), TILE))
-    def load(ref: Any) -> Any:
+    @inline(plgpu.RefType(), *[plgpu.Layout.WG_SPLAT(())] * len(given), result=held((ROWS, rows), TILE))
+    def load(ref: Any, *known: Any) -> Any:
+        there = [arith.cmpi(arith.CmpIPredicate.ne, k.registers.item(), i32(0)) for k in known]
+        zero = mgpu.c(0.0, ir.F32Type.get())
         layout = mgpu.WGMMA_LAYOUT
         registers = np.empty(layout.registers_shape((ROWS, rows)), dtype=object)
         for at, place in zip(np.ndindex(registers.shape), layout.thread_idxs((ROWS, rows)), strict=True):
             register = llvm.mlir_undef(ir.VectorType.get((2,), ir.F32Type.get()))
             for i in range(2):
-                register = with_element(register, i, memref.load(ref, _swapped(place, i)))
+                number = memref.load(ref, _swapped(place, i))
+                for condition in there:
+                    number = arith.select(condition, number, zero)
+                register = with_element(register, i, number)
             registers[at] = register
         return fragmented(registers, layout)
 
-    return load(ref)
+    return load(ref, *given)
 
 
 def store_matrix(tile: jax.Array, ref: Any, interpret: bool) -> None:

@@ -93,13 +93,10 @@ def finished(
     kept = (x.state, x.residual, x.kept_key, x.inverse, x.decay)
     slots = x.lengths if x.slots is None else x.slots  # not read without slots
     constants = {"SCALE": scale, "SLOTS": x.slots is not None, "form": x.form}
-    y, state, residual, key, inverse, decay = launch(
+    y, state, residual, key, inverse, decay, edge = launch(
         finish_parts_kernel,
         x.query, x.key, x.value, *rows, *keys, x.edge, x.start, x.lengths, slots, flags, y, *kept, x.value.shape[1],
-        x.chunks, out=like(x.value, *kept), aliases={14 + i: i for i in range(6)}, target=target, fuses=False,
+        x.chunks, out=like(x.value, *kept, x.edge), aliases={14 + i: i for i in range(6)}, target=target, fuses=False,
         **careful(plan, flags.shape[0], constants),
     )  # fmt: skip
-    chunk = key.shape[2]
-    rows_at_end = x.start - x.edge + x.lengths
-    edge = x.edge + jnp.where(x.lengths > 0, (rows_at_end - 1) // chunk * chunk, 0)
     return y, state, key, residual, inverse, decay, edge

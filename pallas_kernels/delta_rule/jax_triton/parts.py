@@ -13,7 +13,8 @@ _TRIANGLE = tl.constexpr(64 * 65 // 2)
 @triton.jit
 def finish_parts_kernel(
     q, k, v, inverse, weights, logs, betas, first_keys, last_keys, edge, start, lengths, slots, flags,
-    o_, state_, residual_, key_, kept_inverse_, decay_, tokens, chunks, o, state, residual, key, kept_inverse, decay,
+    o_, state_, residual_, key_, kept_inverse_, decay_, tokens, chunks,
+    o, state, residual, key, kept_inverse, decay, new_edge,
     SCALE: tl.constexpr, COLUMNS: tl.constexpr, FLAGGED: tl.constexpr, SLOTS: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
     """Computes again what has a flag, as `kernels.careful_scan_kernel`, and keeps rows of the last chunk.
@@ -27,8 +28,11 @@ def finish_parts_kernel(
     before, slot = tl.load(start + batch) - at_edge, batch.to(tl.int64)
     if SLOTS:
         slot = tl.load(slots + batch).to(tl.int64)
+    last = tl.where(count > 0, (before + count - 1) // _C, 0)
+    if tl.program_id(0) % (SLICES * form.value_heads) == 0:
+        tl.store(new_edge + batch, at_edge + last * _C)
     if (count > 0) & (tl.program_id(0) % SLICES == 0):
-        line = (pair.to(tl.int64) * chunks + (before + count - 1) // _C) * _C
+        line = (pair.to(tl.int64) * chunks + last) * _C
         _keep(inverse, logs, last_keys, (key, kept_inverse, decay), line, (batch, slot, head), SLOTS, form)
     if tl.load(flags + tl.program_id(0) * COLUMNS // FLAGGED) != 0:
         away = (slot - batch) * form.value_heads
