@@ -1,5 +1,7 @@
 """Parts of prompts for Hopper: kept rows and tokens from any one on, under Mosaic's interpreter, which finds races."""
 
+import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -7,9 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels.contract import MmaDeltaRuleContract
+from pallas_kernels.delta_rule.extend import gated_delta_rule_extend
 from pallas_kernels.delta_rule.hopper.rows import KeptRows, Tokens, rows
 from pallas_kernels.delta_rule.hopper.scan import Chunks, Kept, scan
+from pallas_kernels.delta_rule.schedule.jax_triton import Schedule
+from pallas_kernels.parts.jax_triton.launch import launch_p
+from pallas_kernels.target import Target
 from tests.delta_rule.test_mosaic import tokens
+from tests.jax_triton.machine_code import needs_triton
 from tests.mosaic import Races, interpreter
 
 SIZES = (1, 2, 64, 64)
@@ -148,3 +156,36 @@ def test_programs_for_a_gpu(dtype: str, in_slots: bool) -> None:
     assert text.count("output_operand_alias<") == 2
     assert "delta_rule_scan" in text
     assert "mma.sync" in text
+
+
+def made(jaxpr: Any, slots: int) -> set[str]:
+    """Returns the operations that make arrays with a row for each slot."""
+    found = set()
+    for eqn in jaxpr.eqns:
+        inner = [p for p in eqn.params.values() if hasattr(p, "eqns") or hasattr(p, "jaxpr")]
+        if inner:
+            found |= set().union(*(made(getattr(p, "jaxpr", p), slots) for p in inner))
+        elif any(getattr(v.aval, "shape", ())[:1] == (slots,) for v in eqn.outvars):
+            found.add(eqn.primitive.name)
+    return found
+
+
+@needs_triton
+def test_what_is_kept_in_slots_is_not_copied() -> None:
+    """The control takes it out of the slots and puts it back."""
+    shape = jax.ShapeDtypeStruct
+    b, t, j, h, d, slots = 2, 128, 16, 32, 128, 64
+    target = dataclasses.replace(Target.parse("sm_90"), backend="jax_triton")
+    heads, line, places = shape((b, t, j, d), "bfloat16"), shape((b, t, h), "float32"), shape((b,), "int32")
+    tokens = [heads, heads, shape((b, t, h, d), "bfloat16"), line, line]
+    kept = [shape((slots, h, d, d), "float32"), shape((slots, j, 64, d), "bfloat16")]
+    kept += [shape((slots, h, 64, d), "bfloat16")]
+    kept += [shape((slots, h, *more), "float32") for more in ((32, 65), (64,))]
+    options: dict[str, Any] = {"scale": 0.1, "contract": MmaDeltaRuleContract(), "target": target}
+    extend = functools.partial(gated_delta_rule_extend, **options)
+    ours, control = (
+        made(jax.make_jaxpr(functools.partial(extend, schedule=plan))(*tokens, *kept, *[places] * 4).jaxpr, slots)
+        for plan in (None, Schedule(32, 4, 2))
+    )
+    assert ours == {"new_ref", "get", launch_p.name}  # the launch returns them in its operands' memory
+    assert "scatter" in control
