@@ -17,7 +17,15 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, math, memref, scf
 
 from pallas_kernels.contract import MmaDeltaRuleContract
-from pallas_kernels.delta_rule.hopper.scan import COLUMN, clear_rows, fetch_rows, put_rows, with_front
+from pallas_kernels.delta_rule.hopper.plain_rows import (
+    clear_infinite,
+    clear_rows,
+    fetch_rows,
+    put_rows,
+    send_rows,
+    with_front,
+)
+from pallas_kernels.delta_rule.hopper.scan import COLUMN
 from pallas_kernels.delta_rule.hopper.substitution import Known, substitute
 from pallas_kernels.parts.hopper.inline import fragmented, held, inline
 from pallas_kernels.parts.hopper.launch import launch
@@ -103,6 +111,7 @@ class _Memory(NamedTuple):
         betas: (64,) float32.
         grown: (64,) float32, E(G).
         later: (64,) float32, E(G of the last row - G).
+        squares: (64,) float32, of the lengths of the keys.
         full: A barrier.
     """
 
@@ -114,6 +123,7 @@ class _Memory(NamedTuple):
     betas: Any
     grown: Any
     later: Any
+    squares: Any
     full: Any
 
     @classmethod
@@ -123,7 +133,8 @@ class _Memory(NamedTuple):
         rows = plgpu.SMEM((pieces, ROWS, ROWS), dtype, transforms=PLAIN)
         tile = plgpu.SMEM((ROWS, ROWS), dtype, transforms=tiled(dtype, ROWS))
         line, full = plgpu.SMEM((ROWS,), jnp.float32), plgpu.Barrier(num_arrivals=2 * pieces)
-        return cls(rows, rows, tile, tile, line, line, line, line, full=full)
+        lines = dict.fromkeys(("logs", "betas", "grown", "later", "squares"), line)
+        return cls(rows, rows, tile, tile, full=full, **lines)
 
 
 def rows(x: Tokens, *, interpret: Any = False) -> list[jax.Array]:
@@ -170,11 +181,11 @@ def rows(x: Tokens, *, interpret: Any = False) -> list[jax.Array]:
             of_head = x.g.at[batch, :, head], x.beta.at[batch, :, head]
             _gates(*of_head, chunk * ROWS - before, left, kept, m, emulated)
             plgpu.barrier_wait(m.full)
-            clear_rows(left, m.key, m.query)
+            clear_rows(left, m.key, m.query, interpret=emulated)
             if x.kept is not None:
-                put_rows(here, (x.kept.key.at[x.kept.slot(batch), key_head], m.key))
-                pl.when((here > 0) & first_of_group)(lambda: _send(m.key, keys[0].at[batch, key_head]))
-            squares = _coefficients(m, emulated)
+                put_rows(here, (x.kept.key.at[x.kept.slot(batch), key_head], m.key), interpret=emulated)
+                pl.when((here > 0) & first_of_group)(lambda: send_rows(m.key, keys[0].at[batch, key_head]))
+            _coefficients(m, emulated)
             t, p = substitute(m.coefficients, m.seen, m.betas, kept, emulated)
             plgpu.commit_smem()  # every warp has read the coefficients
             share(t, m.coefficients, emulated)
@@ -184,14 +195,14 @@ def rows(x: Tokens, *, interpret: Any = False) -> list[jax.Array]:
                 @pl.when((left <= ROWS) & first_of_group)
                 def _() -> None:
                     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-                    _only_finite(squares, m.key)
+                    clear_infinite(m.squares, m.key, emulated)
 
             plgpu.commit_smem()
             sources = (m.coefficients, m.seen, m.logs, m.betas, m.grown, m.later)
             for source, target in zip(sources, (inverse, weights, *lines), strict=True):
                 plgpu.copy_smem_to_gmem(source, target.at[batch, head, chunk])
             if x.kept is not None:
-                pl.when((left <= ROWS) & first_of_group)(lambda: _send(m.key, keys[1].at[batch, key_head]))
+                pl.when((left <= ROWS) & first_of_group)(lambda: send_rows(m.key, keys[1].at[batch, key_head]))
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
     return list(
@@ -207,26 +218,8 @@ def rows(x: Tokens, *, interpret: Any = False) -> list[jax.Array]:
     )
 
 
-def _only_finite(squares: jax.Array, keys: Any) -> None:
-    """Replaces keys whose length is not finite by zeros, in shared memory (pieces, 64, 64)."""
-    for piece in range(keys.shape[0]):
-        tile = plgpu.load(keys.at[piece], layout=TILE)
-        fine = lax.broadcast_in_dim(squares < jnp.inf, tile.shape, [0])
-        keys[piece] = jnp.where(fine, tile, jnp.zeros((), tile.dtype))
-
-
-def _send(rows: Any, target: Any) -> None:
-    """Starts to write shared memory (pieces, 64, 64) to GPU memory (64, columns)."""
-    for piece in range(rows.shape[0]):
-        plgpu.copy_smem_to_gmem(rows.at[piece], target.at[:, pl.ds(piece * ROWS, ROWS)])
-
-
-def _coefficients(m: _Memory, interpret: bool) -> jax.Array:
-    """Writes the coefficients of T and P, and nan to the betas of rows that make their head nan.
-
-    Returns:
-        The squares of the lengths of the keys, (64,).
-    """
+def _coefficients(m: _Memory, interpret: bool) -> None:
+    """Writes the coefficients of T and P, squares of keys, and nan to the betas of rows that make their head nan."""
     math, dtype, shape = Arithmetic(interpret=interpret), m.key.dtype, (ROWS, ROWS)
     row, column = (plgpu.broadcasted_iota(jnp.int32, shape, i, layout=TILE) for i in range(2))
     near = start(None, (m.key,), (m.key,), interpret=interpret)
@@ -237,7 +230,7 @@ def _coefficients(m: _Memory, interpret: bool) -> jax.Array:
     none = filled((ROWS,), 0.0)
     squares = jnp.where(row == column, near, 0.0)
     squares = add_lanes(add_to_lanes(none, none, squares, 8, interpret), interpret)
-    factor = _settled(squares, m.betas, interpret)
+    factor = _settled(squares, m.betas, m.squares, interpret)
     far = start(None, (m.query,), (m.key,), interpret=interpret)
     a = math.product(across(factor, ROWS), math.product(near, age))
     a = jnp.where((row > column) & (jnp.abs(near) < jnp.inf), a, 0.0)
@@ -245,7 +238,6 @@ def _coefficients(m: _Memory, interpret: bool) -> jax.Array:
     (far,) = finish(0, far, interpret=interpret)
     share(jnp.where(row >= column, math.product(far, age), 0.0).astype(dtype), m.seen, interpret)
     plgpu.commit_smem()
-    return squares
 
 
 def _gates(g: Any, beta: Any, first: Any, left: Any, kept: Known | None, m: _Memory, interpret: bool) -> None:
@@ -365,26 +357,29 @@ def _power_of_two(x: Any) -> Any:
     return mgpu.utils.inline_ptx("ex2.approx.ftz.f32 $0, $1;", x, result_types=ir.F32Type.get())
 
 
-def _settled(squares: jax.Array, betas: Any, interpret: bool) -> jax.Array:
+def _settled(squares: jax.Array, betas: Any, kept: Any, interpret: bool) -> jax.Array:
     """Returns beta of each row, 0 where it is nan, and makes it nan for rows whose key has no finite length.
 
     Args:
         squares: (64,) the lengths' squares.
         betas: Shared memory (64,) float32.
+        kept: The same, to which the squares are written.
         interpret: Whether the kernel runs in Mosaic's interpreter.
     """
     if interpret:
+        kept[...] = squares
         betas[...] = jnp.where(squares < jnp.inf, betas[...], jnp.nan)
         plgpu.commit_smem()
         return jnp.nan_to_num(betas[...])
     layout = mgpu.WGMMA_LAYOUT.reduce((1,))
 
-    @inline(ROW, plgpu.RefType(), result=held((ROWS,), ROW))
-    def settle(square: Any, betas: Any) -> Any:
+    @inline(ROW, plgpu.RefType(), plgpu.RefType(), result=held((ROWS,), ROW))
+    def settle(square: Any, betas: Any, kept: Any) -> Any:
         f32, registers = ir.F32Type.get(), square.registers.copy()
         for at, (place,) in enumerate(layout.thread_idxs((ROWS,))):
             index = place if place.type == ir.IndexType.get() else arith.index_cast(ir.IndexType.get(), place)
             register = registers.flat[at]
+            memref.store(number_of(register), kept, [index])
             finite = arith.cmpf(arith.CmpFPredicate.OLT, number_of(register), mgpu.c(float("inf"), f32))
             factor = arith.select(finite, memref.load(betas, [index]), mgpu.c(float("nan"), f32))
             memref.store(factor, betas, [index])
@@ -393,4 +388,4 @@ def _settled(squares: jax.Array, betas: Any, interpret: bool) -> jax.Array:
             registers.flat[at] = with_number(register, factor)
         return fragmented(registers, square.layout)
 
-    return settle(squares, betas)
+    return settle(squares, betas, kept)

@@ -5,8 +5,7 @@ one computes residuals and states, which depend on one another, and passes both 
 Tiles are transposed: wgmma's rows are the columns of the values. So each product is an operand of the next one in the
 registers that it is in, and the other operands (keys, queries, T, P) are read from shared memory as TMA wrote them.
 
-Where sequences are continued, rows stand from the edge of the state on: first those that are kept, then the tokens. TMA
-reads tokens from any one on, and zeros for those before the first and after the last.
+Where sequences are continued, rows stand from the edge of the state on: first those that are kept, then the tokens.
 """
 
 from dataclasses import dataclass
@@ -20,6 +19,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from pallas_kernels.delta_rule.hopper.plain_rows import (
+    clear_rows,
+    fetch_rows,
+    put_rows,
+    send_rows,
+    take_rows,
+    with_front,
+)
 from pallas_kernels.delta_rule.hopper.transposed import (
     flag_nan,
     keep_rows,
@@ -39,57 +46,6 @@ COLUMN: Final = TILE.reduce(0)
 FAST: Final = plgpu.CompilerParams(
     approx_math=True, reduction_scratch_bytes=0, lowering_semantics=plgpu.LoweringSemantics.Warpgroup
 )
-
-
-def clear_rows(left: Any, *refs: Any) -> None:
-    """Replaces the rows of a chunk after the end of its sequence, which may hold anything, by zeros.
-
-    Args:
-        left: Tokens of the sequence from the chunk's first on; nothing is done for a whole chunk.
-        *refs: Shared memory (pieces, 64, 64).
-    """
-
-    @pl.when(left < ROWS)
-    def _() -> None:
-        for ref in refs:
-            for piece in range(ref.shape[0]):
-                tile = plgpu.load(ref.at[piece], layout=TILE)
-                row = plgpu.broadcasted_iota(jnp.int32, tile.shape, 0, layout=TILE)
-                ref[piece] = jnp.where(row < left, tile, jnp.zeros((), tile.dtype))
-        plgpu.commit_smem()
-
-
-def put_rows(before: Any, *pairs: tuple[Any, Any]) -> None:
-    """Writes rows that are kept over the first rows of a chunk.
-
-    Args:
-        before: How many rows there are; nothing is done for none.
-        *pairs: Rows in GPU memory (64, columns), and the shared memory (pieces, 64, 64).
-    """
-
-    @pl.when(before > 0)
-    def _() -> None:
-        for kept, ref in pairs:
-            for piece in range(ref.shape[0]):
-                tile = plgpu.load(ref.at[piece], layout=TILE)
-                row = plgpu.broadcasted_iota(jnp.int32, tile.shape, 0, layout=TILE)
-                stored = plgpu.load(kept.at[:, pl.ds(piece * ROWS, ROWS)], layout=TILE, optimized=False)
-                ref[piece] = jnp.where(row < before, stored, tile)
-        plgpu.commit_smem()
-
-
-def with_front(front: int, *arrays: jax.Array) -> list[jax.Array]:
-    """Returns tokens (B, T, ...) with zeros before the first ones.
-
-    Mosaic's interpreter, unlike TMA, has no windows that begin before an array. There all of them are moved on.
-    """
-    return [jnp.pad(a, [(0, 0), (front, 0)] + [(0, 0)] * (a.ndim - 2)) for a in arrays]
-
-
-def fetch_rows(source: Any, target: Any, barrier: Any) -> None:
-    """Starts to read rows (64, columns) of GPU memory, which may begin anywhere, into (pieces, 64, 64)."""
-    for piece in range(target.shape[0]):
-        plgpu.copy_gmem_to_smem(source.at[:, pl.ds(piece * ROWS, ROWS)], target.at[piece], barrier)
 
 
 class Kept(NamedTuple):
@@ -297,7 +253,7 @@ class _Walk:
 
     def clear_rows(self, chunk: Any, *refs: Any) -> None:
         """Replaces rows of a chunk after the sequence's end by zeros."""
-        clear_rows(self.before + self.count - chunk * ROWS, *refs)
+        clear_rows(self.before + self.count - chunk * ROWS, *refs, interpret=self.interpret)
 
     def enter(self, chunk: Any, keys: Any, values: Any) -> Any:
         """Waits for a chunk and puts kept rows into it, residuals among the values; returns how many there are."""
@@ -307,7 +263,7 @@ class _Walk:
             return None
         here = jnp.where(chunk == 0, self.before, 0)
         of_keys, of_head = kept.key.at[self.batch, self.key_head], kept.residual.at[self.slot, self.head]
-        put_rows(here, (of_keys, keys), (of_head.at[:, self.columns], values))
+        put_rows(here, (of_keys, keys), (of_head.at[:, self.columns], values), interpret=self.interpret)
         return here
 
     def residuals(self, chunk: Any, state: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -387,8 +343,17 @@ class _Walk:
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         store_transposed(y, self.memory.out, self.interpret)
         plgpu.commit_smem()
-        place = out.at[self.batch, self.rows(chunk), self.head, self.columns]
-        plgpu.copy_smem_to_gmem(self.memory.out.at[0], place)
+
+        def send() -> None:
+            send_rows(self.memory.out, out.at[self.batch, self.rows(chunk), self.head, self.columns])
+
+        if self.given.kept is None or self.interpret:
+            send()
+            return
+        here = jnp.where(chunk == 0, self.before, 0)
+        pl.when(here == 0)(send)
+        tokens = out.at[self.batch, :, self.head, self.columns]
+        pl.when(here > 0)(lambda: take_rows(self.memory.out, tokens, here))
 
 
 def _bound(dtype: Any) -> np.float32:
