@@ -255,23 +255,27 @@ class _Walk:
         """Replaces rows of a chunk after the sequence's end by zeros."""
         clear_rows(self.before + self.count - chunk * ROWS, *refs, interpret=self.interpret)
 
-    def enter(self, chunk: Any, keys: Any, values: Any) -> Any:
-        """Waits for a chunk and puts kept rows into it, residuals among the values; returns how many there are."""
+    def enter(self, chunk: Any, keys: Any, values: Any, inside: bool) -> Any:
+        """Waits for a chunk and puts kept rows into it, residuals among the values.
+
+        Returns:
+            How many rows are kept, or None where none can be.
+        """
         plgpu.barrier_wait(self.memory.full.at[lax.rem(chunk, self.stages)])
         self.clear_rows(chunk, keys, values)
-        if (kept := self.given.kept) is None:
+        if (kept := self.given.kept) is None or inside:
             return None
         here = jnp.where(chunk == 0, self.before, 0)
         of_keys, of_head = kept.key.at[self.batch, self.key_head], kept.residual.at[self.slot, self.head]
         put_rows(here, (of_keys, keys), (of_head.at[:, self.columns], values), interpret=self.interpret)
         return here
 
-    def residuals(self, chunk: Any, state: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def residuals(self, chunk: Any, state: jax.Array, inside: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Passes the state on; returns the residuals of a chunk (64, 64), and what ages its rows and the state."""
         m, interpret, math = self.memory, self.interpret, self.math
         slot, dtype = lax.rem(chunk, self.stages), m.key.dtype
         keys, values = m.key.at[slot], m.value.at[slot]
-        here = self.enter(chunk, keys, values)
+        here = self.enter(chunk, keys, values, inside)
         narrow = state.astype(dtype)
         told = start(None, narrow, (keys,), interpret=interpret)
         self.pass_on(chunk, narrow, m.state, m.state_free, m.state_full)
@@ -285,10 +289,13 @@ class _Walk:
         r = jnp.where(jnp.abs(r) < _bound(dtype), r, jnp.nan).astype(dtype)
         return (r if here is None else keep_rows(here, stored, r, interpret)), later, whole
 
-    def move(self, chunk: Any, state: jax.Array) -> jax.Array:
-        """Passes the state and the residuals of a chunk on; returns the state (64, D) after it."""
+    def move(self, chunk: Any, state: jax.Array, inside: bool = True) -> jax.Array:
+        """Passes the state and the residuals of a chunk on; returns the state (64, D) after it.
+
+        Only a chunk that is not `inside` may begin with kept rows: the branch for them costs the others time.
+        """
         m, interpret, math, slot = self.memory, self.interpret, self.math, lax.rem(chunk, self.stages)
-        keys, (r, later, whole) = m.key.at[slot], self.residuals(chunk, state)
+        keys, (r, later, whole) = m.key.at[slot], self.residuals(chunk, state, inside)
         u = start(None, r, (m.inverse.at[slot],), right_along=False, interpret=interpret)
         self.pass_on(chunk, r, m.residual, m.residual_free, m.residual_full)
         state = math.product(state, whole)
@@ -302,7 +309,7 @@ class _Walk:
     def stay(self, chunk: Any, state: jax.Array, place: Any, flags: Any) -> None:
         """Passes the state and the residuals of the last chunk on, and keeps both, unless a number is nan."""
         m, x, interpret = self.memory, self.given, self.interpret
-        r, *_ = self.residuals(chunk, state)
+        r, *_ = self.residuals(chunk, state, inside=False)
         self.pass_on(chunk, r, m.residual, m.residual_free, m.residual_full)
         plgpu.barrier_arrive(m.free.at[lax.rem(chunk, self.stages)])
         flag_nan((state, r.astype(jnp.float32)), flags, place, interpret)
@@ -429,7 +436,8 @@ def scan(
 
         def continue_sequence(state: jax.Array) -> None:
             last = walk.whole - 1
-            state = lax.fori_loop(0, last, walk.move, state)
+            state = lax.fori_loop(0, jnp.minimum(last, 1), partial(walk.move, inside=False), state)
+            state = lax.fori_loop(1, last, walk.move, state)
             pl.when(last >= 0)(lambda: walk.stay(last, state, flag, flags))
             pl.when(last < 0)(lambda: flag_nan((filled((ROWS, ROWS), 0),), flags, flag, emulated))
 

@@ -102,12 +102,10 @@ def parts_schedule(x: Sizes, features: frozenset[str]) -> Schedule:
 
     Example:
         >>> hopper, x = frozenset({"mma", "wgmma"}), Sizes("bfloat16", 128, 128, heads=32, tokens=2048)
-        >>> [parts_schedule(x._replace(tokens=tokens), hopper).mosaic for tokens in (9, 2048)]
-        [False, True]
+        >>> [parts_schedule(x._replace(dtype=dtype), hopper).mosaic for dtype in ("bfloat16", "float16")]
+        [True, False]
     """
-    if "wgmma" in features and x[:3] == _MEASURED and x.tokens >= _HOPPER.columns:
-        return _HOPPER
-    return _NARROW
+    return _HOPPER if "wgmma" in features and x[:3] == _MEASURED else _NARROW
 
 
 def decode_schedule(value_size: int, *, heads: int) -> Schedule:
