@@ -22,7 +22,7 @@ class Schedule:
         pieces: With few tokens, how many times `columns` a program computes, one after another.
         rows_warps: With few tokens, warps of a kernel of its own for what does not need the state; 0 for a single
             kernel.
-        mosaic: Whether the walk over chunks is the kernel for Hopper, which takes 64 columns.
+        mosaic: Whether the kernels are those for Hopper, which take 64 columns.
     """
 
     columns: int
@@ -37,8 +37,7 @@ class Schedule:
 _NARROW: Final = Schedule(32, 4, 2)
 _WIDE: Final = Schedule(64, 4, 2)
 _HOPPER: Final = Schedule(64, 4, 3, mosaic=True)
-_MEASURED: Final = ("bfloat16", 128, 128)  # dtype, D and V with which the kernel for Hopper has run
-_TILE: Final = 8  # TMA reads tiles of 8 tokens
+_MEASURED: Final = ("bfloat16", 128, 128)  # dtype, D and V with which the kernels for Hopper have run
 _FULL: Final = 128
 """Programs that use a whole GPU."""
 _APART: Final = 512
@@ -78,14 +77,14 @@ def chunks_schedule(x: Sizes, features: frozenset[str]) -> Schedule:
 
     Example:
         >>> hopper, x = frozenset({"mma", "wgmma"}), Sizes("bfloat16", 128, 128, heads=32, tokens=8192)
-        >>> [chunks_schedule(x._replace(tokens=tokens), hopper).mosaic for tokens in (100, 8192)]
+        >>> [chunks_schedule(x._replace(tokens=tokens), hopper).mosaic for tokens in (40, 8192)]
         [False, True]
         >>> chunks_schedule(x, frozenset({"mma"})).columns
         32
     """
     if "wgmma" not in features:
         return _NARROW
-    if x[:3] == _MEASURED and x.tokens % _TILE == 0 and x.tokens >= _HOPPER.columns:
+    if x[:3] == _MEASURED and x.tokens >= _HOPPER.columns:
         return _HOPPER
     return _WIDE if x.heads * (x.value_size // _WIDE.columns) >= _FULL else _NARROW
 
