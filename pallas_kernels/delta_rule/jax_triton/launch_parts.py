@@ -35,6 +35,16 @@ class Part(NamedTuple):
         return form_of(self.key, self.value)
 
     @property
+    def read(self) -> Arrays:
+        """What the walks read of the tokens."""
+        return self.query, self.key, self.value
+
+    @property
+    def places(self) -> Arrays:
+        """Where the tokens are."""
+        return self.edge, self.start, self.lengths
+
+    @property
     def chunks(self) -> int:
         """Chunks that the tokens may be in."""
         return 1 + -(-self.value.shape[1] // self.decay.shape[2])
@@ -49,25 +59,23 @@ def by_triton(x: Part, scale: float, plan: Schedule, target: Target) -> Arrays:
     )
 
     b, tokens, h, v = x.value.shape
+    sizes = tokens, x.chunks
     common: dict[str, Any] = {"target": target, "fuses": False}
     *rows, new_key, new_inverse, new_decay, new_edge = launch(
-        extend_chunk_kernel,
-        x.query, x.key, x.g, x.beta, x.kept_key, x.inverse, x.decay, x.edge, x.start, x.lengths, tokens, x.chunks,
+        extend_chunk_kernel, *(x.query, x.key, x.g, x.beta), *(x.kept_key, x.inverse, x.decay), *x.places, *sizes,
         out=[*scratch_of_chunks(x.value, x.chunks, x.decay.shape[2]), *like(x.kept_key, x.inverse, x.decay, x.edge)],
         grid=(b * h, x.chunks), warps=plan.chunk_warps, stages=1, constants={"form": x.form}, **common,
     )  # fmt: skip
     grid = (b * h * (v // plan.columns),)
     y, state, residual, flags = launch(
-        extend_scan_kernel,
-        x.query, x.key, x.value, *rows, x.kept_key, x.state, x.residual, x.edge, x.start, x.lengths, tokens, x.chunks,
+        extend_scan_kernel, *x.read, *rows, x.kept_key, x.state, x.residual, *x.places, *sizes,
         out=[*like(x.value, x.state, x.residual), jax.ShapeDtypeStruct(grid, jnp.int32)], aliases={8: 1, 9: 2},
         grid=grid, warps=plan.warps, stages=plan.stages,
         constants={"SCALE": scale, "COLUMNS": plan.columns, "form": x.form}, **common,
     )  # fmt: skip
     y, state, residual = launch(
-        careful_extend_scan_kernel,
-        x.query, x.key, x.value, *rows, x.kept_key, x.edge, x.start, x.lengths, flags, y, state, residual, tokens,
-        x.chunks, out=like(x.value, x.state, x.residual), aliases={12: 0, 13: 1, 14: 2},
+        careful_extend_scan_kernel, *x.read, *rows, x.kept_key, *x.places, flags, y, state, residual, *sizes,
+        out=like(x.value, x.state, x.residual), aliases={12: 0, 13: 1, 14: 2},
         **careful(plan, flags.shape[0], {"SCALE": scale, "form": x.form}), **common,
     )  # fmt: skip
     return y, state, new_key, residual, new_inverse, new_decay, new_edge
@@ -94,9 +102,8 @@ def finished(
     slots = x.lengths if x.slots is None else x.slots  # not read without slots
     constants = {"SCALE": scale, "SLOTS": x.slots is not None, "form": x.form}
     y, state, residual, key, inverse, decay, edge = launch(
-        finish_parts_kernel,
-        x.query, x.key, x.value, *rows, *keys, x.edge, x.start, x.lengths, slots, flags, y, *kept, x.value.shape[1],
-        x.chunks, out=like(x.value, *kept, x.edge), aliases={14 + i: i for i in range(6)}, target=target, fuses=False,
+        finish_parts_kernel, *x.read, *rows, *keys, *x.places, slots, flags, y, *kept, x.value.shape[1], x.chunks,
+        out=like(x.value, *kept, x.edge), aliases={14 + i: i for i in range(6)}, target=target, fuses=False,
         **careful(plan, flags.shape[0], constants),
     )  # fmt: skip
     return y, state, key, residual, inverse, decay, edge
