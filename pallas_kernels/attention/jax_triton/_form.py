@@ -1,6 +1,6 @@
 """What is fixed about a launch: everything that the machine code of a kernel depends on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -104,6 +104,47 @@ class Form:
     def hides(self) -> bool:
         """Whether some keys within the mask bounds of a query may be hidden from it."""
         return self.mask is not None
+
+
+@dataclass(frozen=True)
+class Loop:
+    """What is fixed about how a program goes through blocks of keys or of rows.
+
+    Attributes:
+        rows: Rows of the program; keys, if it goes through rows.
+        stages: Blocks that are read ahead.
+        splits: Whether the blocks may be of several splits of the keys.
+        by_splits: Whether each split has a loop of its own, if they are. In one loop over all blocks, where a branch
+            merges two splits, what the rows know of the splits before takes registers in all steps; but blocks of the
+            next split are read ahead.
+        together: Whether a block's values are awaited with its keys, before the scores.
+        scored: Whether the scores are known.
+        careful: Whether a number that is not finite makes only those sums nan that it belongs to. Otherwise all are
+            taken to be finite.
+    """
+
+    rows: int
+    stages: int
+    splits: bool = False
+    by_splits: bool = False
+    together: bool = False
+    scored: bool = False
+    careful: bool = False
+
+    @property
+    def with_care(self) -> "Loop":
+        """The same once more, after a sum was not finite."""
+        return replace(self, stages=1, together=False, careful=True)
+
+    @property
+    def of_scores(self) -> "Loop":
+        """The same with scores that are known."""
+        return replace(self, scored=True)
+
+    @property
+    def of_split(self) -> "Loop":
+        """The same for blocks of a single split."""
+        return replace(self, splits=False)
 
 
 def form_of(call: AttentionCall, contract: MmaAttentionContract) -> Form:
