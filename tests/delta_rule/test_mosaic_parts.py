@@ -128,6 +128,21 @@ def test_what_has_nan_is_flagged_and_left() -> None:
     assert after.state[0, 0].any()
 
 
+@pytest.mark.tier("full")
+@pytest.mark.parametrize("start", [3000, 0])
+def test_sequences_without_tokens_may_be_anywhere(start: int) -> None:
+    """Such as those whose position is out of range: their outputs are zeros, and nothing else is written or read."""
+    x, value = tokens("bfloat16", SIZES[:3], TOKENS, [TOKENS, TOKENS]), values(2)
+    before = empty(2)._replace(edge=jnp.asarray([0, 64], jnp.int32))
+    y, flags, after = part(x, value, [0, start], [40, 0], before)
+    assert np.asarray(y, np.float64)[0, :40].any()
+    assert not np.asarray(y, np.float64)[1].any()
+    assert not np.asarray(flags).any()
+    for name in ("state", "residual"):
+        ours, theirs = (np.asarray(getattr(s, name)[1], np.float64) for s in (after, before))
+        np.testing.assert_array_equal(ours, theirs)
+
+
 @pytest.mark.parametrize(("dtype", "in_slots"), [("bfloat16", False), ("float16", True)])
 def test_programs_for_a_gpu(dtype: str, in_slots: bool) -> None:
     """State and residuals are changed in place."""

@@ -22,6 +22,22 @@ _SHARES: Final = 2  # threads of a row
 _NUMBER: Final = plgpu.Layout.WG_SPLAT(())
 
 
+def rows_before(kept: Any, batch: Any, count: Any) -> Any:
+    """Returns how many rows of a chunk come before the first token of a sequence: 0 for whole sequences.
+
+    A sequence without tokens may be anywhere; it has none. No window of a chunk after the first may begin before the
+    tokens, whatever the positions are.
+
+    Args:
+        kept: What is kept of sequences, with `edge` and `start`; None for whole sequences.
+        batch: Index of the sequence.
+        count: Its tokens.
+    """
+    if kept is None:
+        return 0
+    return jnp.where(count > 0, jnp.clip(kept.start[batch] - kept.edge[batch], 0, ROWS), 0)
+
+
 def fetch_rows(source: Any, target: Any, barrier: Any) -> None:
     """Starts to read rows (64, columns) of GPU memory, which may begin anywhere, into (pieces, 64, 64)."""
     for piece in range(target.shape[0]):

@@ -22,6 +22,7 @@ from pallas_kernels.delta_rule.hopper.plain_rows import (
     clear_rows,
     fetch_rows,
     put_rows,
+    rows_before,
     send_rows,
     with_front,
 )
@@ -168,8 +169,9 @@ def rows(x: Tokens, *, interpret: Any = False) -> list[jax.Array]:
         batch, of_chunk = lax.axis_index("sequence"), lax.axis_index("slice")
         chunk, head = lax.div(of_chunk, h), lax.rem(of_chunk, h)
         key_head, first_of_group = lax.div(head, h // key_heads), lax.rem(head, h // key_heads) == 0
-        before = 0 if x.kept is None else x.kept.start[batch] - x.kept.edge[batch]
-        count, left = x.lengths[batch], before + x.lengths[batch] - chunk * ROWS
+        count = x.lengths[batch]
+        before = rows_before(x.kept, batch, count)
+        left = before + count - chunk * ROWS
         here: Any = None if x.kept is None else jnp.where(chunk == 0, before, 0)
 
         @pl.when((left > 0) & (count > 0))

@@ -23,6 +23,7 @@ from pallas_kernels.delta_rule.hopper.plain_rows import (
     clear_rows,
     fetch_rows,
     put_rows,
+    rows_before,
     send_rows,
     take_rows,
     with_front,
@@ -410,10 +411,10 @@ def scan(
         *of_states, flags, memory = rest
         batch, of_head = lax.axis_index("sequence"), lax.axis_index("slice")
         head, part = lax.div(of_head, slices), lax.rem(of_head, slices)
-        before = given.kept.start[batch] - given.kept.edge[batch] if continued else 0
+        count = given.lengths[batch]
         walk = _Walk(
-            given, memory, batch, head, lax.div(head, group), part * ROWS, given.lengths[batch], before,
-            front=front, stages=stages, scale=scale, interpret=emulated,
+            given, memory, batch, head, lax.div(head, group), part * ROWS, count,
+            before=rows_before(given.kept, batch, count), front=front, stages=stages, scale=scale, interpret=emulated,
         )  # fmt: skip
         columns, warpgroup, flag = walk.columns, lax.axis_index("warpgroup"), batch * (h * slices) + of_head
 

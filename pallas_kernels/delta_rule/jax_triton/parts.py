@@ -25,7 +25,7 @@ def finish_parts_kernel(
     pair = tl.program_id(0) // SLICES
     batch, head = pair // form.value_heads, pair % form.value_heads
     count, at_edge = tl.load(lengths + batch), tl.load(edge + batch)
-    before, slot = tl.load(start + batch) - at_edge, batch.to(tl.int64)
+    before, slot = tl.minimum(tl.maximum(tl.load(start + batch) - at_edge, 0), _C), batch.to(tl.int64)
     if SLOTS:
         slot = tl.load(slots + batch).to(tl.int64)
     last = tl.where(count > 0, (before + count - 1) // _C, 0)
