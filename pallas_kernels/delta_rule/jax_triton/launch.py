@@ -96,6 +96,11 @@ class Whole(NamedTuple):
         return form_of(self.key, self.value)
 
     @property
+    def read(self) -> Arrays:
+        """What the walks read of the tokens."""
+        return self.query, self.key, self.value
+
+    @property
     def chunks(self) -> int:
         """Chunks of the longest sequence that there can be."""
         return -(-self.value.shape[1] // _CHUNK)
@@ -131,7 +136,7 @@ def scan(
     b, tokens, h, v = x.value.shape
     grid = (b * h * (v // plan.columns),)
     return launch(
-        scan_kernel, x.query, x.key, x.value, *rows, x.state, x.lengths, tokens, x.chunks,
+        scan_kernel, *x.read, *rows, x.state, x.lengths, tokens, x.chunks,
         out=[*x.results(keep_edges), jax.ShapeDtypeStruct(grid, jnp.int32)], grid=grid, warps=plan.warps,
         stages=plan.stages, constants={"SCALE": scale, "EDGES": keep_edges, "COLUMNS": plan.columns, "form": x.form},
         fuses=False, target=target,
@@ -157,10 +162,10 @@ def repaired(
     """
     from pallas_kernels.delta_rule.jax_triton.kernels import careful_scan_kernel
 
-    y, last, edges, flags = found
+    *results, flags = found
     constants = {"SCALE": scale, "EDGES": keep_edges, "form": x.form}
     return launch(
-        careful_scan_kernel, x.query, x.key, x.value, *rows, x.state, x.lengths, flags, y, last, edges,
+        careful_scan_kernel, *x.read, *rows, x.state, x.lengths, flags, *results,
         x.value.shape[1], x.chunks, out=x.results(keep_edges), aliases={10: 0, 11: 1, 12: 2}, fuses=False,
         target=target, **careful(plan, flags.shape[0], constants),
     )  # fmt: skip
@@ -185,11 +190,12 @@ def few_rows(
     plan = schedule or decode_schedule(v, heads=b * h)
     common: dict[str, Any] = {"stages": 1, "fuses": False, "target": target}
     columns = {"N": count, "SCALE": scale, "COLUMNS": plan.columns, "SLOTS": slots is not None, "form": form}
-    where = lengths if slots is None else slots  # not read without slots
+    places = (edge, start, lengths, lengths if slots is None else slots)  # the last one is not read without slots
+    of_rows, kept = (kept_key, inverse, decay), (state, residual, kept_key, inverse, decay)
     if plan.rows_warps == 0:
         y, new_state, new_residual, new_key, new_inverse, new_decay, new_edge = launch(
-            decode_kernel, *tokens, state, residual, kept_key, inverse, decay, edge, start, lengths, where,
-            out=like(value, state, residual, kept_key, inverse, decay, edge), aliases={5: 1, 6: 2, 7: 3, 8: 4, 9: 5},
+            decode_kernel, *tokens, *kept, *places,
+            out=like(value, *kept, edge), aliases={5 + i: 1 + i for i in range(5)},
             grid=(b * h * (v // (plan.columns * plan.pieces)),), warps=plan.warps,
             constants=columns | {"PIECES": plan.pieces}, **common,
         )  # fmt: skip
@@ -198,12 +204,12 @@ def few_rows(
     scratch += [jax.ShapeDtypeStruct((b, h, count, 2), jnp.float32)]
     scratch += [jax.ShapeDtypeStruct((b * (h + form.key_heads),), jnp.int32)]
     new_key, new_inverse, new_decay, new_edge, weights, factors, turns = launch(
-        rows_kernel, query, key, g, beta, kept_key, inverse, decay, edge, start, lengths, where, b,
-        out=[*like(kept_key, inverse, decay, edge), *scratch], aliases={4: 0, 5: 1, 6: 2}, grid=(b * h,),
+        rows_kernel, query, key, g, beta, *of_rows, *places, b,
+        out=[*like(*of_rows, edge), *scratch], aliases={4: 0, 5: 1, 6: 2}, grid=(b * h,),
         warps=plan.rows_warps, constants={"N": count, "SLOTS": slots is not None, "form": form}, **common,
     )  # fmt: skip
     y, new_state, new_residual = launch(
-        columns_kernel, query, key, value, edge, start, lengths, where, weights, factors, state, residual,
+        columns_kernel, query, key, value, *places, weights, factors, state, residual,
         out=like(value, state, residual), aliases={9: 1, 10: 2}, grid=(b * h * (v // plan.columns),),
         warps=plan.warps, constants=columns, **common,
     )  # fmt: skip
@@ -211,7 +217,7 @@ def few_rows(
     turned = {"COLUMNS": EDGES.columns, "LANES": lanes, "MOST": 1 << (-(-b // lanes) - 1).bit_length()}
     kept = (new_state, new_residual, new_key, new_inverse, new_decay)
     y, new_state, new_residual, new_key, new_inverse, new_decay, _ = launch(
-        edges_kernel, *tokens, edge, start, lengths, where, y, *kept, turns, b,
+        edges_kernel, *tokens, *places, y, *kept, turns, b,
         out=like(value, *kept, turns), aliases={9 + i: i for i in range(7)},
         grid=(lanes * h * (v // EDGES.columns),), warps=EDGES.warps,
         constants=columns | turned, **common,
