@@ -10,7 +10,8 @@ are computed, and for operands of wgmma that threads store, Triton 3.6 was seen 
 
 Arrays, beside those of `kernels`: after (B, H, N, D, V), cotangents of the states after the chunks, rounded; rest and
 left (B, H, N, 64, V), dR and E(G_n - G) U, rounded; wide and aged (B, H, N, 64, 64), beta D dA and D dB, rounded;
-within, across and leaving (B, H, N, 64) float32, what G gets; held (B, H, N) float32.
+lines of float32, (B, H, N, 4, 64) of the inner kernel, two parts of the gradients of beta and two of those of G, and
+(B, H, N, 2, 64) of the outer one, what G gets and how much of it is that of s_t; held (B, H, N) float32.
 """
 
 import triton
@@ -37,48 +38,52 @@ def walk_kernel(
     count = tl.load(lengths + batch)
     row, wide = tl.arange(0, 64), tl.arange(0, form.key_size)
     column = (tl.program_id(0) % SLICES) * COLUMNS + tl.arange(0, COLUMNS)
-    size: tl.constexpr = form.key_size * form.value_size
-    matrix = wide[None, :] * form.value_size + column[:, None]
-    base = (batch * tokens * form.key_heads + head // form.group) * form.key_size
-    values = (batch * tokens * form.value_heads + head) * form.value_size
-    place = row[:, None] * _C + row[None, :]
-    of_rest = row[None, :] * form.value_size + column[:, None]
+    D: tl.constexpr = form.key_size
+    V: tl.constexpr = form.value_size
+    KEYS: tl.constexpr = form.key_heads * D
+    VALUES: tl.constexpr = form.value_heads * V
+    matrix = wide[None, :] * V + column[:, None]
+    of_key = (batch * tokens * form.key_heads + head // form.group) * D
+    of_value = (batch * tokens * form.value_heads + head) * V
+    q, k, cotangent, dv = q + of_key, k + of_key, cotangent + of_value, dv + of_value
+    of_pair = pair * chunks
+    inverse, weights = inverse + of_pair * (_C * _C), weights + of_pair * (_C * _C)
+    logs, betas = logs + of_pair * _C, betas + of_pair * _C
+    after, rest = after + of_pair * (D * V), rest + of_pair * (_C * V)
+    square, of_rest = row[:, None] * _C + row[None, :], row[None, :] * V + column[:, None]
     whole = (count + _C - 1) // _C
-    s = tl.load(state_cotangent + pair * size + matrix)
+    s = tl.load(state_cotangent + pair * (D * V) + matrix)
+    of_column = row[None, :] * VALUES + column[:, None]
     for i in range(whole):
         chunk = whole - 1 - i
         at = chunk * _C + row
-        there, line = at < count, (pair * chunks + chunk) * _C
-        of_key = base + at[:, None] * (form.key_heads * form.key_size) + wide[None, :]
-        keys = tl.load(k + of_key, mask=there[:, None], other=0.0)
-        queries = tl.load(q + of_key, mask=there[:, None], other=0.0)
-        of_value = values + at[None, :] * (form.value_heads * form.value_size) + column[:, None]
-        e = tl.load(cotangent + of_value, mask=there[None, :], other=0.0)
-        g, factor = tl.load(logs + line + row), tl.load(betas + line + row)
-        newest = tl.load(logs + line + _C - 1)
-        t, p = tl.load(inverse + line * _C + place), tl.load(weights + line * _C + place)
+        there, place = at < count, chunk.to(tl.int64)
+        of_keys, of_values = place * (_C * KEYS), place * (_C * VALUES)
+        keys = tl.load(k + of_keys + row[:, None] * KEYS + wide[None, :], mask=there[:, None], other=0.0)
+        queries = tl.load(q + of_keys + row[:, None] * KEYS + wide[None, :], mask=there[:, None], other=0.0)
+        e = tl.load(cotangent + of_values + of_column, mask=there[None, :], other=0.0)
+        g, factor = tl.load(logs + at), tl.load(betas + at)
+        newest = tl.load(logs + chunk * _C + _C - 1)
+        t = tl.load(inverse + place * (_C * _C) + square)
+        p = tl.load(weights + place * (_C * _C) + square)
         narrow = s.to(DTYPE)
-        tl.store(after + (pair * chunks + chunk) * size + matrix, narrow)
+        tl.store(after + place * (D * V) + matrix, narrow)
         grown = power_of_two(g)
         later = (tl.dot(narrow, tl.trans(keys)) * power_of_two(newest - g)[None, :]).to(DTYPE)
         dr = tl.dot(later, tl.trans(t), tl.dot(e, tl.trans(p)) * SCALE)
-        tl.store(dv + of_value, (factor[None, :] * dr).to(DTYPE), mask=there[None, :])
+        tl.store(dv + of_values + of_column, (factor[None, :] * dr).to(DTYPE), mask=there[None, :])
         r = dr.to(DTYPE)
-        tl.store(rest + line * form.value_size + of_rest, r)
+        tl.store(rest + place * (_C * V) + of_rest, r)
         gone, taken = _to_state(e, r, grown[None, :], factor[None, :], SCALE)
         s = tl.dot(gone, queries, s * power_of_two(newest))
         s = tl.dot(taken, keys, s)
-    tl.store(first + pair * size + matrix, s)
-    for chunk in range(whole, chunks):
+    tl.store(first + pair * (D * V) + matrix, s)
+    for i in range(chunks - count // _C):
+        chunk = count // _C + i
         at = chunk * _C + row
-        of_value = values + at[None, :] * (form.value_heads * form.value_size) + column[:, None]
-        tl.store(dv + of_value, tl.zeros([COLUMNS, 64], DTYPE), mask=(at < tokens)[None, :])
-    if count > 0:
-        # Rows after the end of a sequence in its last chunk.
-        at = (whole - 1) * _C + row
-        of_value = values + at[None, :] * (form.value_heads * form.value_size) + column[:, None]
         nothing = tl.zeros([COLUMNS, 64], DTYPE)
-        tl.store(dv + of_value, nothing, mask=((at >= count) & (at < tokens))[None, :])
+        after_end = ((at >= count) & (at < tokens))[None, :]
+        tl.store(dv + chunk.to(tl.int64) * (_C * VALUES) + of_column, nothing, mask=after_end)
 
 
 @triton.jit
@@ -90,146 +95,154 @@ def _to_state(e, r, grown, factor, SCALE: tl.constexpr):
 
 @triton.jit
 def inner_kernel(
-    q, k, v, cotangent, inverse, logs, betas, edges, rest, lengths, tokens, chunks, left, wide, aged, within, dbeta,
-    SCALE: tl.constexpr, form: tl.constexpr,
+    q, k, v, cotangent, inverse, logs, betas, edges, rest, lengths, tokens, chunks, left, wide, aged, lines,
+    SCALE: tl.constexpr, COLUMNS: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
-    """Computes what the rows of a chunk of a value head have between them, and the gradients of beta."""
+    """Computes what the rows of a chunk of a value head have between them."""
     DTYPE: tl.constexpr = k.dtype.element_ty
+    V: tl.constexpr = form.value_size
+    D: tl.constexpr = form.key_size
+    KEYS: tl.constexpr = form.key_heads * D
+    VALUES: tl.constexpr = form.value_heads * V
     pair, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     batch, head = pair // form.value_heads, pair % form.value_heads
-    count, row = tl.load(lengths + batch), tl.arange(0, 32)
-    of_beta = batch * tokens * form.value_heads + head
-    if chunk * _C >= count:
+    count = tl.load(lengths + batch) - chunk * _C
+    if count > 0:
+        row, half, of_width = tl.arange(0, 64), tl.arange(0, 32), tl.arange(0, D)
+        token, place = batch * tokens + chunk * _C, pair * chunks + chunk
+        line, of_rows, there = place * _C, place * (_C * V), row < count
+        of_key, of_value = (token * form.key_heads + head // form.group) * D, (token * form.value_heads + head) * V
+        q, k, v, cotangent = q + of_key, k + of_key, v + of_value, cotangent + of_value
+        rest, left = rest + of_rows, left + of_rows
+        wide, aged, inverse = wide + line * _C, aged + line * _C, inverse + line * _C
+        logs, betas, lines = logs + line, betas + line, lines + line * 4
+        state = edges + ((batch * chunks + chunk) * form.value_heads + head) * (D * V)
+        keys = tl.load(k + row[:, None] * KEYS + of_width[None, :], mask=there[:, None], other=0.0)
+        t = tl.load(inverse + row[:, None] * _C + row[None, :])
+        g, factor, newest = tl.load(logs + row), tl.load(betas + row), tl.load(logs + _C - 1)
+        grown, later = power_of_two(g)[None, :], power_of_two(newest - g)[None, :]
+        upper_da, lower_da = tl.zeros([32, 64], tl.float32), tl.zeros([32, 64], tl.float32)
+        upper_db, lower_db = tl.zeros([32, 64], tl.float32), tl.zeros([32, 64], tl.float32)
+        of_fresh = tl.zeros([1, 64], tl.float32)
+        for first in range(0, V, COLUMNS):
+            column = first + tl.arange(0, COLUMNS)
+            s = tl.load(state + of_width[None, :] * V + column[:, None]).to(DTYPE)
+            value = tl.load(v + row[None, :] * VALUES + column[:, None], mask=there[None, :], other=0.0)
+            dr = tl.load(rest + row[None, :] * V + column[:, None]).to(tl.float32)
+            told = tl.dot(s, tl.trans(keys))
+            r = residual_of(factor[None, :], grown, told, value)
+            u = tl.dot(r, t)
+            tl.store(left + row[None, :] * V + column[:, None], (u * later).to(DTYPE))
+            narrow = u.to(DTYPE)
+            of_fresh += _sums_over_rows(dr * fused(-grown, told, value.to(tl.float32)), COLUMNS, 64)
+            upper_dr, upper_e = _rows_of_half(rest, cotangent, count, column, 0, V, VALUES)
+            lower_dr, lower_e = _rows_of_half(rest, cotangent, count, column, 1, V, VALUES)
+            upper_da, lower_da = tl.dot(upper_dr, narrow, upper_da), tl.dot(lower_dr, narrow, lower_da)
+            upper_db, lower_db = tl.dot(upper_e, narrow, upper_db), tl.dot(lower_e, narrow, lower_db)
+        columns = tl.zeros([1, 64], tl.float32)
         for b in tl.static_range(2):
-            at = chunk * _C + b * _HALF + row
-            tl.store(dbeta + of_beta + at * form.value_heads, tl.zeros([32], tl.float32), mask=at < tokens)
-    else:
-        wide_of, of = tl.arange(0, form.key_size), tl.arange(0, form.value_size)
-        line = (pair * chunks + chunk) * _C
-        base = (batch * tokens * form.key_heads + head // form.group) * form.key_size
-        size: tl.constexpr = form.key_size * form.value_size
-        state = edges + ((batch * chunks + chunk) * form.value_heads + head) * size
-        s = tl.load(state + wide_of[:, None] * form.value_size + of[None, :]).to(DTYPE)
-        newest = tl.load(logs + line + _C - 1)
-        ks, rs, us, gs, sums, columns = (), (), (), (), (), ()
-        for b in tl.static_range(2):
-            at = chunk * _C + b * _HALF + row
-            there, rows = at < count, line + row + b * _HALF
-            of_key = base + at[:, None] * (form.key_heads * form.key_size) + wide_of[None, :]
-            of_value = (of_beta + at[:, None] * form.value_heads) * form.value_size + of[None, :]
-            key = tl.load(k + of_key, mask=there[:, None], other=0.0)
-            query = tl.load(q + of_key, mask=there[:, None], other=0.0)
-            value = tl.load(v + of_value, mask=there[:, None], other=0.0)
-            e = tl.load(cotangent + of_value, mask=there[:, None], other=0.0)
-            dr = tl.load(rest + rows[:, None] * form.value_size + of[None, :])
-            g, factor = tl.load(logs + rows), tl.load(betas + rows)
-            told, grown = tl.dot(key, s), power_of_two(g)[:, None]
-            fresh = fused(-grown, told, value.to(tl.float32))
-            dbetas = half_sums(dr.to(tl.float32) * fresh, 32, form.value_size, 1)
-            ks, gs = ks + (key,), gs + (g,)
-            rs = rs + (residual_of(factor[:, None], grown, told, value),)
-            u = tl.zeros([32, form.value_size], tl.float32)
-            for j in tl.static_range(b + 1):
-                of_block = (line + row + j * _HALF)[None, :] * _C + (row + b * _HALF)[:, None]
-                u = tl.dot(tl.load(inverse + of_block), rs[j], u)
-            us = us + (u.to(DTYPE),)
-            fading = (u * power_of_two(newest - g)[:, None]).to(DTYPE)
-            tl.store(left + rows[:, None] * form.value_size + of[None, :], fading)
-            total = tl.zeros([32, 1], tl.float32)
-            for j in tl.static_range(b + 1):
-                earlier = row[:, None] + (b - j) * _HALF >= row[None, :]
-                strictly = row[:, None] + (b - j) * _HALF > row[None, :]
-                age = power_of_two(tl.where(earlier, g[:, None] - gs[j][None, :], 0.0))
-                near = tl.where(strictly, tl.dot(key, tl.trans(ks[j])) * age, 0.0)
-                far = tl.where(earlier, tl.dot(query, tl.trans(ks[j])) * age, 0.0)
-                da = tl.where(strictly, -tl.dot(dr, tl.trans(us[j])), 0.0)
-                db = tl.where(earlier, tl.dot(e, tl.trans(us[j])) * SCALE, 0.0)
-                of_block = rows[:, None] * _C + (row + j * _HALF)[None, :]
-                tl.store(wide + of_block, (factor[:, None] * da * age).to(DTYPE))
-                tl.store(aged + of_block, (db * age).to(DTYPE))
-                dbetas = dbetas + half_sums(da * near, 32, 32, 1)
-                both = da * (factor[:, None] * near) + db * far
-                total = total + half_sums(both, 32, 32, 1)
-                if j == b:
-                    columns = columns + (half_sums(tl.trans(both), 32, 32, 1),)
-                else:
-                    columns = (columns[0] + half_sums(tl.trans(both), 32, 32, 1),)
-            sums = sums + (total,)
-            dbetas = tl.where(there[:, None], dbetas, 0.0)
-            tl.store(dbeta + of_beta + at[:, None] * form.value_heads, dbetas, mask=(at < tokens)[:, None])
-        for b in tl.static_range(2):
-            tl.store(within + (line + row + b * _HALF)[:, None], sums[b] - columns[b])
+            at = half + b * _HALF
+            of_half = at[:, None] * KEYS + of_width[None, :]
+            key = tl.load(k + of_half, mask=(at < count)[:, None], other=0.0)
+            query = tl.load(q + of_half, mask=(at < count)[:, None], other=0.0)
+            gs, factors = tl.load(logs + at)[:, None], tl.load(betas + at)[:, None]
+            seen, strictly = at[:, None] >= row[None, :], at[:, None] > row[None, :]
+            age = power_of_two(tl.where(seen, gs - g[None, :], 0.0))
+            near = tl.where(strictly, tl.dot(key, tl.trans(keys)) * age, 0.0)
+            far = tl.where(seen, tl.dot(query, tl.trans(keys)) * age, 0.0)
+            if b == 0:
+                da, db = upper_da, upper_db
+            else:
+                da, db = lower_da, lower_db
+            da, db = tl.where(strictly, -da, 0.0), tl.where(seen, db * SCALE, 0.0)
+            of_block = at[:, None] * _C + row[None, :]
+            tl.store(wide + of_block, (factors * da * age).to(DTYPE))
+            tl.store(aged + of_block, (db * age).to(DTYPE))
+            both = da * (factors * near) + db * far
+            tl.store(lines + at[:, None], half_sums(da * near, 32, 64, 1))
+            tl.store(lines + 2 * _C + at[:, None], half_sums(both, 32, 64, 1))
+            columns += _sums_over_rows(both, 32, 64)
+        tl.store(lines + _C + row[None, :], of_fresh)
+        tl.store(lines + 3 * _C + row[None, :], columns)
+
+
+@triton.jit
+def _rows_of_half(rest, cotangent, count, column, PART: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr):
+    """Returns dR and the cotangents of the outputs, (32, COLUMNS) each, of half of the rows of a chunk."""
+    row = tl.arange(0, 32) + PART * _HALF
+    of_value = row[:, None] * VALUES + column[None, :]
+    dr = tl.load(rest + row[:, None] * V + column[None, :])
+    return dr, tl.load(cotangent + of_value, mask=(row < count)[:, None], other=0.0)
 
 
 @triton.jit
 def outer_kernel(
     q, k, cotangent, logs, betas, edges, after, rest, left, wide, aged, lengths, tokens, chunks,
-    dq, dk, across, leaving, held, SCALE: tl.constexpr, COLUMNS: tl.constexpr, form: tl.constexpr,
+    dq, dk, lines, held, SCALE: tl.constexpr, COLUMNS: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
     """Computes the gradients of queries and keys for half of the rows of a chunk, over the value heads in order."""
     DTYPE: tl.constexpr = k.dtype.element_ty
+    D: tl.constexpr = form.key_size
+    V: tl.constexpr = form.value_size
+    KEYS: tl.constexpr = form.key_heads * D
+    VALUES: tl.constexpr = form.value_heads * V
     part, owner, chunk = tl.program_id(0) % 2, (tl.program_id(0) // 2).to(tl.int64), tl.program_id(1)
     batch, key_head = owner // form.key_heads, owner % form.key_heads
-    count, half, row = tl.load(lengths + batch), tl.arange(0, 32), tl.arange(0, 64)
-    of_width, size = tl.arange(0, form.key_size), form.key_size * form.value_size
-    base = (batch * tokens * form.key_heads + key_head) * form.key_size
-    place = half + part * _HALF
-    at = chunk * _C + place
-    of_half = base + at[:, None] * (form.key_heads * form.key_size) + of_width[None, :]
-    total_q = tl.zeros([32, form.key_size], tl.float32)
-    total_k = tl.zeros([32, form.key_size], tl.float32)
-    if chunk * _C < count:
-        of_all = base + (chunk * _C + row)[:, None] * (form.key_heads * form.key_size) + of_width[None, :]
-        present = (chunk * _C + row < count)[:, None]
-        there = (at < count)[:, None]
+    count = tl.load(lengths + batch) - chunk * _C
+    row, of_width = tl.arange(0, 64), tl.arange(0, D)
+    at = tl.arange(0, 32) + part * _HALF
+    token = batch * tokens + chunk * _C
+    of_key = (token * form.key_heads + key_head) * D
+    of_half = at[:, None] * KEYS + of_width[None, :]
+    total_q, total_k = tl.zeros([32, D], tl.float32), tl.zeros([32, D], tl.float32)
+    if count > 0:
+        q, k = q + of_key, k + of_key
+        of_all = row[:, None] * KEYS + of_width[None, :]
+        present, there = (row < count)[:, None], (at < count)[:, None]
         for i in tl.range(form.group, num_stages=1):
             head = key_head * form.group + i
-            pair = batch * form.value_heads + head
-            line = (pair * chunks + chunk) * _C
-            g, factor = tl.load(logs + line + place)[:, None], tl.load(betas + line + place)[:, None]
+            place = (batch * form.value_heads + head) * chunks + chunk
+            line, of_rows = place * _C, place * (_C * V)
+            g, factor = tl.load(logs + line + at)[:, None], tl.load(betas + line + at)[:, None]
             grown = power_of_two(g)
-            states = edges + ((batch * chunks + chunk) * form.value_heads + head) * size
-            cotangents = after + (pair * chunks + chunk) * size
-            of_value = ((batch * tokens + at[:, None]) * form.value_heads + head) * form.value_size
-            of_row = (line + place)[:, None] * form.value_size
-            from_q = tl.zeros([32, form.key_size], tl.float32)
-            from_k = tl.zeros([32, form.key_size], tl.float32)
-            onward = tl.zeros([32, form.key_size], tl.float32)
+            states = edges + ((batch * chunks + chunk) * form.value_heads + head) * (D * V)
+            cotangents, given = after + place * (D * V), cotangent + (token * form.value_heads + head) * V
+            from_q, from_k = tl.zeros([32, D], tl.float32), tl.zeros([32, D], tl.float32)
+            onward = tl.zeros([32, D], tl.float32)
             both = tl.zeros([1, COLUMNS], tl.float32)
-            for first in range(0, form.value_size, COLUMNS):
+            for first in range(0, V, COLUMNS):
                 column = first + tl.arange(0, COLUMNS)[None, :]
-                matrix = of_width[:, None] * form.value_size + column
-                state, x = tl.load(states + matrix), tl.load(cotangents + matrix)
-                e = tl.load(cotangent + of_value + column, mask=there, other=0.0)
-                r, u = tl.load(rest + of_row + column), tl.load(left + of_row + column)
+                state = tl.load(states + of_width[:, None] * V + column)
+                x = tl.load(cotangents + of_width[:, None] * V + column)
+                e = tl.load(given + at[:, None] * VALUES + column, mask=there, other=0.0)
+                r, u = tl.load(rest + of_rows + at[:, None] * V + column), tl.load(left + of_rows + at[:, None] * V + column)
                 gone, taken = _to_state(e, r, grown, factor, SCALE)
                 narrow = tl.trans(state.to(DTYPE))
                 from_q = tl.dot(gone, narrow, from_q)
                 from_k = tl.dot(taken, narrow, from_k)
                 onward = tl.dot(u, tl.trans(x), onward)
                 if part == 0:
-                    both += _sums_over_rows(state * x.to(tl.float32), form.key_size, COLUMNS)
+                    both += _sums_over_rows(state * x.to(tl.float32), D, COLUMNS)
             if part == 0:
-                tl.store(held + pair * chunks + chunk + tl.zeros([1, 1], tl.int32), half_sums(both, 1, COLUMNS, 1))
-            query = tl.load(q + of_half, mask=there, other=0.0)
-            key = tl.load(k + of_half, mask=there, other=0.0)
-            fading = half_sums(key * onward, 32, form.key_size, 1)
-            change = half_sums(query * from_q, 32, form.key_size, 1)
-            change = change + half_sums(key * from_k, 32, form.key_size, 1) - fading
-            tl.store(leaving + (line + place)[:, None], fading)
-            tl.store(across + (line + place)[:, None], change)
-            keys, queries = tl.load(k + of_all, mask=present, other=0.0), tl.load(q + of_all, mask=present, other=0.0)
-            over = (line + place)[:, None] * _C + row[None, :]
-            below = row[None, :] < (part + 1) * _HALF
-            total_q += tl.dot(tl.load(aged + over, mask=below, other=0.0), keys, from_q)
-            d = tl.dot(tl.load(wide + over, mask=below, other=0.0), keys, from_k + onward)
-            under = (line + row)[None, :] * _C + place[:, None]
-            above = row[None, :] >= part * _HALF
-            d = tl.dot(tl.load(wide + under, mask=above, other=0.0), keys, d)
-            total_k += tl.dot(tl.load(aged + under, mask=above, other=0.0), queries, d)
+                tl.store(held + place + tl.zeros([1, 1], tl.int32), half_sums(both, 1, COLUMNS, 1))
+            query, key = tl.load(q + of_half, mask=there, other=0.0), tl.load(k + of_half, mask=there, other=0.0)
+            fading = half_sums(key * onward, 32, D, 1)
+            change = half_sums(query * from_q, 32, D, 1) + half_sums(key * from_k, 32, D, 1)
+            tl.store(lines + line * 2 + at[:, None], change - fading)
+            tl.store(lines + line * 2 + _C + at[:, None], fading)
+            keys = tl.load(k + of_all, mask=present, other=0.0)
+            wides, ages = wide + line * _C, aged + line * _C
+            over, under = at[:, None] * _C + row[None, :], row[None, :] * _C + at[:, None]
+            below, above = row[None, :] < (part + 1) * _HALF, row[None, :] >= part * _HALF
+            total_q += tl.dot(tl.load(ages + over, mask=below, other=0.0), keys, from_q)
+            d = tl.dot(tl.load(wides + over, mask=below, other=0.0), keys, from_k + onward)
+            d = tl.dot(tl.load(wides + under, mask=above, other=0.0), keys, d)
+            queries = tl.load(q + of_all, mask=present, other=0.0)
+            total_k += tl.dot(tl.load(ages + under, mask=above, other=0.0), queries, d)
         total_q, total_k = tl.where(there, total_q, 0.0), tl.where(there, total_k, 0.0)
-    tl.store(dq + of_half, total_q.to(DTYPE), mask=(at < tokens)[:, None])
-    tl.store(dk + of_half, total_k.to(DTYPE), mask=(at < tokens)[:, None])
+    written = (chunk * _C + at < tokens)[:, None]
+    tl.store(dq + of_key + of_half, total_q.to(DTYPE), mask=written)
+    tl.store(dk + of_key + of_half, total_k.to(DTYPE), mask=written)
 
 
 @triton.jit
@@ -242,20 +255,27 @@ def _sums_over_rows(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def gates_kernel(g, logs, within, across, leaving, held, lengths, tokens, chunks, dg, form: tl.constexpr):
-    """Computes the gradients of the gates of a chunk: the sums of what G gets at a row and those after it."""
+def gates_kernel(g, logs, inner, outer, held, lengths, tokens, chunks, dg, dbeta, form: tl.constexpr):
+    """Computes the gradients of the gates and of beta in a chunk.
+
+    Those of gates are the sums of what G gets at a row and those after it.
+    """
     pair, chunk, row = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, 64)
     batch, head = pair // form.value_heads, pair % form.value_heads
     count, at = tl.load(lengths + batch), chunk * _C + row
-    place = ((batch * tokens + at) * form.value_heads + head)[:, None]
-    found = tl.zeros([64, 1], tl.float32)
+    place = (batch * tokens + at) * form.value_heads + head
+    found, found_beta = tl.zeros([64, 1], tl.float32), tl.zeros([64], tl.float32)
     if chunk * _C < count:
         line = (pair * chunks + chunk) * _C
-        change = tl.load(within + line + row) + tl.load(across + line + row)
+        of_inner, of_outer = inner + line * 4 + row, outer + line * 2 + row
+        change = (tl.load(of_inner + 2 * _C) - tl.load(of_inner + 3 * _C)) + tl.load(of_outer)
+        fading = half_sums(tl.load(of_outer + _C)[None, :], 1, 64, 1)
         last = power_of_two(tl.load(logs + line + _C - 1)) * tl.load(held + pair * chunks + chunk)
-        last += tl.sum(half_sums(tl.load(leaving + line + row)[None, :], 1, 64, 1))
-        change = change + tl.where(row == _C - 1, last, 0.0)
-        found = half_sums(tl.where(row[None, :] >= row[:, None], change[None, :], 0.0), 64, 64, 1)
-        given = tl.load(g + place, mask=(at < count)[:, None], other=0.0)
+        change = tl.where(row[None, :] == _C - 1, change[None, :] + (last + fading), change[None, :])
+        found = half_sums(tl.where(row[None, :] >= row[:, None], change, 0.0), 64, 64, 1)
+        given = tl.load(g + place, mask=at < count, other=0.0)[:, None]
         found = tl.where((at < count)[:, None] & ~(given < form.least), found, 0.0)
-    tl.store(dg + place, found, mask=(at < tokens)[:, None])
+        found_beta = tl.load(of_inner + _C) + tl.load(of_inner)
+        found_beta = tl.where(at < count, found_beta, 0.0)
+    tl.store(dg + place[:, None], found, mask=(at < tokens)[:, None])
+    tl.store(dbeta + place, found_beta, mask=at < tokens)

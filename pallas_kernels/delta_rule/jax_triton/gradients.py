@@ -64,19 +64,18 @@ def gated_delta_rule_gradients(
         out=[*like(value, state_cotangent), of_chunks(d, v), of_chunks(c, v)], grid=(b * h * (v // plan.columns),),
         warps=plan.warps, stages=plan.stages, constants=sized | {"COLUMNS": plan.columns}, **common,
     )  # fmt: skip
-    line = of_chunks(c, dtype=jnp.float32)
-    left, wide, aged, within, dbeta = launch(
+    left, wide, aged, inner = launch(
         inner_kernel, query, key, value, cotangent, inverse, logs, betas, edges, rest, lengths, tokens, n,
-        out=[of_chunks(c, v), of_chunks(c, c), of_chunks(c, c), line, *like(beta)], grid=(b * h, n),
-        warps=plan.inner_warps, stages=1, constants=sized, **common,
+        out=[of_chunks(c, v), of_chunks(c, c), of_chunks(c, c), of_chunks(4, c, dtype=jnp.float32)], grid=(b * h, n),
+        warps=plan.inner_warps, stages=plan.inner_stages, constants=sized | {"COLUMNS": plan.inner_columns}, **common,
     )  # fmt: skip
-    dq, dk, across, leaving, held = launch(
+    dq, dk, outer, held = launch(
         outer_kernel, query, key, cotangent, logs, betas, edges, after, rest, left, wide, aged, lengths, tokens, n,
-        out=[*like(query, key), line, line, of_chunks(dtype=jnp.float32)], grid=(b * j * 2, n),
+        out=[*like(query, key), of_chunks(2, c, dtype=jnp.float32), of_chunks(dtype=jnp.float32)], grid=(b * j * 2, n),
         warps=plan.outer_warps, stages=plan.outer_stages, constants=sized | {"COLUMNS": plan.outer_columns}, **common,
     )  # fmt: skip
-    (dg,) = launch(
-        gates_kernel, g, logs, within, across, leaving, held, lengths, tokens, n, out=like(g), grid=(b * h, n),
+    dg, dbeta = launch(
+        gates_kernel, g, logs, inner, outer, held, lengths, tokens, n, out=like(g, beta), grid=(b * h, n),
         warps=1, stages=1, constants={"form": x.form}, **common,
     )  # fmt: skip
     return dq, dk, dv, dg, dbeta, first

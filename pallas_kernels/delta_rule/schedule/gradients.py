@@ -12,6 +12,8 @@ class GradientSchedule:
         warps: Its warps.
         stages: Chunks that it reads ahead.
         inner_warps: Warps of a program that has a chunk of a value head.
+        inner_columns: Columns of the values that it reads at once, 16 or 32.
+        inner_stages: How many of these it reads ahead.
         outer_warps: Warps of a program that has half of the rows of a chunk of a key head.
         outer_columns: Columns of the values that it reads at once.
         outer_stages: How many of these it reads ahead.
@@ -21,6 +23,8 @@ class GradientSchedule:
     warps: int = 4
     stages: int = 2
     inner_warps: int = 4
+    inner_columns: int = 32
+    inner_stages: int = 1
     outer_warps: int = 8
     outer_columns: int = 32
     outer_stages: int = 1
