@@ -11,7 +11,7 @@ are computed, and for operands of wgmma that threads store, Triton 3.6 was seen 
 Arrays, beside those of `kernels`: after (B, H, N, D, V), cotangents of the states after the chunks, rounded; rest and
 left (B, H, N, 64, V), dR and E(G_n - G) U, rounded; wide and aged (B, H, N, 64, 64), beta D dA and D dB, rounded;
 lines of float32, (B, H, N, 4, 64) of the inner kernel, two parts of the gradients of beta and two of those of G, and
-(B, H, N, 2, 64) of the outer one, what G gets and how much of it is that of s_t; held (B, H, N) float32.
+(B, H, N, 2, 64) of the outer one, what G gets and how much of it is that of s_t; held (B, H, N, V) float32.
 """
 
 import triton
@@ -209,7 +209,6 @@ def outer_kernel(
             cotangents, given = after + place * (D * V), cotangent + (token * form.value_heads + head) * V
             from_q, from_k = tl.zeros([32, D], tl.float32), tl.zeros([32, D], tl.float32)
             onward = tl.zeros([32, D], tl.float32)
-            both = tl.zeros([1, COLUMNS], tl.float32)
             for first in range(0, V, COLUMNS):
                 column = first + tl.arange(0, COLUMNS)[None, :]
                 state = tl.load(states + of_width[:, None] * V + column)
@@ -222,9 +221,7 @@ def outer_kernel(
                 from_k = tl.dot(taken, narrow, from_k)
                 onward = tl.dot(u, tl.trans(x), onward)
                 if part == 0:
-                    both += _sums_over_rows(state * x.to(tl.float32), D, COLUMNS)
-            if part == 0:
-                tl.store(held + place + tl.zeros([1, 1], tl.int32), half_sums(both, 1, COLUMNS, 1))
+                    tl.store(held + place * V + column, _sums_over_rows(state * x.to(tl.float32), D, COLUMNS))
             query, key = tl.load(q + of_half, mask=there, other=0.0), tl.load(k + of_half, mask=there, other=0.0)
             fading = half_sums(key * onward, 32, D, 1)
             change = half_sums(query * from_q, 32, D, 1) + half_sums(key * from_k, 32, D, 1)
@@ -270,7 +267,9 @@ def gates_kernel(g, logs, inner, outer, held, lengths, tokens, chunks, dg, dbeta
         of_inner, of_outer = inner + line * 4 + row, outer + line * 2 + row
         change = (tl.load(of_inner + 2 * _C) - tl.load(of_inner + 3 * _C)) + tl.load(of_outer)
         fading = half_sums(tl.load(of_outer + _C)[None, :], 1, 64, 1)
-        last = power_of_two(tl.load(logs + line + _C - 1)) * tl.load(held + pair * chunks + chunk)
+        V: tl.constexpr = form.value_size
+        remains = half_sums(tl.load(held + (pair * chunks + chunk) * V + tl.arange(0, V))[None, :], 1, V, 1)
+        last = power_of_two(tl.load(logs + line + _C - 1)) * remains
         change = tl.where(row[None, :] == _C - 1, change[None, :] + (last + fading), change[None, :])
         found = half_sums(tl.where(row[None, :] >= row[:, None], change, 0.0), 64, 64, 1)
         given = tl.load(g + place, mask=at < count, other=0.0)[:, None]
