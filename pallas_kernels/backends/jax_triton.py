@@ -232,7 +232,9 @@ KERNELS: Final = (
     # Both forms or none: a sequence is continued under the contract under which it was begun.
     _on_all("gated_delta_rule", "delta_rule.whole:gated_delta_rule", _delta_rule),
     _on_all("gated_delta_rule_extend", f"{_DELTA_RULE}:gated_delta_rule_extend", _delta_rule),
-    _on_all("gated_delta_rule_gradients", "delta_rule.jax_triton.gradients:gated_delta_rule_gradients", _delta_gradients),
+    _on_all(
+        "gated_delta_rule_gradients", "delta_rule.jax_triton.gradients:gated_delta_rule_gradients", _delta_gradients
+    ),
     _on_all("largest", "topk.jax_triton.launch:largest"),
     _on_all("sort_by_expert", f"{_EXPERTS}:sort_by_expert"),
     _on_all("rows_by_count", f"{_EXPERTS}:rows_by_count"),

@@ -95,7 +95,7 @@ class MmaDeltaRuleGradientContract(Contract):
     """The order of the gradients on tensor cores, for keys, queries and values of 16 bits.
 
     With the names of `MmaDeltaRuleContract` and its T, P, G, beta, r and S, w the scale, n the last row of the chunk,
-    O_t the cotangent of the outputs, X the cotangent of the state after the chunk, and sums over i or t that are chains:
+    O_t the cotangent of the outputs, X that of the state after the chunk, and chains also for products with a dot:
 
         U_t  = c(0; T_ti r_i for i <= t)
         z_t  = ~((k_t . ~X) * E(G_n - G_t))

@@ -24,6 +24,7 @@ from tests.jax_triton.interpreter_instructions import interpret_instructions
 
 NAMES: Final = ("query", "key", "value", "g", "beta", "state")
 SIZES: Final = (1, 2, 64, 64)
+USUAL: Final = GradientSchedule()
 OTHER: Final = GradientSchedule(columns=16, outer_columns=64)
 Numbers = list[np.ndarray]
 
@@ -36,7 +37,7 @@ def given(kinds: tuple[str, ...], length: int, sizes: Any = SIZES) -> tuple[dict
 
 
 def gradients(
-    x: dict[str, Any], others: Numbers, lengths: Any, plan: GradientSchedule = GradientSchedule(), scale: float = 0.125
+    x: dict[str, Any], others: Numbers, lengths: Any, plan: GradientSchedule = USUAL, scale: float = 0.125
 ) -> Numbers:
     """Returns the gradients by the kernels."""
     state, cotangent, of_last = map(jnp.asarray, others)

@@ -214,7 +214,10 @@ def outer_kernel(
                 state = tl.load(states + of_width[:, None] * V + column)
                 x = tl.load(cotangents + of_width[:, None] * V + column)
                 e = tl.load(given + at[:, None] * VALUES + column, mask=there, other=0.0)
-                r, u = tl.load(rest + of_rows + at[:, None] * V + column), tl.load(left + of_rows + at[:, None] * V + column)
+                r, u = (
+                    tl.load(rest + of_rows + at[:, None] * V + column),
+                    tl.load(left + of_rows + at[:, None] * V + column),
+                )
                 gone, taken = _to_state(e, r, grown, factor, SCALE)
                 narrow = tl.trans(state.to(DTYPE))
                 from_q = tl.dot(gone, narrow, from_q)

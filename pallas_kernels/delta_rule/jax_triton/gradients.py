@@ -71,8 +71,9 @@ def gated_delta_rule_gradients(
     )  # fmt: skip
     dq, dk, outer, held = launch(
         outer_kernel, query, key, cotangent, logs, betas, edges, after, rest, left, wide, aged, lengths, tokens, n,
-        out=[*like(query, key), of_chunks(2, c, dtype=jnp.float32), of_chunks(v, dtype=jnp.float32)], grid=(b * j * 2, n),
-        warps=plan.outer_warps, stages=plan.outer_stages, constants=sized | {"COLUMNS": plan.outer_columns}, **common,
+        out=[*like(query, key), of_chunks(2, c, dtype=jnp.float32), of_chunks(v, dtype=jnp.float32)],
+        grid=(b * j * 2, n), warps=plan.outer_warps, stages=plan.outer_stages,
+        constants=sized | {"COLUMNS": plan.outer_columns}, **common,
     )  # fmt: skip
     dg, dbeta = launch(
         gates_kernel, g, logs, inner, outer, held, lengths, tokens, n, out=like(g, beta), grid=(b * h, n),
