@@ -47,7 +47,8 @@ def gated_delta_rule(
         from pallas_kernels.delta_rule.hopper.scan import scan as walk
 
         inverse, weights, _, betas, grown, later = computed
-        chunks = Chunks(query, key, value, inverse, weights, grown, later, betas, state, lengths)
+        of_rows = (inverse, weights, grown, later, betas)
+        chunks = Chunks(query, key, value, *of_rows, state, lengths)
         found: Arrays = walk(chunks, **options, stages=plan.stages)
     else:
         found = scan(x, rows, **options, plan=plan, target=target)

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("pallas_kernels", "bijax", "flax_layers")
 MOST_LINES, MOST_ARGUMENTS = 100, 8
 _EMPTY = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-_WITH_MORE_ARGUMENTS = ("pallas_kernels/attention/jax_triton/", "pallas_kernels/delta_rule/jax_triton/launch.py")
+_WITH_MORE_ARGUMENTS = ("pallas_kernels/attention/jax_triton/", "pallas_kernels/delta_rule/jax_triton/")
 """Triton kernels and their launches that take pointers one by one."""
 
 
