@@ -14,7 +14,7 @@ from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import MmaDeltaRuleGradientContract
 from pallas_kernels.delta_rule.schedule.gradients import GradientSchedule
 from tests.delta_rule import plain
-from tests.delta_rule.test_jax_triton_gpu import CASES
+from tests.delta_rule.cases import CASES
 from tests.delta_rule.tokens import KINDS, batch
 from tests.jax_triton.packages import skip_without_jax_triton
 

@@ -17,7 +17,7 @@ from pallas_kernels.delta_rule.jax_triton.gradients import gated_delta_rule_grad
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.parts.jax_triton.launch import Launch
 from pallas_kernels.target import Target
-from tests.delta_rule.test_jax_triton import check
+from tests.delta_rule.machine_code import check
 from tests.jax_triton.machine_code import TARGETS, compiled, launches_of, needs_triton
 
 ROOT: Final = Path(__file__).parents[2]

@@ -17,9 +17,8 @@ lines of float32, (B, H, N, 4, 64) of the inner kernel, two parts of the gradien
 import triton
 import triton.language as tl
 
-from pallas_kernels.attention.jax_triton._arithmetic import half_sums
 from pallas_kernels.delta_rule.jax_triton.kernels import residual_of
-from pallas_kernels.parts.jax_triton.arithmetic import fused, power_of_two
+from pallas_kernels.parts.jax_triton.arithmetic import fused, half_sums, power_of_two
 
 _C = tl.constexpr(64)
 _HALF = tl.constexpr(32)
