@@ -93,6 +93,39 @@ def _to_state(e, r, grown, factor, SCALE: tl.constexpr):
 
 
 @triton.jit
+def _limbs(x):
+    """Returns x rounded to bfloat16, and the rest likewise."""
+    high = x.to(tl.bfloat16)
+    return high, (x - high.to(tl.float32)).to(tl.bfloat16)
+
+
+@triton.jit
+def _add_rows(x, sums, ROWS: tl.constexpr):
+    """Adds the rows of (ROWS, N) to sums (16, N) of both limbs; all rows of the sums are equal."""
+    high, low = _limbs(x)
+    ones = tl.full([16, ROWS], 1.0, tl.bfloat16)
+    return tl.dot(ones, high, sums[0]), tl.dot(ones, low, sums[1])
+
+
+@triton.jit
+def _sums_of_columns(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Returns sums (ROWS, 16) over the columns of (ROWS, COLUMNS); all columns are equal."""
+    high, low = _limbs(x)
+    ones = tl.full([COLUMNS, 16], 1.0, tl.bfloat16)
+    return tl.dot(high, ones) + tl.dot(low, ones)
+
+
+@triton.jit
+def _store_first(place, x, AXIS: tl.constexpr):
+    """Stores the first row (AXIS 0) or column of x; `place` are the pointers, (N,)."""
+    equal = tl.arange(0, 16)
+    if AXIS == 0:
+        tl.store(place[None, :] + equal[:, None] * 0, x, mask=(equal == 0)[:, None])
+    else:
+        tl.store(place[:, None] + equal[None, :] * 0, x, mask=(equal == 0)[None, :])
+
+
+@triton.jit
 def inner_kernel(
     q, k, v, cotangent, inverse, logs, betas, edges, rest, lengths, tokens, chunks, left, wide, aged, lines,
     SCALE: tl.constexpr, COLUMNS: tl.constexpr, form: tl.constexpr,
@@ -122,7 +155,7 @@ def inner_kernel(
         grown, later = power_of_two(g)[None, :], power_of_two(newest - g)[None, :]
         upper_da, lower_da = tl.zeros([32, 64], tl.float32), tl.zeros([32, 64], tl.float32)
         upper_db, lower_db = tl.zeros([32, 64], tl.float32), tl.zeros([32, 64], tl.float32)
-        of_fresh = tl.zeros([1, 64], tl.float32)
+        fresh_high, fresh_low = tl.zeros([16, 64], tl.float32), tl.zeros([16, 64], tl.float32)
         for first in range(0, V, COLUMNS):
             column = first + tl.arange(0, COLUMNS)
             s = tl.load(state + of_width[None, :] * V + column[:, None]).to(DTYPE)
@@ -133,12 +166,13 @@ def inner_kernel(
             u = tl.dot(r, t)
             tl.store(left + row[None, :] * V + column[:, None], (u * later).to(DTYPE))
             narrow = u.to(DTYPE)
-            of_fresh += _sums_over_rows(dr * fused(-grown, told, value.to(tl.float32)), COLUMNS, 64)
+            of_fresh = dr * fused(-grown, told, value.to(tl.float32))
+            fresh_high, fresh_low = _add_rows(of_fresh, (fresh_high, fresh_low), COLUMNS)
             upper_dr, upper_e = _rows_of_half(rest, cotangent, count, column, 0, V, VALUES)
             lower_dr, lower_e = _rows_of_half(rest, cotangent, count, column, 1, V, VALUES)
             upper_da, lower_da = tl.dot(upper_dr, narrow, upper_da), tl.dot(lower_dr, narrow, lower_da)
             upper_db, lower_db = tl.dot(upper_e, narrow, upper_db), tl.dot(lower_e, narrow, lower_db)
-        columns = tl.zeros([1, 64], tl.float32)
+        columns = (tl.zeros([16, 64], tl.float32), tl.zeros([16, 64], tl.float32))
         for b in tl.static_range(2):
             at = half + b * _HALF
             of_half = at[:, None] * KEYS + of_width[None, :]
@@ -158,11 +192,11 @@ def inner_kernel(
             tl.store(wide + of_block, (factors * da * age).to(DTYPE))
             tl.store(aged + of_block, (db * age).to(DTYPE))
             both = da * (factors * near) + db * far
-            tl.store(lines + at[:, None], half_sums(da * near, 32, 64, 1))
-            tl.store(lines + 2 * _C + at[:, None], half_sums(both, 32, 64, 1))
-            columns += _sums_over_rows(both, 32, 64)
-        tl.store(lines + _C + row[None, :], of_fresh)
-        tl.store(lines + 3 * _C + row[None, :], columns)
+            _store_first(lines + at, _sums_of_columns(da * near, 32, 64), 1)
+            _store_first(lines + 2 * _C + at, _sums_of_columns(both, 32, 64), 1)
+            columns = _add_rows(both, columns, 32)
+        _store_first(lines + _C + row, fresh_high + fresh_low, 0)
+        _store_first(lines + 3 * _C + row, columns[0] + columns[1], 0)
 
 
 @triton.jit
@@ -223,12 +257,14 @@ def outer_kernel(
                 from_k = tl.dot(taken, narrow, from_k)
                 onward = tl.dot(u, tl.trans(x), onward)
                 if part == 0:
-                    tl.store(held + place * V + column, _sums_over_rows(state * x.to(tl.float32), D, COLUMNS))
+                    nothing = tl.zeros([16, COLUMNS], tl.float32)
+                    high, low = _add_rows(state * x.to(tl.float32), (nothing, nothing), D)
+                    _store_first(held + place * V + first + tl.arange(0, COLUMNS), high + low, 0)
             query, key = tl.load(q + of_half, mask=there, other=0.0), tl.load(k + of_half, mask=there, other=0.0)
-            fading = half_sums(key * onward, 32, D, 1)
-            change = half_sums(query * from_q, 32, D, 1) + half_sums(key * from_k, 32, D, 1)
-            tl.store(lines + line * 2 + at[:, None], change - fading)
-            tl.store(lines + line * 2 + _C + at[:, None], fading)
+            fading = _sums_of_columns(key * onward, 32, D)
+            change = _sums_of_columns(query * from_q + key * from_k, 32, D) - fading
+            _store_first(lines + line * 2 + at, change, 1)
+            _store_first(lines + line * 2 + _C + at, fading, 1)
             keys = tl.load(k + of_all, mask=present, other=0.0)
             wides, ages = wide + line * _C, aged + line * _C
             over, under = at[:, None] * _C + row[None, :], row[None, :] * _C + at[:, None]
@@ -242,15 +278,6 @@ def outer_kernel(
     written = (chunk * _C + at < tokens)[:, None]
     tl.store(dq + of_key + of_half, total_q.to(DTYPE), mask=written)
     tl.store(dk + of_key + of_half, total_k.to(DTYPE), mask=written)
-
-
-@triton.jit
-def _sums_over_rows(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Returns sums (1, COLUMNS) of (ROWS, COLUMNS): the upper half is added to the lower half until one row is left."""
-    if ROWS > 1:
-        return _sums_over_rows(tl.sum(tl.reshape(x, (2, ROWS // 2, COLUMNS)), 0), ROWS // 2, COLUMNS)
-    else:
-        return x
 
 
 @triton.jit
