@@ -147,27 +147,33 @@ def inner_kernel(
         q, k, v, cotangent = q + of_key, k + of_key, v + of_value, cotangent + of_value
         rest, left = rest + of_rows, left + of_rows
         wide, aged, inverse = wide + line * _C, aged + line * _C, inverse + line * _C
-        logs, betas, lines = logs + line, betas + line, lines + line * 4
+        logs, betas, lines = logs + line, betas + line, lines + line * 5
         state = edges + ((batch * chunks + chunk) * form.value_heads + head) * (D * V)
-        keys = tl.load(k + row[:, None] * KEYS + of_width[None, :], mask=there[:, None], other=0.0)
+        of_all = row[:, None] * KEYS + of_width[None, :]
+        keys = tl.load(k + of_all, mask=there[:, None], other=0.0)
+        queries = tl.load(q + of_all, mask=there[:, None], other=0.0)
         t = tl.load(inverse + row[:, None] * _C + row[None, :])
         g, factor, newest = tl.load(logs + row), tl.load(betas + row), tl.load(logs + _C - 1)
         grown, later = power_of_two(g)[None, :], power_of_two(newest - g)[None, :]
         upper_da, lower_da = tl.zeros([32, 64], tl.float32), tl.zeros([32, 64], tl.float32)
         upper_db, lower_db = tl.zeros([32, 64], tl.float32), tl.zeros([32, 64], tl.float32)
         fresh_high, fresh_low = tl.zeros([16, 64], tl.float32), tl.zeros([16, 64], tl.float32)
+        state_high, state_low = tl.zeros([16, 64], tl.float32), tl.zeros([16, 64], tl.float32)
         for first in range(0, V, COLUMNS):
             column = first + tl.arange(0, COLUMNS)
             s = tl.load(state + of_width[None, :] * V + column[:, None]).to(DTYPE)
             value = tl.load(v + row[None, :] * VALUES + column[:, None], mask=there[None, :], other=0.0)
             dr = tl.load(rest + row[None, :] * V + column[:, None]).to(tl.float32)
-            told = tl.dot(s, tl.trans(keys))
+            e = tl.load(cotangent + row[None, :] * VALUES + column[:, None], mask=there[None, :], other=0.0)
+            told, asked = tl.dot(s, tl.trans(keys)), tl.dot(s, tl.trans(queries))
             r = residual_of(factor[None, :], grown, told, value)
             u = tl.dot(r, t)
             tl.store(left + row[None, :] * V + column[:, None], (u * later).to(DTYPE))
             narrow = u.to(DTYPE)
             of_fresh = dr * fused(-grown, told, value.to(tl.float32))
             fresh_high, fresh_low = _add_rows(of_fresh, (fresh_high, fresh_low), COLUMNS)
+            of_state = grown * (SCALE * (e.to(tl.float32) * asked) - factor[None, :] * (dr * told))
+            state_high, state_low = _add_rows(of_state, (state_high, state_low), COLUMNS)
             upper_dr, upper_e = _rows_of_half(rest, cotangent, count, column, 0, V, VALUES)
             lower_dr, lower_e = _rows_of_half(rest, cotangent, count, column, 1, V, VALUES)
             upper_da, lower_da = tl.dot(upper_dr, narrow, upper_da), tl.dot(lower_dr, narrow, lower_da)
@@ -197,6 +203,7 @@ def inner_kernel(
             columns = _add_rows(both, columns, 32)
         _store_first(lines + _C + row, fresh_high + fresh_low, 0)
         _store_first(lines + 3 * _C + row, columns[0] + columns[1], 0)
+        _store_first(lines + 4 * _C + row, state_high + state_low, 0)
 
 
 @triton.jit
@@ -240,7 +247,6 @@ def outer_kernel(
             grown = power_of_two(g)
             states = edges + ((batch * chunks + chunk) * form.value_heads + head) * (D * V)
             cotangents, given = after + place * (D * V), cotangent + (token * form.value_heads + head) * V
-            from_q, from_k = tl.zeros([32, D], tl.float32), tl.zeros([32, D], tl.float32)
             onward = tl.zeros([32, D], tl.float32)
             for first in range(0, V, COLUMNS):
                 column = first + tl.arange(0, COLUMNS)[None, :]
@@ -253,27 +259,24 @@ def outer_kernel(
                 )
                 gone, taken = _to_state(e, r, grown, factor, SCALE)
                 narrow = tl.trans(state.to(DTYPE))
-                from_q = tl.dot(gone, narrow, from_q)
-                from_k = tl.dot(taken, narrow, from_k)
+                total_q = tl.dot(gone, narrow, total_q)
+                total_k = tl.dot(taken, narrow, total_k)
                 onward = tl.dot(u, tl.trans(x), onward)
                 if part == 0:
                     nothing = tl.zeros([16, COLUMNS], tl.float32)
                     high, low = _add_rows(state * x.to(tl.float32), (nothing, nothing), D)
                     _store_first(held + place * V + first + tl.arange(0, COLUMNS), high + low, 0)
-            query, key = tl.load(q + of_half, mask=there, other=0.0), tl.load(k + of_half, mask=there, other=0.0)
-            fading = _sums_of_columns(key * onward, 32, D)
-            change = _sums_of_columns(query * from_q + key * from_k, 32, D) - fading
-            _store_first(lines + line * 2 + at, change, 1)
-            _store_first(lines + line * 2 + _C + at, fading, 1)
+            key = tl.load(k + of_half, mask=there, other=0.0)
+            _store_first(lines + line + at, _sums_of_columns(key * onward, 32, D), 1)
             keys = tl.load(k + of_all, mask=present, other=0.0)
             wides, ages = wide + line * _C, aged + line * _C
             over, under = at[:, None] * _C + row[None, :], row[None, :] * _C + at[:, None]
             below, above = row[None, :] < (part + 1) * _HALF, row[None, :] >= part * _HALF
-            total_q += tl.dot(tl.load(ages + over, mask=below, other=0.0), keys, from_q)
-            d = tl.dot(tl.load(wides + over, mask=below, other=0.0), keys, from_k + onward)
-            d = tl.dot(tl.load(wides + under, mask=above, other=0.0), keys, d)
+            total_q = tl.dot(tl.load(ages + over, mask=below, other=0.0), keys, total_q)
+            total_k = tl.dot(tl.load(wides + over, mask=below, other=0.0), keys, total_k + onward)
+            total_k = tl.dot(tl.load(wides + under, mask=above, other=0.0), keys, total_k)
             queries = tl.load(q + of_all, mask=present, other=0.0)
-            total_k += tl.dot(tl.load(ages + under, mask=above, other=0.0), queries, d)
+            total_k = tl.dot(tl.load(ages + under, mask=above, other=0.0), queries, total_k)
         total_q, total_k = tl.where(there, total_q, 0.0), tl.where(there, total_k, 0.0)
     written = (chunk * _C + at < tokens)[:, None]
     tl.store(dq + of_key + of_half, total_q.to(DTYPE), mask=written)
@@ -293,9 +296,10 @@ def gates_kernel(g, logs, inner, outer, held, lengths, tokens, chunks, dg, dbeta
     found, found_beta = tl.zeros([64, 1], tl.float32), tl.zeros([64], tl.float32)
     if chunk * _C < count:
         line = (pair * chunks + chunk) * _C
-        of_inner, of_outer = inner + line * 4 + row, outer + line * 2 + row
-        change = (tl.load(of_inner + 2 * _C) - tl.load(of_inner + 3 * _C)) + tl.load(of_outer)
-        fading = half_sums(tl.load(of_outer + _C)[None, :], 1, 64, 1)
+        of_inner, of_outer = inner + line * 5 + row, outer + line + row
+        fading = tl.load(of_outer)
+        change = (tl.load(of_inner + 2 * _C) - tl.load(of_inner + 3 * _C)) + (tl.load(of_inner + 4 * _C) - fading)
+        fading = half_sums(fading[None, :], 1, 64, 1)
         V: tl.constexpr = form.value_size
         remains = half_sums(tl.load(held + (pair * chunks + chunk) * V + tl.arange(0, V))[None, :], 1, V, 1)
         last = power_of_two(tl.load(logs + line + _C - 1)) * remains

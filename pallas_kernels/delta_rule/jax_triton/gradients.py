@@ -66,12 +66,12 @@ def gated_delta_rule_gradients(
     )  # fmt: skip
     left, wide, aged, inner = launch(
         inner_kernel, query, key, value, cotangent, inverse, logs, betas, edges, rest, lengths, tokens, n,
-        out=[of_chunks(c, v), of_chunks(c, c), of_chunks(c, c), of_chunks(4, c, dtype=jnp.float32)], grid=(b * h, n),
+        out=[of_chunks(c, v), of_chunks(c, c), of_chunks(c, c), of_chunks(5, c, dtype=jnp.float32)], grid=(b * h, n),
         warps=plan.inner_warps, stages=plan.inner_stages, constants=sized | {"COLUMNS": plan.inner_columns}, **common,
     )  # fmt: skip
     dq, dk, outer, held = launch(
         outer_kernel, query, key, cotangent, logs, betas, edges, after, rest, left, wide, aged, lengths, tokens, n,
-        out=[*like(query, key), of_chunks(2, c, dtype=jnp.float32), of_chunks(v, dtype=jnp.float32)],
+        out=[*like(query, key), of_chunks(c, dtype=jnp.float32), of_chunks(v, dtype=jnp.float32)],
         grid=(b * j * 2, n), warps=plan.outer_warps, stages=plan.outer_stages,
         constants=sized | {"COLUMNS": plan.outer_columns}, **common,
     )  # fmt: skip
