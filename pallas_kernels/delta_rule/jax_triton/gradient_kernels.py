@@ -179,11 +179,14 @@ def inner_kernel(
             upper_da, lower_da = tl.dot(upper_dr, narrow, upper_da), tl.dot(lower_dr, narrow, lower_da)
             upper_db, lower_db = tl.dot(upper_e, narrow, upper_db), tl.dot(lower_e, narrow, lower_db)
         columns = (tl.zeros([16, 64], tl.float32), tl.zeros([16, 64], tl.float32))
+        # Both halves are read before the first one is used: the GPU waits once.
+        upper, lower = half[:, None] * KEYS + of_width[None, :], (half + _HALF)[:, None] * KEYS + of_width[None, :]
+        above, below = (half < count)[:, None], (half + _HALF < count)[:, None]
+        key_halves = (tl.load(k + upper, mask=above, other=0.0), tl.load(k + lower, mask=below, other=0.0))
+        query_halves = (tl.load(q + upper, mask=above, other=0.0), tl.load(q + lower, mask=below, other=0.0))
         for b in tl.static_range(2):
             at = half + b * _HALF
-            of_half = at[:, None] * KEYS + of_width[None, :]
-            key = tl.load(k + of_half, mask=(at < count)[:, None], other=0.0)
-            query = tl.load(q + of_half, mask=(at < count)[:, None], other=0.0)
+            key, query = key_halves[b], query_halves[b]
             gs, factors = tl.load(logs + at)[:, None], tl.load(betas + at)[:, None]
             seen, strictly = at[:, None] >= row[None, :], at[:, None] > row[None, :]
             age = power_of_two(tl.where(seen, gs - g[None, :], 0.0))
@@ -239,11 +242,21 @@ def outer_kernel(
         q, k = q + of_key, k + of_key
         of_all = row[:, None] * KEYS + of_width[None, :]
         present, there = (row < count)[:, None], (at < count)[:, None]
+        keys = tl.load(k + of_all, mask=present, other=0.0)
+        queries = tl.load(q + of_all, mask=present, other=0.0)
+        key = tl.load(k + of_half, mask=there, other=0.0)
+        over, under = at[:, None] * _C + row[None, :], row[None, :] * _C + at[:, None]
+        below, above = row[None, :] < (part + 1) * _HALF, row[None, :] >= part * _HALF
         for i in tl.range(form.group, num_stages=1):
             head = key_head * form.group + i
             place = (batch * form.value_heads + head) * chunks + chunk
             line, of_rows = place * _C, place * (_C * V)
             g, factor = tl.load(logs + line + at)[:, None], tl.load(betas + line + at)[:, None]
+            # Read before the loop, used after it.
+            aged_rows = tl.load(aged + line * _C + over, mask=below, other=0.0)
+            wide_rows = tl.load(wide + line * _C + over, mask=below, other=0.0)
+            wide_columns = tl.load(wide + line * _C + under, mask=above, other=0.0)
+            aged_columns = tl.load(aged + line * _C + under, mask=above, other=0.0)
             grown = power_of_two(g)
             states = edges + ((batch * chunks + chunk) * form.value_heads + head) * (D * V)
             cotangents, given = after + place * (D * V), cotangent + (token * form.value_heads + head) * V
@@ -253,10 +266,8 @@ def outer_kernel(
                 state = tl.load(states + of_width[:, None] * V + column)
                 x = tl.load(cotangents + of_width[:, None] * V + column)
                 e = tl.load(given + at[:, None] * VALUES + column, mask=there, other=0.0)
-                r, u = (
-                    tl.load(rest + of_rows + at[:, None] * V + column),
-                    tl.load(left + of_rows + at[:, None] * V + column),
-                )
+                r = tl.load(rest + of_rows + at[:, None] * V + column)
+                u = tl.load(left + of_rows + at[:, None] * V + column)
                 gone, taken = _to_state(e, r, grown, factor, SCALE)
                 narrow = tl.trans(state.to(DTYPE))
                 total_q = tl.dot(gone, narrow, total_q)
@@ -266,17 +277,11 @@ def outer_kernel(
                     nothing = tl.zeros([16, COLUMNS], tl.float32)
                     high, low = _add_rows(state * x.to(tl.float32), (nothing, nothing), D)
                     _store_first(held + place * V + first + tl.arange(0, COLUMNS), high + low, 0)
-            key = tl.load(k + of_half, mask=there, other=0.0)
             _store_first(lines + line + at, _sums_of_columns(key * onward, 32, D), 1)
-            keys = tl.load(k + of_all, mask=present, other=0.0)
-            wides, ages = wide + line * _C, aged + line * _C
-            over, under = at[:, None] * _C + row[None, :], row[None, :] * _C + at[:, None]
-            below, above = row[None, :] < (part + 1) * _HALF, row[None, :] >= part * _HALF
-            total_q = tl.dot(tl.load(ages + over, mask=below, other=0.0), keys, total_q)
-            total_k = tl.dot(tl.load(wides + over, mask=below, other=0.0), keys, total_k + onward)
-            total_k = tl.dot(tl.load(wides + under, mask=above, other=0.0), keys, total_k)
-            queries = tl.load(q + of_all, mask=present, other=0.0)
-            total_k = tl.dot(tl.load(ages + under, mask=above, other=0.0), queries, total_k)
+            total_q = tl.dot(aged_rows, keys, total_q)
+            total_k = tl.dot(wide_rows, keys, total_k + onward)
+            total_k = tl.dot(wide_columns, keys, total_k)
+            total_k = tl.dot(aged_columns, queries, total_k)
         total_q, total_k = tl.where(there, total_q, 0.0), tl.where(there, total_k, 0.0)
     written = (chunk * _C + at < tokens)[:, None]
     tl.store(dq + of_key + of_half, total_q.to(DTYPE), mask=written)
