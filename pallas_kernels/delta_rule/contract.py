@@ -103,21 +103,25 @@ class MmaDeltaRuleGradientContract(Contract):
         e_t  = ~((w * E(G_t)) * O_t),  f_t = ~(-(beta_t * E(G_t)) * ~R_t)
         a_ti = -(~R_t . ~U_i) for i < t,  b_ti = w * (O_t . ~U_i) for i <= t
         m_ti = (k_t . k_i) * E(G_t - G_i) for i < t,  h_ti = (q_t . k_i) * E(G_t - G_i) for i <= t
-        x_t  = ~S e_t,  y_t = ~S f_t,  s_t = ~X ~(U_t * E(G_n - G_t))
+        l_t  = c(0; ~X ~(U_t * E(G_n - G_t)))
 
-    the gradients of a head are
+    The value heads of a key head continue the same chains upwards; dq and dk begin at 0 and are rounded once:
 
-        dq_t = c(x_t; ~(b_ti E(G_t - G_i)) k_i)
-        dk_t = c(y_t + s_t; ~(beta_t a_ti E(G_t - G_i)) k_i; the same of i and t exchanged; ~(b_it E(G_i - G_t)) q_i)
+        dq_t = c(dq_t; ~S e_t; ~(b_ti E(G_t - G_i)) k_i for all i)
+        p_ti = ~(beta_t a_ti E(G_t - G_i))
+        dk_t = c(c(dk_t; ~S f_t) + l_t; p_ti k_i; p_it k_i; ~(b_it E(G_i - G_t)) q_i, each for all i)
+
+    The other gradients, with sum(x) = c(0; ^x) + c(0; ^(x - ^x)) where ^x is x rounded to bfloat16:
+
         dv_t = ~(beta_t * R_t)
-        dbeta_t = sum ~R_t (v_t - E(G_t) (k_t . ~S)) + sum a_ti m_ti
-        dG_t = (sum_i j_ti - sum_i j_it) + (((sum q_t x_t) + (sum k_t y_t)) - (sum k_t s_t)),
-               j_ti = a_ti * (beta_t * m_ti) + b_ti * h_ti,  and at row n + (E(G_n) * (sum ~X S) + sum_t (sum k_t s_t))
+        dbeta_t = sum(~R_t (v_t - E(G_t) (k_t . ~S))) + sum_i(a_ti m_ti)
+        dG_t = (sum_i(j_ti) - sum_i(j_it)) + (sum(E(G_t) (w (O_t (q_t . ~S)) - beta_t (~R_t (k_t . ~S)))) - sum(k_t l_t)),
+               j_ti = a_ti * (beta_t * m_ti) + b_ti * h_ti,  and at row n + (E(G_n) * sum(~X S) + sum_t (sum(k_t l_t)))
         dg_t = sum of dG_i for i >= t, or 0 where g_t < least
 
-    and the cotangent of the state before the chunk is c(E(G_n) X; e_t q_t; f_t k_t). Gradients of a key head are sums
-    over its value heads upwards, rounded once. Sums that are not chains add halves, x_i + x_(i + width / 2) until one
-    number is left; those over the rows i of j, a m and b h add halves of 32 rows, and then the two upwards.
+    and the cotangent of the state before the chunk is c(E(G_n) X; e_t q_t; f_t k_t). The sum of ~X S is one over the rows
+    of the state for each column; these, the sum over t, and that of dG_i add halves, x_i + x_(i + width / 2), until one
+    number is left.
 
     The instruction is `mma.sync` or `wgmma`, which have the same bits.
 

@@ -21,8 +21,8 @@ def check(code: MachineCode, target: Target, *, atomic: bool) -> None:
     assert "kWidth = 4" not in code.ttgir
     if "wgmma" in code.ptx:
         # What threads store in shared memory is not an operand of wgmma: Triton 3.6 was seen to put the fence that this
-        # needs after the barrier. Here one operand is in registers, the other one comes from asynchronous copies.
+        # needs after the barrier. Here each operand is in registers or comes from asynchronous copies ("mutable").
         products = re.findall(r"warp_group_dot %.*", code.ttgir)
         assert products
-        assert all("dot_op<{opIdx = 0" in product for product in products)
+        assert all("dot_op<{opIdx = 0" in product or product.count("mutable>") == 2 for product in products)
         assert not re.search(r"local_alloc %|local_store", code.ttgir)
