@@ -289,6 +289,98 @@ def outer_kernel(
 
 
 @triton.jit
+def whole_outer_kernel(
+    q, k, cotangent, logs, betas, edges, after, rest, left, wide, aged, lengths, tokens, chunks,
+    dq, dk, lines, held, SCALE: tl.constexpr, COLUMNS: tl.constexpr, form: tl.constexpr,
+):  # fmt: skip
+    """Computes the gradients of queries and keys of a chunk, over the value heads in order."""
+    DTYPE: tl.constexpr = k.dtype.element_ty
+    D: tl.constexpr = form.key_size
+    V: tl.constexpr = form.value_size
+    KEYS: tl.constexpr = form.key_heads * D
+    VALUES: tl.constexpr = form.value_heads * V
+    owner, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    batch, key_head = owner // form.key_heads, owner % form.key_heads
+    count = tl.load(lengths + batch) - chunk * _C
+    row, of_width, half = tl.arange(0, 64), tl.arange(0, D), tl.arange(0, 32)
+    token = batch * tokens + chunk * _C
+    of_key = (token * form.key_heads + key_head) * D
+    upper_q, lower_q = tl.zeros([32, D], tl.float32), tl.zeros([32, D], tl.float32)
+    upper_k, lower_k = tl.zeros([32, D], tl.float32), tl.zeros([32, D], tl.float32)
+    if count > 0:
+        of_all = row[:, None] * KEYS + of_width[None, :]
+        present = (row < count)[:, None]
+        keys = tl.load(k + of_key + of_all, mask=present, other=0.0)
+        queries = tl.load(q + of_key + of_all, mask=present, other=0.0)
+        for i in tl.range(form.group, num_stages=1):
+            head = key_head * form.group + i
+            place = (batch * form.value_heads + head) * chunks + chunk
+            states = edges + ((batch * chunks + chunk) * form.value_heads + head) * (D * V)
+            cotangents, given = after + place * (D * V), cotangent + (token * form.value_heads + head) * V
+            of_rest, of_left, of_logs, of_betas = rest + place * (_C * V), left + place * (_C * V), logs + place * _C, betas + place * _C
+            upper_o, lower_o = tl.zeros([32, D], tl.float32), tl.zeros([32, D], tl.float32)
+            upper_g, lower_g = power_of_two(tl.load(of_logs + half))[:, None], power_of_two(tl.load(of_logs + _HALF + half))[:, None]
+            upper_b, lower_b = tl.load(of_betas + half)[:, None], tl.load(of_betas + _HALF + half)[:, None]
+            for first in range(0, V, COLUMNS):
+                column = first + tl.arange(0, COLUMNS)[None, :]
+                state = tl.load(states + of_width[:, None] * V + column)
+                x = tl.load(cotangents + of_width[:, None] * V + column)
+                e0, r0, u0 = _of_half(given, of_rest, of_left, count, column, 0, V, VALUES)
+                e1, r1, u1 = _of_half(given, of_rest, of_left, count, column, 1, V, VALUES)
+                upper_e, upper_f = _to_state(e0, r0, upper_g, upper_b, SCALE)
+                lower_e, lower_f = _to_state(e1, r1, lower_g, lower_b, SCALE)
+                narrow, turned = tl.trans(state.to(DTYPE)), tl.trans(x)
+                upper_q, lower_q = tl.dot(upper_e, narrow, upper_q), tl.dot(lower_e, narrow, lower_q)
+                upper_k, lower_k = tl.dot(upper_f, narrow, upper_k), tl.dot(lower_f, narrow, lower_k)
+                upper_o, lower_o = tl.dot(u0, turned, upper_o), tl.dot(u1, turned, lower_o)
+                nothing = tl.zeros([16, COLUMNS], tl.float32)
+                high, low = _add_rows(state * x.to(tl.float32), (nothing, nothing), D)
+                _store_first(held + place * V + first + tl.arange(0, COLUMNS), high + low, 0)
+            line, wides, ages = lines + place * _C, wide + place * (_C * _C), aged + place * (_C * _C)
+            of_keys = k + of_key
+            upper_q, upper_k = _between(upper_q, upper_k, upper_o, of_keys, keys, queries, line, wides, ages, count, 0, D, KEYS)
+            lower_q, lower_k = _between(lower_q, lower_k, lower_o, of_keys, keys, queries, line, wides, ages, count, 1, D, KEYS)
+    for b in tl.static_range(2):
+        at = half + b * _HALF
+        found_q, found_k = upper_q, upper_k
+        if b == 1:
+            found_q, found_k = lower_q, lower_k
+        there, written = (at < count)[:, None], (chunk * _C + at < tokens)[:, None]
+        place = of_key + at[:, None] * KEYS + of_width[None, :]
+        tl.store(dq + place, tl.where(there, found_q, 0.0).to(DTYPE), mask=written)
+        tl.store(dk + place, tl.where(there, found_k, 0.0).to(DTYPE), mask=written)
+
+
+@triton.jit
+def _of_half(given, rest, left, count, column, PART: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr):
+    """Returns cotangents of the outputs, dR, and E(G_n - G) U of half of the rows of a chunk."""
+    at = tl.arange(0, 32)[:, None] + PART * _HALF
+    e = tl.load(given + at * VALUES + column, mask=at < count, other=0.0)
+    return e, tl.load(rest + at * V + column), tl.load(left + at * V + column)
+
+
+@triton.jit
+def _between(
+    total_q, total_k, onward, k, keys, queries, line, wides, ages, count,
+    PART: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """Returns the gradients of half of the rows with what the rows of the chunk give each other."""
+    at, row = tl.arange(0, 32) + PART * _HALF, tl.arange(0, 64)
+    over, under = at[:, None] * _C + row[None, :], row[None, :] * _C + at[:, None]
+    below, above = row[None, :] < (PART + 1) * _HALF, row[None, :] >= PART * _HALF
+    aged_rows = tl.load(ages + over, mask=below, other=0.0)
+    wide_rows = tl.load(wides + over, mask=below, other=0.0)
+    wide_columns = tl.load(wides + under, mask=above, other=0.0)
+    aged_columns = tl.load(ages + under, mask=above, other=0.0)
+    key = tl.load(k + at[:, None] * KEYS + tl.arange(0, D)[None, :], mask=(at < count)[:, None], other=0.0)
+    _store_first(line + at, _sums_of_columns(key * onward, 32, D), 1)
+    total_q = tl.dot(aged_rows, keys, total_q)
+    total_k = tl.dot(wide_rows, keys, total_k + onward)
+    total_k = tl.dot(wide_columns, keys, total_k)
+    return total_q, tl.dot(aged_columns, queries, total_k)
+
+
+@triton.jit
 def gates_kernel(g, logs, inner, outer, held, lengths, tokens, chunks, dg, dbeta, form: tl.constexpr):
     """Computes the gradients of the gates and of beta in a chunk.
 

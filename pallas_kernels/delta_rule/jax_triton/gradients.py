@@ -42,6 +42,7 @@ def gated_delta_rule_gradients(
         gates_kernel,
         inner_kernel,
         outer_kernel,
+        whole_outer_kernel,
         walk_kernel,
     )
 
@@ -70,9 +71,9 @@ def gated_delta_rule_gradients(
         warps=plan.inner_warps, stages=plan.inner_stages, constants=sized | {"COLUMNS": plan.inner_columns}, **common,
     )  # fmt: skip
     dq, dk, outer, held = launch(
-        outer_kernel, query, key, cotangent, logs, betas, edges, after, rest, left, wide, aged, lengths, tokens, n,
+        whole_outer_kernel if plan.outer_halves == 2 else outer_kernel, query, key, cotangent, logs, betas, edges, after, rest, left, wide, aged, lengths, tokens, n,
         out=[*like(query, key), of_chunks(c, dtype=jnp.float32), of_chunks(v, dtype=jnp.float32)],
-        grid=(b * j * 2, n), warps=plan.outer_warps, stages=plan.outer_stages,
+        grid=(b * j * (2 // plan.outer_halves), n), warps=plan.outer_warps, stages=plan.outer_stages,
         constants=sized | {"COLUMNS": plan.outer_columns}, **common,
     )  # fmt: skip
     dg, dbeta = launch(

@@ -28,6 +28,7 @@ class GradientSchedule:
     outer_warps: int = 8
     outer_columns: int = 32
     outer_stages: int = 1
+    outer_halves: int = 2
 
 
 def gradient_schedule(features: frozenset[str]) -> GradientSchedule:
