@@ -115,13 +115,14 @@ class MmaDeltaRuleGradientContract(Contract):
 
         dv_t = ~(beta_t * R_t)
         dbeta_t = sum(~R_t (v_t - E(G_t) (k_t . ~S))) + sum_i(a_ti m_ti)
-        dG_t = (sum_i(j_ti) - sum_i(j_it)) + (sum(E(G_t) (w (O_t (q_t . ~S)) - beta_t (~R_t (k_t . ~S)))) - sum(k_t l_t)),
-               j_ti = a_ti * (beta_t * m_ti) + b_ti * h_ti,  and at row n + (E(G_n) * sum(~X S) + sum_t (sum(k_t l_t)))
+        j_ti = a_ti * (beta_t * m_ti) + b_ti * h_ti
+        x_t  = sum(E(G_t) (w (O_t (q_t . ~S)) - beta_t (~R_t (k_t . ~S)))),  y_t = sum(k_t l_t)
+        dG_t = (sum_i(j_ti) - sum_i(j_it)) + (x_t - y_t),  and at row n + (E(G_n) * sum(~X S) + sum of y)
         dg_t = sum of dG_i for i >= t, or 0 where g_t < least
 
-    and the cotangent of the state before the chunk is c(E(G_n) X; e_t q_t; f_t k_t). The sum of ~X S is one over the rows
-    of the state for each column; these, the sum over t, and that of dG_i add halves, x_i + x_(i + width / 2), until one
-    number is left.
+    and the cotangent of the state before the chunk is c(E(G_n) X; e_t q_t; f_t k_t). The sum of ~X S is one over the
+    rows of the state for each column; these, the sum of y and that of dG_i add halves, x_i + x_(i + width / 2), until
+    one number is left.
 
     The instruction is `mma.sync` or `wgmma`, which have the same bits.
 

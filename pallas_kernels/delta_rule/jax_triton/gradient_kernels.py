@@ -127,7 +127,8 @@ def _store_first(place, x, AXIS: tl.constexpr):
 
 @triton.jit
 def inner_kernel(
-    q, k, v, cotangent, inverse, logs, betas, edges, rest, lengths, tokens, chunks, left, wide, aged, lines,
+    q, k, v, cotangent, inverse, logs, betas, edges, rest, lengths, tokens, chunks,
+    left, gone, taken, wide, aged, lines,
     SCALE: tl.constexpr, COLUMNS: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
     """Computes what the rows of a chunk of a value head have between them."""
@@ -145,7 +146,7 @@ def inner_kernel(
         line, of_rows, there = place * _C, place * (_C * V), row < count
         of_key, of_value = (token * form.key_heads + head // form.group) * D, (token * form.value_heads + head) * V
         q, k, v, cotangent = q + of_key, k + of_key, v + of_value, cotangent + of_value
-        rest, left = rest + of_rows, left + of_rows
+        rest, left, gone, taken = rest + of_rows, left + of_rows, gone + of_rows, taken + of_rows
         wide, aged, inverse = wide + line * _C, aged + line * _C, inverse + line * _C
         logs, betas, lines = logs + line, betas + line, lines + line * 5
         state = edges + ((batch * chunks + chunk) * form.value_heads + head) * (D * V)
@@ -174,8 +175,9 @@ def inner_kernel(
             fresh_high, fresh_low = _add_rows(of_fresh, (fresh_high, fresh_low), COLUMNS)
             of_state = grown * (SCALE * (e.to(tl.float32) * asked) - factor[None, :] * (dr * told))
             state_high, state_low = _add_rows(of_state, (state_high, state_low), COLUMNS)
-            upper_dr, upper_e = _rows_of_half(rest, cotangent, count, column, 0, V, VALUES)
-            lower_dr, lower_e = _rows_of_half(rest, cotangent, count, column, 1, V, VALUES)
+            of_half = (rest, cotangent, logs, betas, gone, taken)
+            upper_dr, upper_e = _rows_of_half(of_half, count, column, SCALE, 0, V, VALUES)
+            lower_dr, lower_e = _rows_of_half(of_half, count, column, SCALE, 1, V, VALUES)
             upper_da, lower_da = tl.dot(upper_dr, narrow, upper_da), tl.dot(lower_dr, narrow, lower_da)
             upper_db, lower_db = tl.dot(upper_e, narrow, upper_db), tl.dot(lower_e, narrow, lower_db)
         columns = (tl.zeros([16, 64], tl.float32), tl.zeros([16, 64], tl.float32))
@@ -210,95 +212,29 @@ def inner_kernel(
 
 
 @triton.jit
-def _rows_of_half(rest, cotangent, count, column, PART: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr):
-    """Returns dR and the cotangents of the outputs, (32, COLUMNS) each, of half of the rows of a chunk."""
+def _rows_of_half(arrays, count, column, SCALE, PART: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr):
+    """Returns dR and the cotangents of the outputs, (32, COLUMNS) each, of half of the rows; stores what both give."""
+    rest, cotangent, logs, betas, gone, taken = arrays
     row = tl.arange(0, 32) + PART * _HALF
-    of_value = row[:, None] * VALUES + column[None, :]
-    dr = tl.load(rest + row[:, None] * V + column[None, :])
-    return dr, tl.load(cotangent + of_value, mask=(row < count)[:, None], other=0.0)
+    place = row[:, None] * V + column[None, :]
+    dr = tl.load(rest + place)
+    e = tl.load(cotangent + row[:, None] * VALUES + column[None, :], mask=(row < count)[:, None], other=0.0)
+    to_q, to_k = _to_state(e, dr, power_of_two(tl.load(logs + row))[:, None], tl.load(betas + row)[:, None], SCALE)
+    tl.store(gone + place, to_q)
+    tl.store(taken + place, to_k)
+    return dr, e
 
 
 @triton.jit
 def outer_kernel(
-    q, k, cotangent, logs, betas, edges, after, rest, left, wide, aged, lengths, tokens, chunks,
-    dq, dk, lines, held, SCALE: tl.constexpr, COLUMNS: tl.constexpr, form: tl.constexpr,
-):  # fmt: skip
-    """Computes the gradients of queries and keys for half of the rows of a chunk, over the value heads in order."""
-    DTYPE: tl.constexpr = k.dtype.element_ty
-    D: tl.constexpr = form.key_size
-    V: tl.constexpr = form.value_size
-    KEYS: tl.constexpr = form.key_heads * D
-    VALUES: tl.constexpr = form.value_heads * V
-    part, owner, chunk = tl.program_id(0) % 2, (tl.program_id(0) // 2).to(tl.int64), tl.program_id(1)
-    batch, key_head = owner // form.key_heads, owner % form.key_heads
-    count = tl.load(lengths + batch) - chunk * _C
-    row, of_width = tl.arange(0, 64), tl.arange(0, D)
-    at = tl.arange(0, 32) + part * _HALF
-    token = batch * tokens + chunk * _C
-    of_key = (token * form.key_heads + key_head) * D
-    of_half = at[:, None] * KEYS + of_width[None, :]
-    total_q, total_k = tl.zeros([32, D], tl.float32), tl.zeros([32, D], tl.float32)
-    if count > 0:
-        q, k = q + of_key, k + of_key
-        of_all = row[:, None] * KEYS + of_width[None, :]
-        present, there = (row < count)[:, None], (at < count)[:, None]
-        keys = tl.load(k + of_all, mask=present, other=0.0)
-        queries = tl.load(q + of_all, mask=present, other=0.0)
-        key = tl.load(k + of_half, mask=there, other=0.0)
-        over, under = at[:, None] * _C + row[None, :], row[None, :] * _C + at[:, None]
-        below, above = row[None, :] < (part + 1) * _HALF, row[None, :] >= part * _HALF
-        for i in tl.range(form.group, num_stages=1):
-            head = key_head * form.group + i
-            place = (batch * form.value_heads + head) * chunks + chunk
-            line, of_rows = place * _C, place * (_C * V)
-            g, factor = tl.load(logs + line + at)[:, None], tl.load(betas + line + at)[:, None]
-            # Read before the loop, used after it.
-            aged_rows = tl.load(aged + line * _C + over, mask=below, other=0.0)
-            wide_rows = tl.load(wide + line * _C + over, mask=below, other=0.0)
-            wide_columns = tl.load(wide + line * _C + under, mask=above, other=0.0)
-            aged_columns = tl.load(aged + line * _C + under, mask=above, other=0.0)
-            grown = power_of_two(g)
-            states = edges + ((batch * chunks + chunk) * form.value_heads + head) * (D * V)
-            cotangents, given = after + place * (D * V), cotangent + (token * form.value_heads + head) * V
-            onward = tl.zeros([32, D], tl.float32)
-            for first in range(0, V, COLUMNS):
-                column = first + tl.arange(0, COLUMNS)[None, :]
-                state = tl.load(states + of_width[:, None] * V + column)
-                x = tl.load(cotangents + of_width[:, None] * V + column)
-                e = tl.load(given + at[:, None] * VALUES + column, mask=there, other=0.0)
-                r = tl.load(rest + of_rows + at[:, None] * V + column)
-                u = tl.load(left + of_rows + at[:, None] * V + column)
-                gone, taken = _to_state(e, r, grown, factor, SCALE)
-                narrow = tl.trans(state.to(DTYPE))
-                total_q = tl.dot(gone, narrow, total_q)
-                total_k = tl.dot(taken, narrow, total_k)
-                onward = tl.dot(u, tl.trans(x), onward)
-                if part == 0:
-                    nothing = tl.zeros([16, COLUMNS], tl.float32)
-                    high, low = _add_rows(state * x.to(tl.float32), (nothing, nothing), D)
-                    _store_first(held + place * V + first + tl.arange(0, COLUMNS), high + low, 0)
-            _store_first(lines + line + at, _sums_of_columns(key * onward, 32, D), 1)
-            total_q = tl.dot(aged_rows, keys, total_q)
-            total_k = tl.dot(wide_rows, keys, total_k + onward)
-            total_k = tl.dot(wide_columns, keys, total_k)
-            total_k = tl.dot(aged_columns, queries, total_k)
-        total_q, total_k = tl.where(there, total_q, 0.0), tl.where(there, total_k, 0.0)
-    written = (chunk * _C + at < tokens)[:, None]
-    tl.store(dq + of_key + of_half, total_q.to(DTYPE), mask=written)
-    tl.store(dk + of_key + of_half, total_k.to(DTYPE), mask=written)
-
-
-@triton.jit
-def whole_outer_kernel(
-    q, k, cotangent, logs, betas, edges, after, rest, left, wide, aged, lengths, tokens, chunks,
-    dq, dk, lines, held, SCALE: tl.constexpr, COLUMNS: tl.constexpr, form: tl.constexpr,
+    q, k, edges, after, left, gone, taken, wide, aged, lengths, tokens, chunks, dq, dk, lines, held,
+    COLUMNS: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
     """Computes the gradients of queries and keys of a chunk, over the value heads in order."""
     DTYPE: tl.constexpr = k.dtype.element_ty
     D: tl.constexpr = form.key_size
     V: tl.constexpr = form.value_size
     KEYS: tl.constexpr = form.key_heads * D
-    VALUES: tl.constexpr = form.value_heads * V
     owner, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     batch, key_head = owner // form.key_heads, owner % form.key_heads
     count = tl.load(lengths + batch) - chunk * _C
@@ -316,30 +252,32 @@ def whole_outer_kernel(
             head = key_head * form.group + i
             place = (batch * form.value_heads + head) * chunks + chunk
             states = edges + ((batch * chunks + chunk) * form.value_heads + head) * (D * V)
-            cotangents, given = after + place * (D * V), cotangent + (token * form.value_heads + head) * V
-            of_rest, of_left, of_logs, of_betas = rest + place * (_C * V), left + place * (_C * V), logs + place * _C, betas + place * _C
+            cotangents, of_rows = after + place * (D * V), place * (_C * V)
             upper_o, lower_o = tl.zeros([32, D], tl.float32), tl.zeros([32, D], tl.float32)
-            upper_g, lower_g = power_of_two(tl.load(of_logs + half))[:, None], power_of_two(tl.load(of_logs + _HALF + half))[:, None]
-            upper_b, lower_b = tl.load(of_betas + half)[:, None], tl.load(of_betas + _HALF + half)[:, None]
             for first in range(0, V, COLUMNS):
                 column = first + tl.arange(0, COLUMNS)[None, :]
                 state = tl.load(states + of_width[:, None] * V + column)
                 x = tl.load(cotangents + of_width[:, None] * V + column)
-                e0, r0, u0 = _of_half(given, of_rest, of_left, count, column, 0, V, VALUES)
-                e1, r1, u1 = _of_half(given, of_rest, of_left, count, column, 1, V, VALUES)
-                upper_e, upper_f = _to_state(e0, r0, upper_g, upper_b, SCALE)
-                lower_e, lower_f = _to_state(e1, r1, lower_g, lower_b, SCALE)
+                place_0 = of_rows + half[:, None] * V + column
+                place_1 = place_0 + _HALF * V
                 narrow, turned = tl.trans(state.to(DTYPE)), tl.trans(x)
-                upper_q, lower_q = tl.dot(upper_e, narrow, upper_q), tl.dot(lower_e, narrow, lower_q)
-                upper_k, lower_k = tl.dot(upper_f, narrow, upper_k), tl.dot(lower_f, narrow, lower_k)
-                upper_o, lower_o = tl.dot(u0, turned, upper_o), tl.dot(u1, turned, lower_o)
+                upper_q = tl.dot(tl.load(gone + place_0), narrow, upper_q)
+                lower_q = tl.dot(tl.load(gone + place_1), narrow, lower_q)
+                upper_k = tl.dot(tl.load(taken + place_0), narrow, upper_k)
+                lower_k = tl.dot(tl.load(taken + place_1), narrow, lower_k)
+                upper_o = tl.dot(tl.load(left + place_0), turned, upper_o)
+                lower_o = tl.dot(tl.load(left + place_1), turned, lower_o)
                 nothing = tl.zeros([16, COLUMNS], tl.float32)
                 high, low = _add_rows(state * x.to(tl.float32), (nothing, nothing), D)
                 _store_first(held + place * V + first + tl.arange(0, COLUMNS), high + low, 0)
             line, wides, ages = lines + place * _C, wide + place * (_C * _C), aged + place * (_C * _C)
             of_keys = k + of_key
-            upper_q, upper_k = _between(upper_q, upper_k, upper_o, of_keys, keys, queries, line, wides, ages, count, 0, D, KEYS)
-            lower_q, lower_k = _between(lower_q, lower_k, lower_o, of_keys, keys, queries, line, wides, ages, count, 1, D, KEYS)
+            upper_q, upper_k = _between(
+                upper_q, upper_k, upper_o, of_keys, keys, queries, line, wides, ages, count, 0, D, KEYS
+            )
+            lower_q, lower_k = _between(
+                lower_q, lower_k, lower_o, of_keys, keys, queries, line, wides, ages, count, 1, D, KEYS
+            )
     for b in tl.static_range(2):
         at = half + b * _HALF
         found_q, found_k = upper_q, upper_k
@@ -349,14 +287,6 @@ def whole_outer_kernel(
         place = of_key + at[:, None] * KEYS + of_width[None, :]
         tl.store(dq + place, tl.where(there, found_q, 0.0).to(DTYPE), mask=written)
         tl.store(dk + place, tl.where(there, found_k, 0.0).to(DTYPE), mask=written)
-
-
-@triton.jit
-def _of_half(given, rest, left, count, column, PART: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr):
-    """Returns cotangents of the outputs, dR, and E(G_n - G) U of half of the rows of a chunk."""
-    at = tl.arange(0, 32)[:, None] + PART * _HALF
-    e = tl.load(given + at * VALUES + column, mask=at < count, other=0.0)
-    return e, tl.load(rest + at * V + column), tl.load(left + at * V + column)
 
 
 @triton.jit
