@@ -126,6 +126,12 @@ def _store_first(place, x, AXIS: tl.constexpr):
 
 
 @triton.jit
+def _through_memory(x):
+    """Returns 16-bit floats that the compiler does not compute from their operands in each warp again."""
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], x.dtype, is_pure=False, pack=2)
+
+
+@triton.jit
 def inner_kernel(
     q, k, v, cotangent, inverse, logs, betas, edges, rest, lengths, tokens, chunks,
     left, gone, taken, wide, aged, lines,
@@ -162,7 +168,7 @@ def inner_kernel(
         state_high, state_low = tl.zeros([16, 64], tl.float32), tl.zeros([16, 64], tl.float32)
         for first in range(0, V, COLUMNS):
             column = first + tl.arange(0, COLUMNS)
-            s = tl.load(state + of_width[None, :] * V + column[:, None]).to(DTYPE)
+            s = _through_memory(tl.load(state + of_width[None, :] * V + column[:, None]).to(DTYPE))
             value = tl.load(v + row[None, :] * VALUES + column[:, None], mask=there[None, :], other=0.0)
             dr = tl.load(rest + row[None, :] * V + column[:, None]).to(tl.float32)
             e = tl.load(cotangent + row[None, :] * VALUES + column[:, None], mask=there[None, :], other=0.0)

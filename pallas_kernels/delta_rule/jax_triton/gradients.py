@@ -49,7 +49,7 @@ def gated_delta_rule_gradients(
     x = Whole(query, key, value, g, beta, state_cotangent, lengths)
     (b, tokens, h, v), (j, d), n, c = value.shape, key.shape[2:], x.chunks, contract.chunk
     inverse, weights, logs, betas, *_ = rows_of(x, plan=plan_of(x, target), target=target)
-    plan = schedule or gradient_schedule(target.features)
+    plan = schedule or gradient_schedule(b * h, v, target.features)
     common: dict[str, Any] = {"fuses": False, "target": target}
     sized = {"SCALE": scale, "form": x.form}
 

@@ -1,6 +1,10 @@
-"""Schedules of the Triton kernels for the gradients of the gated delta rule. None changes a bit."""
+"""Schedules of the Triton kernels for the gradients of the gated delta rule. None changes a bit.
 
-from dataclasses import dataclass
+The table was measured on an H100 (`benchmarks/notes/hybrids-gpu.md`).
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final
 
 
 @dataclass(frozen=True)
@@ -8,7 +12,7 @@ class GradientSchedule:
     """What programs take.
 
     Attributes:
-        columns: Columns of the values in a program of the walk.
+        columns: Columns of the values in a program of the walk. With 64 and 4 warps, wgmma multiplies them on Hopper.
         warps: Its warps.
         stages: Chunks that it reads ahead.
         inner_warps: Warps of a program that has a chunk of a value head.
@@ -23,17 +27,33 @@ class GradientSchedule:
     warps: int = 4
     stages: int = 2
     inner_warps: int = 4
-    inner_columns: int = 32
-    inner_stages: int = 1
+    inner_columns: int = 16
+    inner_stages: int = 3
     outer_warps: int = 8
     outer_columns: int = 32
-    outer_stages: int = 1
+    outer_stages: int = 2
 
 
-def gradient_schedule(features: frozenset[str]) -> GradientSchedule:
+_FULL: Final = 128
+"""Programs that use a whole GPU."""
+_USUAL: Final = GradientSchedule()
+_HOPPER: Final = GradientSchedule(64, 4, 2, outer_stages=3)
+_HOPPER_FEW: Final = replace(_HOPPER, columns=32, warps=8, stages=3)
+
+
+def gradient_schedule(heads: int, value_size: int, features: frozenset[str]) -> GradientSchedule:
     """Returns the schedule for a GPU.
 
     Args:
+        heads: Value heads of all sequences.
+        value_size: V.
         features: The instruction families of the GPU.
+
+    Example:
+        >>> hopper = frozenset({"mma", "wgmma"})
+        >>> [gradient_schedule(heads, 128, hopper).columns for heads in (32, 128)]
+        [32, 64]
     """
-    return GradientSchedule()
+    if "wgmma" not in features:
+        return _USUAL
+    return _HOPPER if heads * (value_size // _HOPPER.columns) >= _FULL else _HOPPER_FEW
