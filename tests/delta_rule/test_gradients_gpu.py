@@ -24,15 +24,16 @@ skip_without_jax_triton()
 LENGTH: Final = 200
 MODEL: Final = ("bfloat16", (16, 32, 128, 128))
 FAST: Final = ("bfloat16",)
-REFERENCE: Final = GradientSchedule(16, 1, 1, inner_warps=2, outer_warps=2, outer_columns=16)
+REFERENCE: Final = GradientSchedule(16, 1, 1, 2, 16, 1, 2, 16, 1)
 PLANS: Final = (
-    GradientSchedule(32, 8, 2, inner_warps=8, outer_columns=64),
-    GradientSchedule(32, 4, 3, inner_stages=2, outer_warps=4),
-    GradientSchedule(64, 4, 2, inner_warps=8, inner_stages=2, outer_stages=2),
-    GradientSchedule(64, 8, 2, outer_columns=16, outer_stages=2),
+    GradientSchedule(64, 4, 2, 4, 32, 2, 8, 32, 2),
+    GradientSchedule(64, 4, 3, 8, 32, 3, 4, 32, 3),
+    GradientSchedule(32, 8, 3, 4, 16, 3, 8, 64, 2),
+    GradientSchedule(32, 4, 2, 4, 32, 1, 8, 16, 3),
 )
 ARRAYS: Final = ("query", "key", "value", "g", "beta")
-BOUND: Final = 8e-3
+BOUNDS: Final = {"normal": 5e-3, "repeated": 1.5e-2, "lasting": 6e-3}
+"""Of the relative error. Rounding the results alone has 1.7e-3, the portable program 2.4e-3 to 4.1e-3."""
 Numbers = tuple[Any, ...]
 
 
@@ -159,7 +160,7 @@ def test_schedules(plan: GradientSchedule) -> None:
 
 
 @pytest.mark.tier("full", fast=("normal",))
-@pytest.mark.parametrize("kind", ["normal", "repeated", "lasting"])
+@pytest.mark.parametrize("kind", BOUNDS)
 def test_error_against_float64(kind: str) -> None:
     arrays, _ = given("bfloat16", 320, (kind,))
     found = gradients(arrays, jnp.asarray([320]))
@@ -168,7 +169,7 @@ def test_error_against_float64(kind: str) -> None:
         exact = jax.jit(lambda *a: jax.vjp(plain.recurrent, *a[:6])[1](tuple(a[6:])))(*wide)
     for name, a, b in zip((*ARRAYS, "state"), found, exact, strict=True):
         difference = np.asarray(jnp.asarray(a, "float32"), np.float64) - np.asarray(b)
-        assert np.linalg.norm(difference) < BOUND * np.linalg.norm(np.asarray(b)), name
+        assert np.linalg.norm(difference) < BOUNDS[kind] * np.linalg.norm(np.asarray(b)), name
 
 
 @pytest.mark.tier("full")

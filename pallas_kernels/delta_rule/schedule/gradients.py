@@ -12,8 +12,8 @@ class GradientSchedule:
     """What programs take.
 
     Attributes:
-        columns: Columns of the values in a program of the walk. With 64 and 4 warps, wgmma multiplies them on Hopper.
-        warps: Its warps.
+        columns: Columns of the values in a program of the walk. wgmma multiplies 64 on Hopper.
+        warps: Its warps; 4 with 64 columns, since with 8 threads would store an operand of wgmma (`gradient_kernels`).
         stages: Chunks that it reads ahead.
         inner_warps: Warps of a program that has a chunk of a value head.
         inner_columns: Columns of the values that it reads at once, 16 or 32.
