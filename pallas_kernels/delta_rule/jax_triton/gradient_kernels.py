@@ -126,15 +126,8 @@ def _store_first(place, x, AXIS: tl.constexpr):
 
 
 @triton.jit
-def _through_memory(x):
-    """Returns 16-bit floats that the compiler does not compute from their operands in each warp again."""
-    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], x.dtype, is_pure=False, pack=2)
-
-
-@triton.jit
 def inner_kernel(
-    q, k, v, cotangent, inverse, logs, betas, edges, rest, lengths, tokens, chunks,
-    left, gone, taken, wide, aged, lines,
+    q, k, v, cotangent, inverse, logs, betas, edges, rest, lengths, tokens, chunks, left, wide, aged, lines,
     SCALE: tl.constexpr, COLUMNS: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
     """Computes what the rows of a chunk of a value head have between them."""
@@ -152,7 +145,7 @@ def inner_kernel(
         line, of_rows, there = place * _C, place * (_C * V), row < count
         of_key, of_value = (token * form.key_heads + head // form.group) * D, (token * form.value_heads + head) * V
         q, k, v, cotangent = q + of_key, k + of_key, v + of_value, cotangent + of_value
-        rest, left, gone, taken = rest + of_rows, left + of_rows, gone + of_rows, taken + of_rows
+        rest, left = rest + of_rows, left + of_rows
         wide, aged, inverse = wide + line * _C, aged + line * _C, inverse + line * _C
         logs, betas, lines = logs + line, betas + line, lines + line * 5
         state = edges + ((batch * chunks + chunk) * form.value_heads + head) * (D * V)
@@ -168,7 +161,7 @@ def inner_kernel(
         state_high, state_low = tl.zeros([16, 64], tl.float32), tl.zeros([16, 64], tl.float32)
         for first in range(0, V, COLUMNS):
             column = first + tl.arange(0, COLUMNS)
-            s = _through_memory(tl.load(state + of_width[None, :] * V + column[:, None]).to(DTYPE))
+            s = tl.load(state + of_width[None, :] * V + column[:, None]).to(DTYPE)
             value = tl.load(v + row[None, :] * VALUES + column[:, None], mask=there[None, :], other=0.0)
             dr = tl.load(rest + row[None, :] * V + column[:, None]).to(tl.float32)
             e = tl.load(cotangent + row[None, :] * VALUES + column[:, None], mask=there[None, :], other=0.0)
@@ -181,9 +174,8 @@ def inner_kernel(
             fresh_high, fresh_low = _add_rows(of_fresh, (fresh_high, fresh_low), COLUMNS)
             of_state = grown * (SCALE * (e.to(tl.float32) * asked) - factor[None, :] * (dr * told))
             state_high, state_low = _add_rows(of_state, (state_high, state_low), COLUMNS)
-            of_half = (rest, cotangent, logs, betas, gone, taken)
-            upper_dr, upper_e = _rows_of_half(of_half, count, column, SCALE, 0, V, VALUES)
-            lower_dr, lower_e = _rows_of_half(of_half, count, column, SCALE, 1, V, VALUES)
+            upper_dr, upper_e = _rows_of_half(rest, cotangent, count, column, 0, V, VALUES)
+            lower_dr, lower_e = _rows_of_half(rest, cotangent, count, column, 1, V, VALUES)
             upper_da, lower_da = tl.dot(upper_dr, narrow, upper_da), tl.dot(lower_dr, narrow, lower_da)
             upper_db, lower_db = tl.dot(upper_e, narrow, upper_db), tl.dot(lower_e, narrow, lower_db)
         columns = (tl.zeros([16, 64], tl.float32), tl.zeros([16, 64], tl.float32))
@@ -218,102 +210,82 @@ def inner_kernel(
 
 
 @triton.jit
-def _rows_of_half(arrays, count, column, SCALE, PART: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr):
-    """Returns dR and the cotangents of the outputs, (32, COLUMNS) each, of half of the rows; stores what both give."""
-    rest, cotangent, logs, betas, gone, taken = arrays
+def _rows_of_half(rest, cotangent, count, column, PART: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr):
+    """Returns dR and the cotangents of the outputs, (32, COLUMNS) each, of half of the rows of a chunk."""
     row = tl.arange(0, 32) + PART * _HALF
-    place = row[:, None] * V + column[None, :]
-    dr = tl.load(rest + place)
-    e = tl.load(cotangent + row[:, None] * VALUES + column[None, :], mask=(row < count)[:, None], other=0.0)
-    to_q, to_k = _to_state(e, dr, power_of_two(tl.load(logs + row))[:, None], tl.load(betas + row)[:, None], SCALE)
-    tl.store(gone + place, to_q)
-    tl.store(taken + place, to_k)
-    return dr, e
+    of_value = row[:, None] * VALUES + column[None, :]
+    dr = tl.load(rest + row[:, None] * V + column[None, :])
+    return dr, tl.load(cotangent + of_value, mask=(row < count)[:, None], other=0.0)
 
 
 @triton.jit
 def outer_kernel(
-    q, k, edges, after, left, gone, taken, wide, aged, lengths, tokens, chunks, dq, dk, lines, held,
-    COLUMNS: tl.constexpr, form: tl.constexpr,
+    q, k, cotangent, logs, betas, edges, after, rest, left, wide, aged, lengths, tokens, chunks,
+    dq, dk, lines, held, SCALE: tl.constexpr, COLUMNS: tl.constexpr, form: tl.constexpr,
 ):  # fmt: skip
-    """Computes the gradients of queries and keys of a chunk, over the value heads in order."""
+    """Computes the gradients of queries and keys for half of the rows of a chunk, over the value heads in order."""
     DTYPE: tl.constexpr = k.dtype.element_ty
     D: tl.constexpr = form.key_size
     V: tl.constexpr = form.value_size
     KEYS: tl.constexpr = form.key_heads * D
-    owner, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    VALUES: tl.constexpr = form.value_heads * V
+    part, owner, chunk = tl.program_id(0) % 2, (tl.program_id(0) // 2).to(tl.int64), tl.program_id(1)
     batch, key_head = owner // form.key_heads, owner % form.key_heads
     count = tl.load(lengths + batch) - chunk * _C
-    row, of_width, half = tl.arange(0, 64), tl.arange(0, D), tl.arange(0, 32)
+    row, of_width = tl.arange(0, 64), tl.arange(0, D)
+    at = tl.arange(0, 32) + part * _HALF
     token = batch * tokens + chunk * _C
     of_key = (token * form.key_heads + key_head) * D
-    upper_q, lower_q = tl.zeros([32, D], tl.float32), tl.zeros([32, D], tl.float32)
-    upper_k, lower_k = tl.zeros([32, D], tl.float32), tl.zeros([32, D], tl.float32)
+    of_half = at[:, None] * KEYS + of_width[None, :]
+    total_q, total_k = tl.zeros([32, D], tl.float32), tl.zeros([32, D], tl.float32)
     if count > 0:
+        q, k = q + of_key, k + of_key
         of_all = row[:, None] * KEYS + of_width[None, :]
-        present = (row < count)[:, None]
-        keys = tl.load(k + of_key + of_all, mask=present, other=0.0)
-        queries = tl.load(q + of_key + of_all, mask=present, other=0.0)
+        present, there = (row < count)[:, None], (at < count)[:, None]
+        keys = tl.load(k + of_all, mask=present, other=0.0)
+        queries = tl.load(q + of_all, mask=present, other=0.0)
+        key = tl.load(k + of_half, mask=there, other=0.0)
+        over, under = at[:, None] * _C + row[None, :], row[None, :] * _C + at[:, None]
+        below, above = row[None, :] < (part + 1) * _HALF, row[None, :] >= part * _HALF
         for i in tl.range(form.group, num_stages=1):
             head = key_head * form.group + i
             place = (batch * form.value_heads + head) * chunks + chunk
+            line, of_rows = place * _C, place * (_C * V)
+            g, factor = tl.load(logs + line + at)[:, None], tl.load(betas + line + at)[:, None]
+            # Read before the loop, used after it.
+            aged_rows = tl.load(aged + line * _C + over, mask=below, other=0.0)
+            wide_rows = tl.load(wide + line * _C + over, mask=below, other=0.0)
+            wide_columns = tl.load(wide + line * _C + under, mask=above, other=0.0)
+            aged_columns = tl.load(aged + line * _C + under, mask=above, other=0.0)
+            grown = power_of_two(g)
             states = edges + ((batch * chunks + chunk) * form.value_heads + head) * (D * V)
-            cotangents, of_rows = after + place * (D * V), place * (_C * V)
-            upper_o, lower_o = tl.zeros([32, D], tl.float32), tl.zeros([32, D], tl.float32)
+            cotangents, given = after + place * (D * V), cotangent + (token * form.value_heads + head) * V
+            onward = tl.zeros([32, D], tl.float32)
             for first in range(0, V, COLUMNS):
                 column = first + tl.arange(0, COLUMNS)[None, :]
                 state = tl.load(states + of_width[:, None] * V + column)
                 x = tl.load(cotangents + of_width[:, None] * V + column)
-                place_0 = of_rows + half[:, None] * V + column
-                place_1 = place_0 + _HALF * V
-                narrow, turned = tl.trans(state.to(DTYPE)), tl.trans(x)
-                upper_q = tl.dot(tl.load(gone + place_0), narrow, upper_q)
-                lower_q = tl.dot(tl.load(gone + place_1), narrow, lower_q)
-                upper_k = tl.dot(tl.load(taken + place_0), narrow, upper_k)
-                lower_k = tl.dot(tl.load(taken + place_1), narrow, lower_k)
-                upper_o = tl.dot(tl.load(left + place_0), turned, upper_o)
-                lower_o = tl.dot(tl.load(left + place_1), turned, lower_o)
-                nothing = tl.zeros([16, COLUMNS], tl.float32)
-                high, low = _add_rows(state * x.to(tl.float32), (nothing, nothing), D)
-                _store_first(held + place * V + first + tl.arange(0, COLUMNS), high + low, 0)
-            line, wides, ages = lines + place * _C, wide + place * (_C * _C), aged + place * (_C * _C)
-            of_keys = k + of_key
-            upper_q, upper_k = _between(
-                upper_q, upper_k, upper_o, of_keys, keys, queries, line, wides, ages, count, 0, D, KEYS
-            )
-            lower_q, lower_k = _between(
-                lower_q, lower_k, lower_o, of_keys, keys, queries, line, wides, ages, count, 1, D, KEYS
-            )
-    for b in tl.static_range(2):
-        at = half + b * _HALF
-        found_q, found_k = upper_q, upper_k
-        if b == 1:
-            found_q, found_k = lower_q, lower_k
-        there, written = (at < count)[:, None], (chunk * _C + at < tokens)[:, None]
-        place = of_key + at[:, None] * KEYS + of_width[None, :]
-        tl.store(dq + place, tl.where(there, found_q, 0.0).to(DTYPE), mask=written)
-        tl.store(dk + place, tl.where(there, found_k, 0.0).to(DTYPE), mask=written)
-
-
-@triton.jit
-def _between(
-    total_q, total_k, onward, k, keys, queries, line, wides, ages, count,
-    PART: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr,
-):  # fmt: skip
-    """Returns the gradients of half of the rows with what the rows of the chunk give each other."""
-    at, row = tl.arange(0, 32) + PART * _HALF, tl.arange(0, 64)
-    over, under = at[:, None] * _C + row[None, :], row[None, :] * _C + at[:, None]
-    below, above = row[None, :] < (PART + 1) * _HALF, row[None, :] >= PART * _HALF
-    aged_rows = tl.load(ages + over, mask=below, other=0.0)
-    wide_rows = tl.load(wides + over, mask=below, other=0.0)
-    wide_columns = tl.load(wides + under, mask=above, other=0.0)
-    aged_columns = tl.load(ages + under, mask=above, other=0.0)
-    key = tl.load(k + at[:, None] * KEYS + tl.arange(0, D)[None, :], mask=(at < count)[:, None], other=0.0)
-    _store_first(line + at, _sums_of_columns(key * onward, 32, D), 1)
-    total_q = tl.dot(aged_rows, keys, total_q)
-    total_k = tl.dot(wide_rows, keys, total_k + onward)
-    total_k = tl.dot(wide_columns, keys, total_k)
-    return total_q, tl.dot(aged_columns, queries, total_k)
+                e = tl.load(given + at[:, None] * VALUES + column, mask=there, other=0.0)
+                r = tl.load(rest + of_rows + at[:, None] * V + column)
+                u = tl.load(left + of_rows + at[:, None] * V + column)
+                gone, taken = _to_state(e, r, grown, factor, SCALE)
+                narrow = tl.trans(state.to(DTYPE))
+                total_q = tl.dot(gone, narrow, total_q)
+                total_k = tl.dot(taken, narrow, total_k)
+                onward = tl.dot(u, tl.trans(x), onward)
+                if part == 0:
+                    nothing = tl.zeros([16, COLUMNS], tl.float32)
+                    high, low = _add_rows(state * x.to(tl.float32), (nothing, nothing), D)
+                    _store_first(held + place * V + first + tl.arange(0, COLUMNS), high + low, 0)
+            _store_first(lines + line + at, _sums_of_columns(key * onward, 32, D), 1)
+            total_q = tl.dot(aged_rows, keys, total_q)
+            total_k = tl.dot(wide_rows, keys, total_k + onward)
+            total_k = tl.dot(wide_columns, keys, total_k)
+            total_k = tl.dot(aged_columns, queries, total_k)
+        total_q, total_k = tl.where(there, total_q, 0.0), tl.where(there, total_k, 0.0)
+    written = (chunk * _C + at < tokens)[:, None]
+    tl.store(dq + of_key + of_half, total_q.to(DTYPE), mask=written)
+    tl.store(dk + of_key + of_half, total_k.to(DTYPE), mask=written)
 
 
 @triton.jit

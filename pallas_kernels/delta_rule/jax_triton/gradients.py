@@ -64,16 +64,16 @@ def gated_delta_rule_gradients(
         out=[*like(value, state_cotangent), of_chunks(d, v), of_chunks(c, v)], grid=(b * h * (v // plan.columns),),
         warps=plan.warps, stages=plan.stages, constants=sized | {"COLUMNS": plan.columns}, **common,
     )  # fmt: skip
-    left, gone, taken, wide, aged, inner = launch(
+    left, wide, aged, inner = launch(
         inner_kernel, query, key, value, cotangent, inverse, logs, betas, edges, rest, lengths, tokens, n,
-        out=[*[of_chunks(c, v)] * 3, *[of_chunks(c, c)] * 2, of_chunks(5, c, dtype=jnp.float32)], grid=(b * h, n),
+        out=[of_chunks(c, v), of_chunks(c, c), of_chunks(c, c), of_chunks(5, c, dtype=jnp.float32)], grid=(b * h, n),
         warps=plan.inner_warps, stages=plan.inner_stages, constants=sized | {"COLUMNS": plan.inner_columns}, **common,
     )  # fmt: skip
     dq, dk, outer, held = launch(
-        outer_kernel, query, key, edges, after, left, gone, taken, wide, aged, lengths, tokens, n,
+        outer_kernel, query, key, cotangent, logs, betas, edges, after, rest, left, wide, aged, lengths, tokens, n,
         out=[*like(query, key), of_chunks(c, dtype=jnp.float32), of_chunks(v, dtype=jnp.float32)],
-        grid=(b * j, n), warps=plan.outer_warps, stages=plan.outer_stages,
-        constants={"COLUMNS": plan.outer_columns, "form": x.form}, **common,
+        grid=(b * j * 2, n), warps=plan.outer_warps, stages=plan.outer_stages,
+        constants=sized | {"COLUMNS": plan.outer_columns}, **common,
     )  # fmt: skip
     dg, dbeta = launch(
         gates_kernel, g, logs, inner, outer, held, lengths, tokens, n, out=like(g, beta), grid=(b * h, n),

@@ -18,7 +18,7 @@ class GradientSchedule:
         inner_warps: Warps of a program that has a chunk of a value head.
         inner_columns: Columns of the values that it reads at once, 16 or 32.
         inner_stages: How many of these it reads ahead.
-        outer_warps: Warps of a program that has a chunk of a key head.
+        outer_warps: Warps of a program that has half of the rows of a chunk of a key head.
         outer_columns: Columns of the values that it reads at once.
         outer_stages: How many of these it reads ahead.
     """
@@ -29,7 +29,7 @@ class GradientSchedule:
     inner_warps: int = 4
     inner_columns: int = 16
     inner_stages: int = 3
-    outer_warps: int = 8
+    outer_warps: int = 4
     outer_columns: int = 32
     outer_stages: int = 2
 
