@@ -5,13 +5,15 @@
 chunk is computed for all chunks at once: `inner_kernel` has a chunk of a value head, `outer_kernel` half of the rows of
 a chunk for all value heads of a key head, and `gates_kernel` adds what a chunk's gates get.
 
-Tiles have 32 rows, except for those of the walk, so that they are multiplied by mma.sync on every GPU: their operands
-are computed, and for operands of wgmma that threads store, Triton 3.6 was seen to put the fence after the barrier.
+Tiles have at most 32 rows, except for those of the walk, so that they are multiplied by mma.sync on every GPU: their
+operands are computed, and for operands of wgmma that threads store, Triton 3.6 was seen to put the fence after the
+barrier. Those of the walk are in registers or come from asynchronous copies. Float32 numbers are added by tensor cores
+too, as two limbs: then the order does not depend on the layout of registers, and nothing is shuffled between threads.
 
 Arrays, beside those of `kernels`: after (B, H, N, D, V), cotangents of the states after the chunks, rounded; rest and
 left (B, H, N, 64, V), dR and E(G_n - G) U, rounded; wide and aged (B, H, N, 64, 64), beta D dA and D dB, rounded;
-lines of float32, (B, H, N, 4, 64) of the inner kernel, two parts of the gradients of beta and two of those of G, and
-(B, H, N, 2, 64) of the outer one, what G gets and how much of it is that of s_t; held (B, H, N, V) float32.
+lines of float32, (B, H, N, 5, 64) of the inner kernel: two parts of the gradients of beta, sums of rows and columns of
+j, and x of the contract; (B, H, N, 64) of the outer one, y; held (B, H, N, V) float32, sums of ~X S over rows.
 """
 
 import triton
