@@ -62,7 +62,7 @@ _ATTENTION_ARRAYS: Final = frozenset(
     ("page_table", "alibi_slopes", "sinks", "key_scale", "value_scale", "common_prefix", "bias", "mask")
 )
 """The optional arrays that the kernels of attention read. Calls with others are left to the portable programs."""
-_DELTA_RULE: Final = "delta_rule.jax_triton.launch"
+_DELTA_RULE: Final = "delta_rule.extend"
 _DELTA_WIDTHS: Final = (64, 128)
 
 

@@ -202,6 +202,16 @@ def latents() -> None:
         options = {"tiles": BackwardTiles(TILE, TILE), **LAUNCH}
         expected = jax_triton.gradients(separate, results, **options)
         compare(jax_triton.gradients(shared, results, **options), expected, 0.0)
+    for dtype in ("float32", "bfloat16"):  # values of whole pieces, which are read once
+        key = random(1, 2, KEYS, KEY_HEADS, 160, dtype=dtype)
+        call = dataclasses.replace(call_of(dtype), query=random(0, 2, QUERIES, HEADS, 160, dtype=dtype))
+        for latent in (key, key.at[0, 33, 0, 3].set(jnp.inf).at[0, 2, 1, 5].set(jnp.nan).at[1, 37:].set(jnp.nan)):
+            separate = dataclasses.replace(call, key=latent, value=latent[..., :128])
+            options = dataclasses.replace(call.options, latent_value_size=128)
+            shared = dataclasses.replace(separate, value=None, options=options)
+            whole = jax_triton.attention(separate, tile=TILE, **LAUNCH)
+            for tile in (TILE, HELD, APART):
+                assert_bits_equal(jax_triton.attention(shared, tile=tile, **LAUNCH), whole)
 
 
 def not_finite() -> None:

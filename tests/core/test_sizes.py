@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("pallas_kernels", "bijax", "flax_layers")
 MOST_LINES, MOST_ARGUMENTS = 100, 8
 _EMPTY = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-_WITH_MORE_ARGUMENTS = ("pallas_kernels/attention/jax_triton/", "pallas_kernels/delta_rule/jax_triton/")
-"""Triton kernels and their launches that take pointers one by one."""
+_WITH_MORE_ARGUMENTS = tuple(f"pallas_kernels/delta_rule/jax_triton/{name}.py" for name in ("launch", "gradients"))
+"""Launches that take pointers one by one."""
 
 
 def code_lines(source: str, tree: ast.AST) -> set[int]:

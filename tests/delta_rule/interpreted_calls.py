@@ -4,6 +4,7 @@ TRITON_INTERPRET=1 python -m tests.delta_rule.interpreted_calls CASE
 """
 
 import dataclasses
+import functools
 import sys
 from typing import Any, Final
 
@@ -13,7 +14,9 @@ import numpy as np
 from bijax import DeltaRuleState
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import MmaDeltaRuleContract
-from pallas_kernels.delta_rule.jax_triton.launch import gated_delta_rule_extend
+from pallas_kernels.delta_rule.extend import gated_delta_rule_extend
+from pallas_kernels.delta_rule.hopper import rows as hopper_rows
+from pallas_kernels.delta_rule.hopper import scan as hopper_scan
 from pallas_kernels.delta_rule.schedule.jax_triton import Schedule
 from pallas_kernels.delta_rule.slots import packed, taken
 from pallas_kernels.delta_rule.whole import gated_delta_rule
@@ -21,6 +24,7 @@ from pallas_kernels.target import Target
 from tests.delta_rule.tokens import batch, recurrence
 from tests.jax_triton.interpreted import interpret_launches
 from tests.jax_triton.interpreter_instructions import interpret_instructions
+from tests.mosaic import interpreter
 
 SIZES: Final = (1, 2, 64, 64)
 CALL: Final[dict[str, Any]] = {
@@ -29,6 +33,7 @@ CALL: Final[dict[str, Any]] = {
     "target": dataclasses.replace(Target.parse("sm_80"), backend="jax_triton"),
 }
 KEPT: Final = ("state", "key", "residual", "inverse", "decay")
+MOSAIC = Schedule(64, 4, 2, mosaic=True)
 WIDE, NARROW, APART = Schedule(64, 4, 1), Schedule(32, 4, 1, pieces=2), Schedule(64, 4, 1, rows_warps=4)
 
 
@@ -40,7 +45,7 @@ def check(found: Any, expected: Any, bound: float = 1e-3) -> None:
     assert np.linalg.norm(found - expected) <= bound * np.linalg.norm(expected)
 
 
-def parts(x: dict[str, Any], sizes: tuple[int, ...], lengths: list[int]) -> Any:
+def parts(x: dict[str, Any], sizes: tuple[int, ...], lengths: list[int], chunked: Schedule = WIDE) -> Any:
     """Computes sequences in calls of these numbers of tokens; the last call has the rest of each."""
     j, h, d, v = SIZES
     b = len(lengths)
@@ -51,7 +56,7 @@ def parts(x: dict[str, Any], sizes: tuple[int, ...], lengths: list[int]) -> Any:
         counts = np.minimum(np.maximum(np.array(lengths) - start, 0), size).astype(np.int32)
         at = np.minimum(start[:, None] + np.arange(size), x["g"].shape[1] - 1)
         some = [np.take_along_axis(a, at.reshape(*at.shape, *[1] * (a.ndim - 2)), 1) for a in x.values()]
-        plan = WIDE if size > 8 else (NARROW, APART)[len(found) % 2]
+        plan = chunked if size > 8 else (NARROW, APART)[len(found) % 2]
         y, *kept = gated_delta_rule_extend(*map(jnp.asarray, (*some, *kept, start, counts)), **CALL, schedule=plan)
         for i, n in enumerate(counts):
             assert not np.asarray(y)[i, n:].any()
@@ -102,7 +107,7 @@ def case_edges_of_arrays() -> None:
     assert kept[5].tolist() == [64]
 
 
-def case_nan() -> None:
+def case_nan(plan: Schedule = WIDE) -> None:
     x = batch(("normal", "normal"), 80, "float16", SIZES)
     x["value"][0, 70, 1, 5] = np.inf
     x["key"][1, 20, 0, 3] = np.nan
@@ -113,17 +118,19 @@ def case_nan() -> None:
         *map(jnp.asarray, (*x.values(), np.zeros((2, *SIZES[1:]), np.float32), np.array([80, 80], np.int32))),
         keep_edges=False,
         **CALL,
-        schedule=WIDE,
+        schedule=plan,
     )
     check(y, expected)
     assert np.isnan(np.asarray(last)[0, 1, :, 5]).all()
     assert np.isfinite(np.asarray(last)[0, 0]).all()
     assert np.isnan(np.asarray(last)[1]).all()
-    y, _ = parts(x, (66, 8, 6), [80, 80])
+    y, _ = parts(x, (66, 8, 6), [80, 80], plan)
+    check(y, expected)
+    y, _ = parts(x, (10, 70), [80, 80], plan)
     check(y, expected)
 
 
-def case_slots() -> None:
+def case_slots(chunked: Schedule = WIDE) -> None:
     """The same sequences in slots, whose other numbers are nan, by both kinds of programs for few tokens."""
     x, (j, h, d, v) = batch(("normal", "broken"), 70, "float16", SIZES), SIZES
     state = DeltaRuleState.zeros(5, key_heads=j, value_heads=h, key_size=d, value_size=v, dtype="float16")
@@ -135,7 +142,7 @@ def case_slots() -> None:
     for size in (1, 8, 53, 1, 4, 3):  # the fifth goes over an edge in the second row of a call
         counts = np.array([size, size], np.int32)
         some = [a[:, start[0] : start[0] + size] for a in x.values()]
-        for plan in (WIDE,) if size > 8 else (NARROW, APART):
+        for plan in (chunked,) if size > 8 else (NARROW, APART):
             given = (*some, *kept, edge, start, counts, slots)
             y, *new, after = gated_delta_rule_extend(*map(jnp.asarray, given), **CALL, schedule=plan)
             given = (*some, *alone, start, counts)
@@ -153,10 +160,18 @@ def case_slots() -> None:
     assert start.tolist() == [70, 70]
 
 
+def interpret_mosaic() -> None:
+    """Makes the kernels for Hopper run in Mosaic's interpreter."""
+    for module, name in ((hopper_rows, "rows"), (hopper_scan, "scan")):
+        setattr(module, name, functools.partial(getattr(module, name), interpret=interpreter()))
+
+
 if __name__ == "__main__":
     interpret_launches()
     interpret_instructions()
+    interpret_mosaic()
     cases = {"whole": case_whole, "parts": case_parts, "edges of arrays": case_edges_of_arrays, "nan": case_nan}
-    cases["slots"] = case_slots
+    cases |= {"slots": case_slots, "nan on Hopper": functools.partial(case_nan, MOSAIC)}
+    cases["slots on Hopper"] = functools.partial(case_slots, MOSAIC)
     cases[sys.argv[1]]()
     print("compared")

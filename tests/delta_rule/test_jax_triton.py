@@ -14,7 +14,7 @@ import pytest
 
 from pallas_kernels.backends.jax_triton import KERNELS
 from pallas_kernels.contract import DeltaRuleContract, MmaDeltaRuleContract
-from pallas_kernels.delta_rule.jax_triton.launch import gated_delta_rule_extend
+from pallas_kernels.delta_rule.extend import gated_delta_rule_extend
 from pallas_kernels.delta_rule.whole import gated_delta_rule
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.parts.jax_triton.launch import Launch
@@ -29,13 +29,17 @@ KINDS: Final[dict[str, dict[str, Any]]] = {
     "decode": {"continued": True, "tokens": 1, "batch": 64},
     "prefill in float16, heads of 64": {"dtype": "float16", "size": 64},
     "part of a prompt": {"continued": True, "batch": 4},
+    "short part of a prompt": {"continued": True, "tokens": 40},
+    "part of a prompt in float16, heads of 64": {"continued": True, "dtype": "float16", "size": 64},
     "8 tokens": {"continued": True, "tokens": 8},
     "decode in slots": {"continued": True, "tokens": 1, "batch": 64, "slots": True},
+    "part of a prompt in slots": {"continued": True, "slots": True},
     "8 tokens in slots": {"continued": True, "tokens": 8, "slots": True},
 }
 COMPILED: Final = (
     *((target, kind) for target in TARGETS for kind in ("prefill", "decode")),
     *(("sm_90", kind) for kind in tuple(KINDS)[2:]),
+    *((target, "part of a prompt") for target in ("sm_80", "sm_100")),
 )
 
 
@@ -74,8 +78,9 @@ def test_the_kernels_compile(target: str, kind: str) -> None:
     names = ["rows_kernel", "columns_kernel", "edges_kernel"] if KINDS[kind].get("batch", 1) > 16 else ["decode_kernel"]
     if not few:
         # On Hopper Mosaic kernels compute prompts.
-        mosaic = (target, kind) == ("sm_90", "prefill")
-        names = [*([] if mosaic else ["chunk_kernel", "scan_kernel"]), "careful_scan_kernel"]
+        names = ["chunk_kernel", "scan_kernel", "careful_scan_kernel"]
+        if target == "sm_90" and "float16" not in kind:
+            names = ["careful_scan_kernel" if kind == "prefill" else "finish_parts_kernel"]
     assert [launch.name.replace("extend_", "") for launch in found] == names
     for launch in found:
         # Atomic operations count programs, and no number is computed by them.
@@ -84,7 +89,9 @@ def test_the_kernels_compile(target: str, kind: str) -> None:
 
 @needs_triton
 @pytest.mark.tier("full")
-@pytest.mark.parametrize("case", ["whole", "parts", "edges of arrays", "nan", "slots"])
+@pytest.mark.parametrize(
+    "case", ["whole", "parts", "edges of arrays", "nan", "slots", "nan on Hopper", "slots on Hopper"]
+)
 def test_numbers_by_the_interpreter(case: str) -> None:
     """Numbers against float64; an address outside the arrays of a launch is an error."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "JAX_PLATFORMS": "cpu"}

@@ -193,7 +193,7 @@ def test_batches_at_other_positions(sequences: int) -> None:
 
 @functools.cache
 def run(name: str, plan: Schedule) -> Any:
-    from pallas_kernels.delta_rule.jax_triton.launch import gated_delta_rule_extend
+    from pallas_kernels.delta_rule.extend import gated_delta_rule_extend
     from pallas_kernels.delta_rule.whole import gated_delta_rule
 
     options = {"contract": MmaDeltaRuleContract(), "target": target_for("cuda"), "scale": 128**-0.5, "schedule": plan}

@@ -10,7 +10,7 @@ import numpy as np
 from pallas_kernels.contract import online_row_contract, row_contract
 from pallas_kernels.cross_entropy import hopper as cross_entropy_hopper
 from pallas_kernels.cross_entropy import portable as cross_entropy
-from pallas_kernels.schedule.hopper.softmax import OnlineSchedule, ring_schedule, segments_of
+from pallas_kernels.schedule.hopper.softmax import OnlineSchedule, fits_warp, ring_schedule, segments_of
 from pallas_kernels.softmax import hopper as softmax_hopper
 from pallas_kernels.softmax import portable as softmax
 from tests.arrays import on_device
@@ -64,6 +64,8 @@ def schedules(columns: int, itemsize: int) -> list[OnlineSchedule]:
     found = [OnlineSchedule("registers")] if segments <= 8 else []
     if segments > 1:
         found.append(OnlineSchedule("split"))
+    if fits_warp(columns):
+        found.append(OnlineSchedule("warps"))
     if columns >= 128 and columns * itemsize % 128 == 0:
         piece = min(columns, 4096)
         found += [ring_schedule(columns, itemsize), OnlineSchedule("ring", piece, 2, 1, vector=1, unroll=3)]

@@ -25,7 +25,16 @@ THREADS = 14  # kernels compile outside of the interpreter lock
 
 @pytest.mark.parametrize(
     ("columns", "dtype"),
-    [(77, "float32"), (576, "bfloat16"), (2528, "float32"), (8192, "float16"), (9600, "float32"), (32000, "bfloat16")],
+    [
+        (60, "float16"),
+        (77, "float32"),
+        (128, "float32"),
+        (576, "bfloat16"),
+        (2528, "float32"),
+        (8192, "float16"),
+        (9600, "float32"),
+        (32000, "bfloat16"),
+    ],
 )
 def test_every_schedule_gives_the_same_bits(columns: int, dtype: str) -> None:
     x, labels = hostile(columns, dtype)

@@ -222,7 +222,9 @@ def mma_attention_contract(dtype: str, head_size: int) -> MmaAttentionContract:
         'attention/v3/f32-mma16-keys64-rows32-split1024-online'
     """
     if head_size > _MMA_WIDEST:
-        return MmaAttentionContract(16, 16)
+        # Latents of 576 are served by tiles of their own; other wide heads have small blocks, which fit everywhere.
+        latents = head_size > _MMA_LATENTS and dtype != "float32"
+        return MmaAttentionContract(64 if latents else 16, 16)
     if dtype != "float32":
         return MmaAttentionContract()
     if head_size > _MMA_WIDE:
@@ -232,6 +234,7 @@ def mma_attention_contract(dtype: str, head_size: int) -> MmaAttentionContract:
 
 _MMA_WIDE: Final = 128
 _MMA_WIDEST: Final = 256
+_MMA_LATENTS: Final = 512
 
 
 LEAST: Final = -3e38

@@ -1,6 +1,6 @@
 """What is fixed about a launch: everything that the machine code of a kernel depends on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -13,6 +13,7 @@ LOG2E: Final = float(np.float32(np.log2(np.e)))
 LN2: Final = float(np.float32(np.log(2)))
 
 _WIDTH: Final = 16  # the narrowest piece of a head
+_WIDEST_PIECE: Final = 128
 
 Axes = tuple[bool, bool, bool, bool]
 
@@ -27,6 +28,7 @@ class Form:
         value_size: Width V of a head of the values, a multiple of 16.
         value_stride: Elements from the values of a head to those of the next one: V, or H if they are columns of the
             keys.
+        latent: Whether the pieces of the values are the first ones of the keys.
         heads: Key heads K.
         group: Query heads per key head.
         key_block: Keys of a block of the contract.
@@ -53,6 +55,7 @@ class Form:
     size: int
     value_size: int
     value_stride: int
+    latent: bool
     heads: int
     group: int
     key_block: int
@@ -82,7 +85,7 @@ class Form:
     @property
     def widest_piece(self) -> int:
         """The widest piece of a head that is multiplied at once."""
-        return 64 if self.dtype == "float32" else 128
+        return 64 if self.dtype == "float32" else _WIDEST_PIECE
 
     @property
     def span(self) -> int:
@@ -106,6 +109,47 @@ class Form:
         return self.mask is not None
 
 
+@dataclass(frozen=True)
+class Loop:
+    """What is fixed about how a program goes through blocks of keys or of rows.
+
+    Attributes:
+        rows: Rows of the program; keys, if it goes through rows.
+        stages: Blocks that are read ahead.
+        splits: Whether the blocks may be of several splits of the keys.
+        by_splits: Whether each split has a loop of its own, if they are. In one loop over all blocks, where a branch
+            merges two splits, what the rows know of the splits before takes registers in all steps; but blocks of the
+            next split are read ahead.
+        together: Whether a block's values are awaited with its keys, before the scores.
+        scored: Whether the scores are known.
+        careful: Whether a number that is not finite makes only those sums nan that it belongs to. Otherwise all are
+            taken to be finite.
+    """
+
+    rows: int
+    stages: int
+    splits: bool = False
+    by_splits: bool = False
+    together: bool = False
+    scored: bool = False
+    careful: bool = False
+
+    @property
+    def with_care(self) -> "Loop":
+        """The same once more, after a sum was not finite."""
+        return replace(self, stages=1, together=False, careful=True)
+
+    @property
+    def of_scores(self) -> "Loop":
+        """The same with scores that are known."""
+        return replace(self, scored=True)
+
+    @property
+    def of_split(self) -> "Loop":
+        """The same for blocks of a single split."""
+        return replace(self, splits=False)
+
+
 def form_of(call: AttentionCall, contract: MmaAttentionContract) -> Form:
     """Returns what is fixed about the launches of a call.
 
@@ -121,6 +165,7 @@ def form_of(call: AttentionCall, contract: MmaAttentionContract) -> Form:
         size=call.query.shape[3],
         value_size=value_size,
         value_stride=call.query.shape[3] if call.value is None else value_size,
+        latent=call.value is None and value_size % _WIDEST_PIECE == 0,
         heads=heads,
         group=call.query.shape[2] // heads,
         key_block=contract.key_block,

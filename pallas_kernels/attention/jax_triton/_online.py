@@ -26,7 +26,15 @@ from pallas_kernels.attention.jax_triton._pieces import (
     zeros,
 )
 from pallas_kernels.attention.jax_triton._scores import scores, which_seen
-from pallas_kernels.attention.jax_triton._tile import LEAST, Arrays, Bounds, Rows, keys_at
+from pallas_kernels.attention.jax_triton._tile import (
+    LEAST,
+    Arrays,
+    Blocks,
+    Bounds,
+    Rows,
+    blocks_of_split,
+    keys_at,
+)
 from pallas_kernels.parts.jax_triton.arithmetic import half_sums
 
 COLUMNS = tl.constexpr(8)  # of the sums of weights in a split
@@ -112,21 +120,7 @@ def merged(state: State, other: State, ROWS: tl.constexpr, HEIGHT: tl.constexpr)
 
 @triton.jit
 def add_blocks(
-    arrays: Arrays,
-    rows: Rows,
-    bounds: Bounds,
-    query,
-    scored,
-    begin,
-    whole,
-    end,
-    ROWS: tl.constexpr,
-    CAREFUL: tl.constexpr,
-    STAGES: tl.constexpr,
-    TOGETHER: tl.constexpr,
-    SPLITS: tl.constexpr,
-    held,
-    form: tl.constexpr,
+    arrays: Arrays, rows: Rows, bounds: Bounds, known, blocks: Blocks, held, loop: tl.constexpr, form: tl.constexpr
 ):
     """Returns the states after a range of key blocks: after the splits before the last one, and after the last one.
 
@@ -134,40 +128,37 @@ def add_blocks(
         arrays: The arrays.
         rows: The rows.
         bounds: The keys that they see.
-        query: The limbs of each piece of their queries; unused if there are scores.
-        scored: Pointers (R, 1) to the scores of the rows, by the position of the key; None to compute them.
-        begin: Index of the first block.
-        whole: Index after the last block of the range at `begin` of which the rows see every key, but for a mask.
-        end: Index after the last block.
-        ROWS: Number of the rows; if there are fewer than `LEAST_ROWS`, `scored` is given.
-        CAREFUL: Whether a value that is not finite makes only those rows nan that see it. Otherwise all values are
-            taken to be finite.
-        STAGES: Blocks that are read ahead.
-        TOGETHER: Whether a block's values are awaited with its keys, before the scores.
-        SPLITS: Whether the range may be of several splits.
+        known: The limbs of each piece of their queries; or pointers (R, 1) to their scores, by the position of the key.
+            Fewer than `LEAST_ROWS` rows have the latter.
+        blocks: The range.
         held: Pointer to where the sums of values after the splits before are set aside; None to keep them in registers.
+        loop: How it is gone through.
         form: The constants.
     """
     KEYS: tl.constexpr = form.key_block
     BLOCKS: tl.constexpr = form.split // form.key_block
     COUNT: tl.constexpr = piece_count(form.value_size, form.widest_piece)
+    ROWS: tl.constexpr = loop.rows
+    CAREFUL: tl.constexpr = loop.careful
+    LATENT: tl.constexpr = form.latent and not (loop.careful or loop.scored)
     HEIGHT: tl.constexpr = height_of(ROWS)
+    begin, whole, end = blocks
     before, state = nothing(ROWS, HEIGHT, form), start(ROWS, HEIGHT, form)
     if held is not None:
         before = State(before.maximum, before.sums, ())
         first_split, places = begin // BLOCKS, held_places(held, ROWS, form)
-    for block in tl.range(begin, end, num_stages=STAGES):
+    for block in tl.range(begin, end, num_stages=loop.stages):
         keys = keys_at(arrays, rows.sequence, block * KEYS, KEYS, form.whole_blocks, form)
-        if scored is not None:
-            found = tl.load(scored + keys.position[None, :])
+        if loop.scored:
+            found = tl.load(known + keys.position[None, :])
             if CAREFUL:
                 seen = which_seen(arrays, rows, bounds, keys, False, form)
         else:
             key = keys_of_all(heads_of_keys(arrays.key, keys, rows.head, form.size, form), form.size, form)
-            if TOGETHER:
+            if loop.together and not LATENT:
                 read = keys_of_all(heads_of_values(arrays.value, keys, rows.head, form), form.value_size, form)
-            total = dot_of_heads(query, key, ROWS, KEYS, False, form)
-            if SPLITS:  # noqa: SIM102 - known when the kernel is compiled
+            total = dot_of_heads(known, key, ROWS, KEYS, False, form)
+            if loop.splits:  # noqa: SIM102 - known when the kernel is compiled
                 if (block % BLOCKS == 0) & (block > begin):
                     if held is not None:
                         earlier = load_held(places, block // BLOCKS > first_split + 1)
@@ -200,7 +191,9 @@ def add_blocks(
         weight = repeated_all(limbs(weights, form), ROWS, HEIGHT)
         values = ()
         for i in tl.static_range(COUNT):
-            if TOGETHER:
+            if LATENT:
+                piece = key[i]  # each piece of the keys is read once
+            elif loop.together:
                 piece = read[i]
             else:
                 piece = limbs_unless(value, bad, form.value_size, i, CAREFUL, form)
@@ -214,56 +207,22 @@ def add_blocks(
 
 @triton.jit
 def add_splits(
-    arrays: Arrays,
-    rows: Rows,
-    bounds: Bounds,
-    query,
-    begin,
-    whole,
-    end,
-    ROWS: tl.constexpr,
-    CAREFUL: tl.constexpr,
-    STAGES: tl.constexpr,
-    TOGETHER: tl.constexpr,
-    SPLITS: tl.constexpr,
-    LOOPS: tl.constexpr,
-    held,
-    form: tl.constexpr,
+    arrays: Arrays, rows: Rows, bounds: Bounds, query, blocks: Blocks, held, loop: tl.constexpr, form: tl.constexpr
 ):
-    """Returns the state after a range of key blocks; arguments as for `add_blocks`, without scores.
-
-    With `LOOPS` each split has a loop of its own. In one loop over all blocks, where a branch merges two splits, what
-    the rows know of the splits before takes registers in all steps; but blocks of the next split are read ahead.
-    """
+    """Returns the state after a range of key blocks; arguments as for `add_blocks`, with queries."""
+    ROWS: tl.constexpr = loop.rows
     HEIGHT: tl.constexpr = height_of(ROWS)
-    if SPLITS and LOOPS:
+    if loop.splits and loop.by_splits:
         BLOCKS: tl.constexpr = form.split // form.key_block
+        OF_SPLIT: tl.constexpr = loop.of_split
         state = nothing(ROWS, HEIGHT, form)
-        for split in tl.range(begin // BLOCKS, (end + (BLOCKS - 1)) // BLOCKS, num_stages=1):
-            first, last = tl.maximum(begin, split * BLOCKS), tl.minimum(end, (split + 1) * BLOCKS)
-            _, found = add_blocks(
-                arrays,
-                rows,
-                bounds,
-                query,
-                None,
-                first,
-                whole,
-                last,
-                ROWS,
-                CAREFUL,
-                STAGES,
-                TOGETHER,
-                False,
-                None,
-                form,
-            )
+        for split in tl.range(blocks.begin // BLOCKS, (blocks.end + (BLOCKS - 1)) // BLOCKS, num_stages=1):
+            own = blocks_of_split(blocks, split, form)
+            _, found = add_blocks(arrays, rows, bounds, query, own, None, OF_SPLIT, form)
             state = merged(state, found, ROWS, HEIGHT)
     else:
-        before, last_split = add_blocks(
-            arrays, rows, bounds, query, None, begin, whole, end, ROWS, CAREFUL, STAGES, TOGETHER, SPLITS, held, form
-        )
-        if SPLITS:
+        before, last_split = add_blocks(arrays, rows, bounds, query, blocks, held, loop, form)
+        if loop.splits:
             state = merged(before, last_split, ROWS, HEIGHT)
         else:
             state = last_split  # a merge with no split before changes the sign of zeros at most
@@ -272,30 +231,14 @@ def add_splits(
 
 @triton.jit
 def attend(
-    arrays: Arrays,
-    rows: Rows,
-    bounds: Bounds,
-    query,
-    begin,
-    whole,
-    end,
-    ROWS: tl.constexpr,
-    STAGES: tl.constexpr,
-    TOGETHER: tl.constexpr,
-    SPLITS: tl.constexpr,
-    LOOPS: tl.constexpr,
-    held,
-    form: tl.constexpr,
+    arrays: Arrays, rows: Rows, bounds: Bounds, query, blocks: Blocks, held, loop: tl.constexpr, form: tl.constexpr
 ):
     """Returns the state after a range of key blocks; arguments as for `add_splits`.
 
     Keys are first added as if all values were finite. If a sum is then not finite, they are added once more with care.
     """
-    state = add_splits(
-        arrays, rows, bounds, query, begin, whole, end, ROWS, False, STAGES, TOGETHER, SPLITS, LOOPS, held, form
-    )
+    state = add_splits(arrays, rows, bounds, query, blocks, held, loop, form)
     if not all_finite(state.weighted):
-        state = add_splits(
-            arrays, rows, bounds, query, begin, whole, end, ROWS, True, 1, False, SPLITS, LOOPS, held, form
-        )
+        WITH_CARE: tl.constexpr = loop.with_care
+        state = add_splits(arrays, rows, bounds, query, blocks, held, WITH_CARE, form)
     return state

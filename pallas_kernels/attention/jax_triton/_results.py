@@ -1,5 +1,7 @@
 """The end of the forward pass: sinks, and what is written."""
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -13,11 +15,23 @@ from pallas_kernels.attention.jax_triton._tile import Arrays, Limits, Rows
 LN2 = tl.constexpr(_LN2)
 
 
+class Outputs(NamedTuple):
+    """Pointers to what is written.
+
+    Attributes:
+        out: (B, T, N, V).
+        lse: (B, T, N) float32.
+    """
+
+    out: Any
+    lse: Any
+
+
 @triton.jit
 def add_sink(arrays: Arrays, rows: Rows, state: State, form: tl.constexpr):
     """Returns a state after a sink, a key without a value."""
     COUNT: tl.constexpr = len(state.weighted)
-    sink = product(tl.load(of_heads(arrays.sinks, rows, form.sinks, form)).to(tl.float32), LOG2E)
+    sink = product(tl.load(of_heads(arrays.optional.sinks, rows, form.sinks, form)).to(tl.float32), LOG2E)
     highest = tl.maximum(state.maximum, sink)
     decay = power_of_two(state.maximum - highest)
     sums = product(state.sums, decay) + power_of_two(sink - highest)
@@ -29,7 +43,14 @@ def add_sink(arrays: Arrays, rows: Rows, state: State, form: tl.constexpr):
 
 @triton.jit
 def write_results(
-    arrays: Arrays, rows: Rows, limits: Limits, state: State, out, lse, part, PARTS: tl.constexpr, form: tl.constexpr
+    arrays: Arrays,
+    rows: Rows,
+    limits: Limits,
+    state: State,
+    outputs: Outputs,
+    part,
+    PARTS: tl.constexpr,
+    form: tl.constexpr,
 ):
     """Writes the results and the log-sum-exp of rows.
 
@@ -38,8 +59,7 @@ def write_results(
         rows: The rows.
         limits: The limits of their sequence.
         state: What the rows know after all keys.
-        out: Pointer to the results.
-        lse: Pointer to the log-sum-exp, which the first part writes.
+        outputs: Where they go; the first part writes the log-sum-exp.
         part: Which part of the columns of a head the state has.
         PARTS: Number of the parts, each as wide as the values of the form.
         form: The constants.
@@ -54,16 +74,16 @@ def write_results(
     for i in tl.static_range(COUNT):
         result = product(state.weighted[i], inverse[:, None])
         if form.value_scale is not None:
-            scales = arrays.value_scale + (rows.head * WIDTH + part * form.value_size)
+            scales = arrays.optional.value_scale + (rows.head * WIDTH + part * form.value_size)
             if form.value_scale:
                 scales += rows.sequence * (form.heads * WIDTH)
             scales += piece_start(form.value_size, form.widest_piece, i)
             scale = tl.load(scales + tl.arange(0, piece_width(form.value_size, form.widest_piece, i)))
             result = product(rounded(result, form).to(tl.float32), scale[None, :])
         results = results + (tl.where(valid, result, float("nan")),)
-    heads = heads_of_rows(out + part * form.value_size, rows, WIDTH)
+    heads = heads_of_rows(outputs.out + part * form.value_size, rows, WIDTH)
     write(heads, rows.exists, results, form.value_size, None, form)
     if part == 0:
         found = tl.where(empty, float("-inf"), product(state.maximum + log2(state.sums), LN2))
         found = tl.where(valid, found, float("nan"))
-        tl.store(lse + rows.entry + rows.following, found, mask=rows.exists)
+        tl.store(outputs.lse + rows.entry + rows.following, found, mask=rows.exists)

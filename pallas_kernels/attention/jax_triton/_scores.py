@@ -35,10 +35,10 @@ def scores(arrays: Arrays, rows: Rows, keys: Keys, total, BY_KEYS: tl.constexpr,
     elif form.exponent_factor == 1.0:
         total = product(total, form.factor)
     if form.bias is not None:
-        bias = tl.load(place_of(arrays.bias, rows, keys, arrays, BY_KEYS, "bias", form))
+        bias = tl.load(place_of(arrays.optional.bias, rows, keys, arrays, BY_KEYS, "bias", form))
         total = total + product(bias.to(tl.float32), LOG2E)
     if form.slopes is not None:
-        slope = product(tl.load(of_heads(arrays.alibi_slopes, rows, form.slopes, form)), LOG2E)
+        slope = product(tl.load(of_heads(arrays.optional.alibi_slopes, rows, form.slopes, form)), LOG2E)
         distance = across(keys.position, BY_KEYS) - along(rows.position, BY_KEYS)
         total = total + product(along(slope, BY_KEYS), distance.to(tl.float32))
     return total, bent
@@ -50,7 +50,7 @@ def which_seen(arrays: Arrays, rows: Rows, bounds: Bounds, keys: Keys, BY_KEYS: 
     position = across(keys.position, BY_KEYS)
     seen = (position >= along(bounds.first, BY_KEYS)) & (position < along(bounds.last, BY_KEYS))
     if form.mask is not None:
-        mask = tl.load(place_of(arrays.mask, rows, keys, arrays, BY_KEYS, "mask", form))
+        mask = tl.load(place_of(arrays.optional.mask, rows, keys, arrays, BY_KEYS, "mask", form))
         seen = seen & (opaque_32(mask.to(tl.int32)) != 0)
     return seen
 
@@ -98,9 +98,9 @@ def place_of(
     if is_long(form, NAME, 1):
         index = index * form.query_heads + along(rows.query_head, BY_KEYS)
     if is_long(form, NAME, 2):
-        index = index * arrays.queries + along(rows.query, BY_KEYS)
+        index = index * arrays.sizes.queries + along(rows.query, BY_KEYS)
     if is_long(form, NAME, 3):
-        index = index * arrays.capacity + across(keys.held, BY_KEYS)
+        index = index * arrays.sizes.capacity + across(keys.held, BY_KEYS)
     else:
         index = index + across(keys.held * 0, BY_KEYS)
     return array + index

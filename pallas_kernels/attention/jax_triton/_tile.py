@@ -11,40 +11,60 @@ POSITION_LIMIT = tl.constexpr(1 << 30)
 LEAST = tl.constexpr(-3e38)  # of the contract: the maximum before any key
 
 
-class Arrays(NamedTuple):
-    """Pointers to the arrays of a launch, and its sizes. An absent array is any other pointer.
+class OptionalArrays(NamedTuple):
+    """Pointers to arrays that a launch may have. An absent array is any other pointer.
 
     Attributes:
-        query: (B, T, N, H).
-        key: (B, S, K, H), or (P, page, K, H); 8-bit numbers are int8.
-        value: The same with V.
-        limits: (B, 3) int32.
         page_table: (B, n) int32.
         alibi_slopes: (B or 1, N) float32.
         sinks: (B or 1, N) floats.
         value_scale: (B or 1, K, V) float32.
         bias: (B or 1, N or 1, T or 1, S or 1) floats.
         mask: The same, bool.
-        sequences: B.
-        queries: T.
-        capacity: Keys that a sequence has room for, S.
-        entries: Pages of a sequence, n.
     """
 
-    query: Any
-    key: Any
-    value: Any
-    limits: Any
     page_table: Any
     alibi_slopes: Any
     sinks: Any
     value_scale: Any
     bias: Any
     mask: Any
+
+
+class Sizes(NamedTuple):
+    """The sizes of a launch.
+
+    Attributes:
+        sequences: B.
+        queries: T.
+        capacity: Keys that a sequence has room for, S.
+        entries: Pages of a sequence, n.
+    """
+
     sequences: Any
     queries: Any
     capacity: Any
     entries: Any
+
+
+class Arrays(NamedTuple):
+    """Pointers to the arrays of a launch, and its sizes.
+
+    Attributes:
+        query: (B, T, N, H).
+        key: (B, S, K, H), or (P, page, K, H); 8-bit numbers are int8.
+        value: The same with V.
+        limits: (B, 3) int32.
+        optional: Those that may be absent.
+        sizes: The sizes.
+    """
+
+    query: Any
+    key: Any
+    value: Any
+    limits: Any
+    optional: OptionalArrays
+    sizes: Sizes
 
 
 class Limits(NamedTuple):
@@ -96,6 +116,20 @@ class Bounds(NamedTuple):
     last: Any
 
 
+class Blocks(NamedTuple):
+    """A range of blocks of keys.
+
+    Attributes:
+        begin: Index of the first block.
+        whole: Index after the last block of the range at `begin` of which the rows see every key, but for a mask.
+        end: Index after the last block.
+    """
+
+    begin: Any
+    whole: Any
+    end: Any
+
+
 class Keys(NamedTuple):
     """Keys of a sequence at neighbouring positions.
 
@@ -116,7 +150,7 @@ class Keys(NamedTuple):
 def limits_of(arrays: Arrays, sequence):
     """Reads the limits of a sequence."""
     limits = arrays.limits + sequence * 3
-    keys = tl.minimum(tl.maximum(tl.load(limits + 2), 0), arrays.capacity)
+    keys = tl.minimum(tl.maximum(tl.load(limits + 2), 0), arrays.sizes.capacity)
     return Limits(tl.maximum(tl.load(limits), 0), tl.load(limits + 1), keys)
 
 
@@ -153,7 +187,7 @@ def rows_at(
     """
     offsets = tl.arange(0, COUNT)
     index = start + offsets
-    total = arrays.queries * form.group
+    total = arrays.sizes.queries * form.group
     held = index
     if not WITHIN:
         held = tl.minimum(index, total - 1)
@@ -162,14 +196,25 @@ def rows_at(
     if WITHIN:
         line, in_line = tl.multiple_of(line + opaque_index(start), 16), offsets
     if WITHIN and COUNT % form.group == 0:
-        entry = (sequence * arrays.queries + opaque_index(start) // form.group) * form.query_heads + head * form.group
+        entry = (
+            sequence * arrays.sizes.queries + opaque_index(start) // form.group
+        ) * form.query_heads + head * form.group
         following = offsets // form.group * form.query_heads + offsets % form.group
     else:
-        entry = sequence * arrays.queries * form.query_heads + head * form.group
+        entry = sequence * arrays.sizes.queries * form.query_heads + head * form.group
         following = query.to(tl.int64) * form.query_heads + in_group
     query_head = head * form.group + in_group
     return Rows(
-        sequence, head, query, query_head, limits.offset + query, index < total, entry, following, line, in_line
+        sequence=sequence,
+        head=head,
+        query=query,
+        query_head=query_head,
+        position=limits.offset + query,
+        exists=index < total,
+        entry=entry,
+        following=following,
+        line=line,
+        in_line=in_line,
     )
 
 
@@ -183,14 +228,14 @@ def keys_at(arrays: Arrays, sequence, start, COUNT: tl.constexpr, WITHIN: tl.con
     position = start + offsets
     held = position
     if not WITHIN:
-        held = tl.minimum(position, arrays.capacity - 1)
+        held = tl.minimum(position, arrays.sizes.capacity - 1)
     if form.page is None:
-        entry = sequence * arrays.capacity + opaque_index(start)
+        entry = sequence * arrays.sizes.capacity + opaque_index(start)
         following = held - start
         if WITHIN:
             following = offsets
     else:
-        table = arrays.page_table + sequence * arrays.entries
+        table = arrays.optional.page_table + sequence * arrays.sizes.entries
         if form.page % COUNT == 0:
             entry = tl.load(table + start // form.page).to(tl.int64) * form.page + start % form.page
             following = offsets
@@ -202,13 +247,13 @@ def keys_at(arrays: Arrays, sequence, start, COUNT: tl.constexpr, WITHIN: tl.con
 
 @triton.jit
 def blocks_seen(arrays: Arrays, limits: Limits, start, ROWS: tl.constexpr, BLOCK: tl.constexpr, form: tl.constexpr):
-    """Returns the range of key blocks with all keys that any row sees, and the end of the first that all rows see.
+    """Returns the range of key blocks with all keys that any row sees.
 
     The rows are those from `start` on, as for `rows_at`. The bounds of later queries are not smaller, and if a query
     sees keys, so do those before it: the ends are known from three queries, without an exchange between threads.
     """
     earliest = start // form.group
-    latest = tl.minimum(start + (ROWS - 1), arrays.queries * form.group - 1) // form.group
+    latest = tl.minimum(start + (ROWS - 1), arrays.sizes.queries * form.group - 1) // form.group
     first, last, some = _bounds_of_query(limits, earliest, form)
     latest_first, _, every = _bounds_of_query(limits, latest, form)
     seeing = tl.minimum(latest, limits.count - 1)
@@ -220,4 +265,12 @@ def blocks_seen(arrays: Arrays, limits: Limits, start, ROWS: tl.constexpr, BLOCK
     whole = tl.where(every & (latest_first <= begin * BLOCK), last // BLOCK, 0)
     whole = tl.minimum(tl.maximum(whole, begin), end)
     # The compiler would move branches of a loop over blocks if it saw that a range begins with the first one.
-    return opaque_index(begin), opaque_index(whole), opaque_index(end)
+    return Blocks(opaque_index(begin), opaque_index(whole), opaque_index(end))
+
+
+@triton.jit
+def blocks_of_split(blocks: Blocks, split, form: tl.constexpr):
+    """Returns those of the blocks that are in a split."""
+    BLOCKS: tl.constexpr = form.split // form.key_block
+    begin, end = tl.maximum(blocks.begin, split * BLOCKS), tl.minimum(blocks.end, (split + 1) * BLOCKS)
+    return Blocks(begin, blocks.whole, end)

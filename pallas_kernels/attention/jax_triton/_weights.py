@@ -15,7 +15,7 @@ from pallas_kernels.attention.jax_triton._pieces import (
     piece_count,
     rounded,
 )
-from pallas_kernels.attention.jax_triton._tile import LEAST, Arrays, Rows, keys_at
+from pallas_kernels.attention.jax_triton._tile import LEAST, Arrays, Blocks, Rows, keys_at
 from pallas_kernels.parts.jax_triton.arithmetic import half_sums
 
 ROWS_AT_ONCE = tl.constexpr(4)  # as many as fit into registers with all keys of a split
@@ -35,6 +35,18 @@ class Weights(NamedTuple):
     columns: Any
 
 
+class Lines(NamedTuple):
+    """Where the numbers of rows are in `Weights`.
+
+    Attributes:
+        of_rows: (R,) integers, the index of each row.
+        of_products: (H,) integers, the same for the rows of the products with the values.
+    """
+
+    of_rows: Any
+    of_products: Any
+
+
 @triton.jit
 def larger(a, b):
     """Returns the larger number."""
@@ -42,8 +54,8 @@ def larger(a, b):
 
 
 @triton.jit
-def write_weights(weights: Weights, place, exists, scored, split, begin, end, form: tl.constexpr):
-    """Writes the weights of rows for the blocks from `begin` to `end`, all of a split, and zeros for its other blocks.
+def write_weights(weights: Weights, place, exists, scored, split, blocks: Blocks, form: tl.constexpr):
+    """Writes the weights of rows for some blocks of a split, and zeros for its other blocks.
 
     Args:
         weights: Where they go.
@@ -51,8 +63,7 @@ def write_weights(weights: Weights, place, exists, scored, split, begin, end, fo
         exists: (R,) bool; other rows are not written.
         scored: Pointers (R, 1) to the scores of the rows, by the position of the key.
         split: Index of the split.
-        begin: Index of the first block.
-        end: Index after the last block.
+        blocks: The blocks.
         form: The constants.
     """
     ROWS: tl.constexpr = place.shape[0]
@@ -60,7 +71,7 @@ def write_weights(weights: Weights, place, exists, scored, split, begin, end, fo
     SPAN: tl.constexpr = form.span
     BLOCKS: tl.constexpr = SPAN // KEYS
     position = split * form.split + tl.arange(0, SPAN)
-    within = (position >= begin * KEYS) & (position < end * KEYS)
+    within = (position >= blocks.begin * KEYS) & (position < blocks.end * KEYS)
     found = tl.load(scored + position[None, :], mask=within[None, :], other=float("-inf"))
     found = tl.reshape(found, (ROWS, BLOCKS, KEYS))
     highest = tl.maximum(product(tl.max(found, 2), form.exponent_factor), LEAST)
@@ -81,12 +92,10 @@ def add_weighted_blocks(
     arrays: Arrays,
     rows: Rows,
     weights: Weights,
-    place,
-    repeatedly,
+    lines: Lines,
     split,
-    begin,
-    end,
-    STAGES: tl.constexpr,
+    blocks: Blocks,
+    loop: tl.constexpr,
     form: tl.constexpr,
 ):
     """Returns the state after a range of key blocks of a split, as if all values were finite.
@@ -95,14 +104,13 @@ def add_weighted_blocks(
         arrays: The arrays.
         rows: The rows.
         weights: What `write_weights` has written.
-        place: (R,) integers, the index of each row there.
-        repeatedly: (H,) integers, the same for the rows of the products with the values.
+        lines: Where.
         split: Index of the split.
-        begin: Index of the first block.
-        end: Index after the last block.
-        STAGES: Blocks that are read ahead.
+        blocks: The range.
+        loop: How it is gone through.
         form: The constants.
     """
+    place, repeatedly = lines
     ROWS: tl.constexpr = place.shape[0]
     HEIGHT: tl.constexpr = repeatedly.shape[0]
     KEYS: tl.constexpr = form.key_block
@@ -110,7 +118,7 @@ def add_weighted_blocks(
     COUNT: tl.constexpr = piece_count(form.value_size, form.widest_piece)
     state = start(ROWS, HEIGHT, form)
     sums, summed, below, before = state.sums, state.weighted, state.maximum, tl.full((HEIGHT,), LEAST, tl.float32)
-    for block in tl.range(begin, end, num_stages=STAGES):
+    for block in tl.range(blocks.begin, blocks.end, num_stages=loop.stages):
         keys = keys_at(arrays, rows.sequence, block * KEYS, KEYS, form.whole_blocks, form)
         index = block - split * (form.split // KEYS)
         of_block = place * BLOCKS + index
@@ -128,6 +136,6 @@ def add_weighted_blocks(
             piece = limbs_unless(value, bad, form.value_size, i, False, form)
             values = values + (dot(product(summed[i], decay), weight, piece, form),)
         summed, below, before = values, highest, after
-    maximum = tl.load(weights.maxima + (place * BLOCKS + (end - 1 - split * (form.split // KEYS))))
+    maximum = tl.load(weights.maxima + (place * BLOCKS + (blocks.end - 1 - split * (form.split // KEYS))))
     state = finished(State(maximum, sums, summed), ROWS)
     return merged(nothing(ROWS, HEIGHT, form), state, ROWS, HEIGHT)

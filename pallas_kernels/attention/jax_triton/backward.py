@@ -30,10 +30,13 @@ from pallas_kernels.attention.jax_triton._pieces import (
 from pallas_kernels.attention.jax_triton._scores import along, scores, which_seen
 from pallas_kernels.attention.jax_triton._tile import (
     Arrays,
+    Blocks,
     Bounds,
     Keys,
     Limits,
+    OptionalArrays,
     Rows,
+    Sizes,
     blocks_seen,
     bounds_of,
     keys_at,
@@ -114,19 +117,17 @@ def add_keys(
     rows: Rows,
     bounds: Bounds,
     row: Row,
-    begin,
-    whole,
-    end,
-    ROWS: tl.constexpr,
-    CAREFUL: tl.constexpr,
-    STAGES: tl.constexpr,
+    blocks: Blocks,
+    loop: tl.constexpr,
     form: tl.constexpr,
 ):
-    """Returns the gradients of queries over a range of key blocks; the rows see all keys of those before `whole`."""
+    """Returns the gradients of queries over a range of key blocks."""
+    ROWS: tl.constexpr = loop.rows
+    CAREFUL: tl.constexpr = loop.careful
     KEYS: tl.constexpr = form.row_block
     COUNT: tl.constexpr = piece_count(form.size, form.widest_piece)
     sums = zeros(ROWS, form.size, form)
-    for block in tl.range(begin, end, num_stages=STAGES):
+    for block in tl.range(blocks.begin, blocks.end, num_stages=loop.stages):
         keys = keys_at(arrays, rows.sequence, block * KEYS, KEYS, form.whole_blocks, form)
         heads = heads_of_keys(arrays.key, keys, rows.head, form.size, form)
         values = heads_of_values(arrays.value, keys, rows.head, form)
@@ -136,7 +137,7 @@ def add_keys(
         if CAREFUL or form.hides:
             seen = which_seen(arrays, rows, bounds, keys, False, form)
             found = tl.where(seen, found, float("-inf"))
-        elif block >= whole:
+        elif block >= blocks.whole:
             found = tl.where(which_seen(arrays, rows, bounds, keys, False, form), found, float("-inf"))
         _, slopes = slopes_of(row, weights_of(row, found, False, form), inner, bent, False, form)
         bad = tl.zeros((KEYS,), tl.int1)
@@ -153,51 +154,19 @@ def add_keys(
 
 @triton.jit
 def query_kernel(
-    query,
-    key,
-    value,
-    limits,
-    page_table,
-    alibi_slopes,
-    sinks,
-    value_scale,
-    bias,
-    mask,
-    sequences,
-    queries,
-    capacity,
-    entries,
-    cotangent,
-    lse,
-    delta,
-    tiles,
-    gradient,
-    ROWS: tl.constexpr,
-    STAGES: tl.constexpr,
+    query, key, value, limits, page_table, alibi_slopes, sinks, value_scale, bias, mask,
+    sequences, queries, capacity, entries, cotangent, lse, delta, tiles, gradient, loop: tl.constexpr,
     form: tl.constexpr,
-):
-    """Computes the gradient of the queries, (B, T, N, H), of `ROWS` rows in each program.
+):  # fmt: skip
+    """Computes the gradient of the queries, (B, T, N, H), of `loop.rows` rows in each program.
 
     The arrays and sizes are those of `Arrays` and `Results`; `tiles` counts the tiles of a sequence and a key head, of
     which those with the most keys run first.
     """
-    arrays = Arrays(
-        query,
-        key,
-        value,
-        limits,
-        page_table,
-        alibi_slopes,
-        sinks,
-        value_scale,
-        bias,
-        mask,
-        sequences,
-        queries,
-        capacity,
-        entries,
-    )
+    optional = OptionalArrays(page_table, alibi_slopes, sinks, value_scale, bias, mask)
+    arrays = Arrays(query, key, value, limits, optional, Sizes(sequences, queries, capacity, entries))
     results = Results(cotangent, lse, delta)
+    ROWS: tl.constexpr = loop.rows
     index = tl.program_id(0)
     rest = index // form.heads
     sequence = (rest % sequences).to(tl.int64)
@@ -206,10 +175,11 @@ def query_kernel(
     rows = rows_at(arrays, own, sequence, index % form.heads, tile * ROWS, ROWS, False, form)
     bounds = bounds_of(own, rows, True, form)
     row = read_rows(arrays, results, rows, form)
-    begin, whole, end = blocks_seen(arrays, own, tile * ROWS, ROWS, form.row_block, form)
-    sums = add_keys(arrays, rows, bounds, row, begin, whole, end, ROWS, False, STAGES, form)
+    blocks = blocks_seen(arrays, own, tile * ROWS, ROWS, form.row_block, form)
+    sums = add_keys(arrays, rows, bounds, row, blocks, loop, form)
     if not all_finite(sums):
-        sums = add_keys(arrays, rows, bounds, row, begin, whole, end, ROWS, True, 1, form)
+        WITH_CARE: tl.constexpr = loop.with_care
+        sums = add_keys(arrays, rows, bounds, row, blocks, WITH_CARE, form)
     write(heads_of_rows(gradient, rows, form.size), rows.exists, sums, form.size, form.scale, form)
 
 
@@ -218,6 +188,24 @@ class Sums(NamedTuple):
 
     of_keys: Any
     of_values: Any
+
+
+class Columns(NamedTuple):
+    """Keys of a sequence and a key head.
+
+    Attributes:
+        sequence: Their sequence, int64.
+        head: Their key head, int32.
+        keys: Their places.
+        key: The limbs of each piece of the keys.
+        value: The same of their values.
+    """
+
+    sequence: Any
+    head: Any
+    keys: Keys
+    key: Any
+    value: Any
 
 
 class Range(NamedTuple):
@@ -234,21 +222,18 @@ def add_rows(
     arrays: Arrays,
     results: Results,
     limits: Limits,
-    sequence,
-    head,
-    keys: Keys,
-    key,
-    value,
+    columns: Columns,
     blocks: Range,
-    KEYS: tl.constexpr,
-    CAREFUL: tl.constexpr,
-    STAGES: tl.constexpr,
+    loop: tl.constexpr,
     form: tl.constexpr,
 ):
     """Returns the gradients of keys and values over a range of blocks of rows."""
     ROWS: tl.constexpr = form.row_block
+    KEYS: tl.constexpr = loop.rows
+    CAREFUL: tl.constexpr = loop.careful
+    sequence, head, keys, key, value = columns
     sums = Sums(zeros(KEYS, form.size, form), zeros(KEYS, form.value_size, form))
-    for block in tl.range(blocks.begin, blocks.end, num_stages=STAGES):
+    for block in tl.range(blocks.begin, blocks.end, num_stages=loop.stages):
         rows = rows_at(arrays, limits, sequence, head, block * ROWS, ROWS, form.whole_rows, form)
         row = read_rows(arrays, results, rows, form)
         total = dot_of_heads(row.query, key, ROWS, KEYS, True, form)
@@ -295,53 +280,18 @@ def add_products(
 
 @triton.jit
 def key_kernel(
-    query,
-    key,
-    value,
-    limits,
-    page_table,
-    alibi_slopes,
-    sinks,
-    value_scale,
-    bias,
-    mask,
-    sequences,
-    queries,
-    capacity,
-    entries,
-    cotangent,
-    lse,
-    delta,
-    ranges,
-    tiles,
-    of_key,
-    of_value,
-    KEYS: tl.constexpr,
-    STAGES: tl.constexpr,
+    query, key, value, limits, page_table, alibi_slopes, sinks, value_scale, bias, mask,
+    sequences, queries, capacity, entries, cotangent, lse, delta, ranges, tiles, of_key, of_value, loop: tl.constexpr,
     form: tl.constexpr,
-):
-    """Computes the gradients of `KEYS` keys, (B, S, K, H), and of their values, (B, S, K, V), in each program.
+):  # fmt: skip
+    """Computes the gradients of `loop.rows` keys, (B, S, K, H), and of their values, (B, S, K, V), in each program.
 
     The arrays and sizes are those of `Arrays` and `Results`. `ranges` (B, tiles, 4) int32 holds for each of the `tiles`
     the first query that sees any of its keys, the first that sees all, the end of those, and the end of those that see
     any.
     """
-    arrays = Arrays(
-        query,
-        key,
-        value,
-        limits,
-        page_table,
-        alibi_slopes,
-        sinks,
-        value_scale,
-        bias,
-        mask,
-        sequences,
-        queries,
-        capacity,
-        entries,
-    )
+    optional = OptionalArrays(page_table, alibi_slopes, sinks, value_scale, bias, mask)
+    arrays = Arrays(query, key, value, limits, optional, Sizes(sequences, queries, capacity, entries))
     results = Results(cotangent, lse, delta)
     index = tl.program_id(0)
     head = index % form.heads
@@ -349,9 +299,11 @@ def key_kernel(
     sequence = (rest % sequences).to(tl.int64)
     tile = rest // sequences
     own = limits_of(arrays, sequence)
+    KEYS: tl.constexpr = loop.rows
     keys = keys_at(arrays, sequence, tile * KEYS, KEYS, False, form)
     key_limbs = keys_of_all(heads_of_keys(key, keys, head, form.size, form), form.size, form)
     value_limbs = keys_of_all(heads_of_values(value, keys, head, form), form.value_size, form)
+    columns = Columns(sequence, head, keys, key_limbs, value_limbs)
     ROWS: tl.constexpr = form.row_block
     place = ranges + (sequence * tiles + tile) * 4
     blocks = Range(
@@ -360,11 +312,10 @@ def key_kernel(
         tl.load(place + 2) * form.group // ROWS,
         (tl.load(place + 3) * form.group + (ROWS - 1)) // ROWS,
     )
-    sums = add_rows(
-        arrays, results, own, sequence, head, keys, key_limbs, value_limbs, blocks, KEYS, False, STAGES, form
-    )
+    sums = add_rows(arrays, results, own, columns, blocks, loop, form)
     if not (all_finite(sums.of_keys) & all_finite(sums.of_values)):
-        sums = add_rows(arrays, results, own, sequence, head, keys, key_limbs, value_limbs, blocks, KEYS, True, 1, form)
+        WITH_CARE: tl.constexpr = loop.with_care
+        sums = add_rows(arrays, results, own, columns, blocks, WITH_CARE, form)
     exists = keys.position < capacity
     write(heads_of_keys(of_key, keys, head, form.size, form), exists, sums.of_keys, form.size, form.scale, form)
     heads = heads_of_keys(of_value, keys, head, form.value_size, form)
@@ -373,50 +324,18 @@ def key_kernel(
 
 @triton.jit
 def score_kernel(
-    query,
-    key,
-    value,
-    limits,
-    page_table,
-    alibi_slopes,
-    sinks,
-    value_scale,
-    bias,
-    mask,
-    sequences,
-    queries,
-    capacity,
-    entries,
-    cotangent,
-    lse,
-    delta,
-    tiles,
-    gradient,
-    ROWS: tl.constexpr,
-    STAGES: tl.constexpr,
+    query, key, value, limits, page_table, alibi_slopes, sinks, value_scale, bias, mask,
+    sequences, queries, capacity, entries, cotangent, lse, delta, tiles, gradient, loop: tl.constexpr,
     form: tl.constexpr,
-):
-    """Computes the gradients of the bias of the scores, (B, N, T, S) float32, of `ROWS` queries of a head.
+):  # fmt: skip
+    """Computes the gradients of the bias of the scores, (B, N, T, S) float32, of `loop.rows` queries of a head.
 
     The arrays and sizes are those of `Arrays` and `Results`; `tiles` counts the tiles of a sequence and a query head.
     """
-    arrays = Arrays(
-        query,
-        key,
-        value,
-        limits,
-        page_table,
-        alibi_slopes,
-        sinks,
-        value_scale,
-        bias,
-        mask,
-        sequences,
-        queries,
-        capacity,
-        entries,
-    )
+    optional = OptionalArrays(page_table, alibi_slopes, sinks, value_scale, bias, mask)
+    arrays = Arrays(query, key, value, limits, optional, Sizes(sequences, queries, capacity, entries))
     results = Results(cotangent, lse, delta)
+    ROWS: tl.constexpr = loop.rows
     KEYS: tl.constexpr = form.row_block
     index = tl.program_id(0)
     place = index % tiles * ROWS + tl.arange(0, ROWS)
@@ -427,21 +346,21 @@ def score_kernel(
     own = limits_of(arrays, sequence)
     entry = sequence * queries * form.query_heads + query_head
     rows = Rows(
-        sequence,
-        head,
-        held,
-        tl.zeros_like(held) + query_head,
-        own.offset + held,
-        place < queries,
-        entry,
-        held.to(tl.int64) * form.query_heads,
-        (sequence * form.heads + head) * queries * form.group + query_head % form.group,
-        held * form.group,
+        sequence=sequence,
+        head=head,
+        query=held,
+        query_head=tl.zeros_like(held) + query_head,
+        position=own.offset + held,
+        exists=place < queries,
+        entry=entry,
+        following=held.to(tl.int64) * form.query_heads,
+        line=(sequence * form.heads + head) * queries * form.group + query_head % form.group,
+        in_line=held * form.group,
     )
     bounds = bounds_of(own, rows, rows.exists, form)
     row = read_rows(arrays, results, rows, form)
     starts = gradient + ((sequence * form.query_heads + query_head) * queries + held) * capacity
-    for block in tl.range(0, (capacity + (KEYS - 1)) // KEYS, num_stages=STAGES):
+    for block in tl.range(0, (capacity + (KEYS - 1)) // KEYS, num_stages=loop.stages):
         keys = keys_at(arrays, sequence, block * KEYS, KEYS, form.whole_blocks, form)
         of_keys = heads_of_keys(key, keys, rows.head, form.size, form)
         of_values = heads_of_values(value, keys, rows.head, form)

@@ -11,7 +11,7 @@ from jax import lax
 
 from pallas_kernels.attention.call import AttentionCall
 from pallas_kernels.attention.eight_bits import scaled_queries
-from pallas_kernels.attention.jax_triton._form import Form, form_of, whole_pieces
+from pallas_kernels.attention.jax_triton._form import Form, Loop, form_of, whole_pieces
 from pallas_kernels.attention.limits import marked, within
 from pallas_kernels.attention.schedule.jax_triton import Tile, attention_tile, merge_tile
 from pallas_kernels.contract import MmaAttentionContract, eight_bit_contract
@@ -66,6 +66,7 @@ def attention(
             splits=-(-call.capacity // form.split),
             blocks=-(-call.capacity // form.key_block),
             stored_in_8_bits=form.stored is not None,
+            latent=form.latent,
             plain=form.cap is None and form.bias is None and form.mask is None and form.slopes is None,
         )
     tiles = -(-total // tile.rows)
@@ -77,12 +78,11 @@ def attention(
         out, lse = _of_splits(call, form, tile, target, tuple(results))
     else:
         grid = (rows[0] * form.heads * tiles,)
+        several = call.capacity > form.split
         constants: dict[str, Any] = {
-            "TOGETHER": tile.together,
-            "LOOPS": tile.loops,
-            "SPLITS": call.capacity > form.split,
+            "loop": Loop(tile.rows, tile.stages, splits=several, by_splits=tile.loops, together=tile.together),
         }
-        if tile.held and call.capacity > form.split:
+        if tile.held and several:
             results.append(_float32(*grid, tile.rows * form.value_size))
         else:
             constants["held"] = None
@@ -188,7 +188,7 @@ def _launch(
     grid: tuple[int, ...],
     constants: dict[str, Any] | None = None,
 ) -> tuple[jax.Array, ...]:
-    constants = {"ROWS": tile.rows, "STAGES": tile.stages, "form": form} | (constants or {})
+    constants = {"loop": Loop(tile.rows, tile.stages), "form": form} | (constants or {})
     schedule: dict[str, Any] = {"warps": tile.warps, "stages": tile.stages, "fuses": False, "constants": constants}
     return launch(kernel, *operands(call), *arguments, target=target, out=out, grid=grid, **schedule)
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.attention.call import AttentionCall, AttentionResults
-from pallas_kernels.attention.jax_triton._form import LOG2E, form_of
+from pallas_kernels.attention.jax_triton._form import LOG2E, Form, Loop, form_of
 from pallas_kernels.attention.jax_triton.launch import check, operands, padded, prepared, widest
 from pallas_kernels.attention.mask_bounds import MaskBounds, mask_bounds
 from pallas_kernels.attention.programs import row_products
@@ -64,7 +64,7 @@ def gradients(
         target=target,
         out=[jax.ShapeDtypeStruct(call.query.shape, query.dtype)],
         grid=(batch * heads * counts[0],),
-        **_schedule(tiles.queries, ROWS=tiles.queries.rows, form=form),
+        **_schedule(tiles.queries, form),
     )
     dk, dv = launch(
         key_kernel,
@@ -75,7 +75,7 @@ def gradients(
         target=target,
         out=[jax.ShapeDtypeStruct((batch, capacity, heads, n), key.dtype) for n in (form.size, form.value_size)],
         grid=(batch * heads * counts[1],),
-        **_schedule(tiles.keys, KEYS=tiles.keys.rows, form=form),
+        **_schedule(tiles.keys, form),
     )
     return dq[..., :size], dk[..., :size], dv[..., :value_size]
 
@@ -117,14 +117,14 @@ def score_gradients(
         target=target,
         out=[jax.ShapeDtypeStruct((batch, heads, length, capacity), jnp.float32)],
         grid=(batch * heads * count,),
-        **_schedule(tile, ROWS=tile.rows, form=form),
+        **_schedule(tile, form),
     )
     return found
 
 
-def _schedule(tile: Tile, **constants: Any) -> dict[str, Any]:
-    given = constants | {"STAGES": tile.stages}
-    return {"warps": tile.warps, "stages": tile.stages, "fuses": False, "constants": given}
+def _schedule(tile: Tile, form: Form) -> dict[str, Any]:
+    constants = {"loop": Loop(tile.rows, tile.stages), "form": form}
+    return {"warps": tile.warps, "stages": tile.stages, "fuses": False, "constants": constants}
 
 
 def _of_results(results: AttentionResults, heads: int) -> tuple[jax.Array, ...]:

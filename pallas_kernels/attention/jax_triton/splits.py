@@ -15,24 +15,35 @@ from pallas_kernels.attention.jax_triton._pieces import (
     piece_count,
     places,
 )
-from pallas_kernels.attention.jax_triton._results import write_results
+from pallas_kernels.attention.jax_triton._results import Outputs, write_results
 from pallas_kernels.attention.jax_triton._scores import scores, which_seen
 from pallas_kernels.attention.jax_triton._tile import (
     Arrays,
+    OptionalArrays,
     Rows,
+    Sizes,
+    blocks_of_split,
     blocks_seen,
     bounds_of,
     keys_at,
     limits_of,
     rows_at,
 )
-from pallas_kernels.attention.jax_triton._weights import ROWS_AT_ONCE, Weights, add_weighted_blocks, write_weights
+from pallas_kernels.attention.jax_triton._weights import (
+    ROWS_AT_ONCE,
+    Lines,
+    Weights,
+    add_weighted_blocks,
+    write_weights,
+)
 
 
 @triton.jit
 def line_of_split(arrays: Arrays, rows: Rows, split, form: tl.constexpr):
     """Returns where the numbers of a sequence and a key head start in (splits, B, K, T * N / K), as int64."""
-    return ((rows.sequence + split * arrays.sequences) * form.heads + rows.head) * (arrays.queries * form.group)
+    return ((rows.sequence + split * arrays.sizes.sequences) * form.heads + rows.head) * (
+        arrays.sizes.queries * form.group
+    )
 
 
 @triton.jit
@@ -50,49 +61,18 @@ def lines_of_scores(array, rows: Rows, blocks, form: tl.constexpr):
 
 @triton.jit
 def score_kernel(
-    query,
-    key,
-    value,
-    limits,
-    page_table,
-    alibi_slopes,
-    sinks,
-    value_scale,
-    bias,
-    mask,
-    sequences,
-    queries,
-    capacity,
-    entries,
-    tiles,
-    blocks,
-    out,
-    ROWS: tl.constexpr,
-    STAGES: tl.constexpr,
-    form: tl.constexpr,
-):
-    """Computes the scores of `ROWS` rows of a sequence and a key head with the keys of a block in each program.
+    query, key, value, limits, page_table, alibi_slopes, sinks, value_scale, bias, mask,
+    sequences, queries, capacity, entries, tiles, blocks, out, loop: tl.constexpr, form: tl.constexpr,
+):  # fmt: skip
+    """Computes the scores of `loop.rows` rows of a sequence and a key head with the keys of a block in each program.
 
     The arrays and sizes are those of `Arrays`; `tiles` counts the tiles of a sequence and a key head, `blocks` the
     blocks of the capacity. `out` is (B, K, T * N / K, blocks * key_block) float32, -inf where a key is not seen. Blocks
     of which no row of a tile sees a key are not written.
     """
-    arrays = Arrays(
-        query,
-        key,
-        value,
-        limits,
-        page_table,
-        alibi_slopes,
-        sinks,
-        value_scale,
-        bias,
-        mask,
-        sequences,
-        queries,
-        capacity,
-        entries,
-    )
+    optional = OptionalArrays(page_table, alibi_slopes, sinks, value_scale, bias, mask)
+    arrays = Arrays(query, key, value, limits, optional, Sizes(sequences, queries, capacity, entries))
+    ROWS: tl.constexpr = loop.rows
     KEYS: tl.constexpr = form.key_block
     index = tl.program_id(0)
     rest = index // form.heads
@@ -102,8 +82,8 @@ def score_kernel(
     own = limits_of(arrays, sequence)
     rows = rows_at(arrays, own, sequence, index % form.heads, tile * ROWS, ROWS, False, form)
     bounds = bounds_of(own, rows, True, form)
-    begin, _whole, end = blocks_seen(arrays, own, tile * ROWS, ROWS, KEYS, form)
-    if (begin <= block) & (block < end):
+    seen = blocks_seen(arrays, own, tile * ROWS, ROWS, KEYS, form)
+    if (seen.begin <= block) & (block < seen.end):
         keys = keys_at(arrays, sequence, block * KEYS, KEYS, form.whole_blocks, form)
         pieces = limbs_of_all(heads_of_rows(query, rows, form.size), form.size, form)
         of_keys = keys_of_all(heads_of_keys(key, keys, rows.head, form.size, form), form.size, form)
@@ -115,52 +95,19 @@ def score_kernel(
 
 @triton.jit
 def split_kernel(
-    query,
-    key,
-    value,
-    limits,
-    page_table,
-    alibi_slopes,
-    sinks,
-    value_scale,
-    bias,
-    mask,
-    sequences,
-    queries,
-    capacity,
-    entries,
-    tiles,
-    splits,
-    maximum,
-    sums,
-    weighted,
-    ROWS: tl.constexpr,
-    STAGES: tl.constexpr,
+    query, key, value, limits, page_table, alibi_slopes, sinks, value_scale, bias, mask,
+    sequences, queries, capacity, entries, tiles, splits, maximum, sums, weighted, loop: tl.constexpr,
     form: tl.constexpr,
-):
-    """Computes the state of `ROWS` rows of a sequence and a key head after the keys of a split in each program.
+):  # fmt: skip
+    """Computes the state of `loop.rows` rows of a sequence and a key head after the keys of a split in each program.
 
     The arrays and sizes are those of `Arrays`; `tiles` counts the tiles of a sequence and a key head, `splits` the
     splits of the capacity. `maximum` and `sums` are (splits, B, K, T * N / K) float32, `weighted` has the columns of
     the values for each. Splits of which no row of a tile sees a key are not written.
     """
-    arrays = Arrays(
-        query,
-        key,
-        value,
-        limits,
-        page_table,
-        alibi_slopes,
-        sinks,
-        value_scale,
-        bias,
-        mask,
-        sequences,
-        queries,
-        capacity,
-        entries,
-    )
-    BLOCKS: tl.constexpr = form.split // form.key_block
+    optional = OptionalArrays(page_table, alibi_slopes, sinks, value_scale, bias, mask)
+    arrays = Arrays(query, key, value, limits, optional, Sizes(sequences, queries, capacity, entries))
+    ROWS: tl.constexpr = loop.rows
     COUNT: tl.constexpr = piece_count(form.value_size, form.widest_piece)
     index = tl.program_id(0)
     rest = index // form.heads
@@ -170,11 +117,10 @@ def split_kernel(
     own = limits_of(arrays, sequence)
     rows = rows_at(arrays, own, sequence, index % form.heads, tile * ROWS, ROWS, False, form)
     bounds = bounds_of(own, rows, True, form)
-    begin, whole, end = blocks_seen(arrays, own, tile * ROWS, ROWS, form.key_block, form)
-    begin, end = tl.maximum(begin, split * BLOCKS), tl.minimum(end, (split + 1) * BLOCKS)
-    if begin < end:
+    blocks = blocks_of_split(blocks_seen(arrays, own, tile * ROWS, ROWS, form.key_block, form), split, form)
+    if blocks.begin < blocks.end:
         pieces = limbs_of_all(heads_of_rows(query, rows, form.size), form.size, form)
-        state = attend(arrays, rows, bounds, pieces, begin, whole, end, ROWS, STAGES, False, False, False, None, form)
+        state = attend(arrays, rows, bounds, pieces, blocks, None, loop, form)
         place = line_of_split(arrays, rows, split, form) + rows.in_line
         tl.store(maximum + place, state.maximum, mask=rows.exists)
         tl.store(sums + place, state.sums, mask=rows.exists)
@@ -185,36 +131,11 @@ def split_kernel(
 
 @triton.jit
 def column_kernel(
-    query,
-    key,
-    value,
-    limits,
-    page_table,
-    alibi_slopes,
-    sinks,
-    value_scale,
-    bias,
-    mask,
-    sequences,
-    queries,
-    capacity,
-    entries,
-    tiles,
-    splits,
-    blocks,
-    scored,
-    maximum,
-    sums,
-    weighted,
-    exact,
-    maxima,
-    columns,
-    ROWS: tl.constexpr,
-    STAGES: tl.constexpr,
-    PARTS: tl.constexpr,
-    form: tl.constexpr,
-):
-    """Computes some columns of the state of `ROWS` rows of a sequence and a key head after a split in each program.
+    query, key, value, limits, page_table, alibi_slopes, sinks, value_scale, bias, mask,
+    sequences, queries, capacity, entries, tiles, splits, blocks, scored, maximum, sums, weighted, exact, maxima,
+    columns, loop: tl.constexpr, PARTS: tl.constexpr, form: tl.constexpr,
+):  # fmt: skip
+    """Computes some columns of the state of `loop.rows` rows of a sequence and a key head after a split.
 
     The arrays and sizes are those of `Arrays`; `tiles` counts the tiles of a sequence and a key head, `splits` the
     splits of the capacity, `blocks` its blocks. `scored` is the result of `score_kernel`. Each program has one of
@@ -223,23 +144,10 @@ def column_kernel(
     is not finite has a sum that is nan in the parts of the value. Splits of which no row of a tile sees a key are not
     written. `exact`, `maxima` and `columns` are the `Weights` of each split and part.
     """
-    arrays = Arrays(
-        query,
-        key,
-        value + tl.program_id(1) * form.value_size,
-        limits,
-        page_table,
-        alibi_slopes,
-        sinks,
-        value_scale,
-        bias,
-        mask,
-        sequences,
-        queries,
-        capacity,
-        entries,
-    )
-    BLOCKS: tl.constexpr = form.split // form.key_block
+    optional = OptionalArrays(page_table, alibi_slopes, sinks, value_scale, bias, mask)
+    value += tl.program_id(1) * form.value_size
+    arrays = Arrays(query, key, value, limits, optional, Sizes(sequences, queries, capacity, entries))
+    ROWS: tl.constexpr = loop.rows
     COUNT: tl.constexpr = piece_count(form.value_size, form.widest_piece)
     WIDTH: tl.constexpr = form.value_size * PARTS
     HEIGHT: tl.constexpr = height_of(ROWS)
@@ -253,24 +161,23 @@ def column_kernel(
     rows = rows_at(arrays, own, sequence, head, first, ROWS, False, form)
     summed = rows_at(arrays, own, sequence, head, first, HEIGHT, False, form)
     bounds = bounds_of(own, rows, True, form)
-    begin, _whole, end = blocks_seen(arrays, own, first, ROWS, form.key_block, form)
-    begin, end = tl.maximum(begin, split * BLOCKS), tl.minimum(end, (split + 1) * BLOCKS)
-    if begin < end:
+    of_split = blocks_of_split(blocks_seen(arrays, own, first, ROWS, form.key_block, form), split, form)
+    if of_split.begin < of_split.end:
         weights = Weights(exact, maxima, columns)
         line = line_of_split(arrays, rows, split * PARTS + part, form)
         for following in tl.static_range(0, ROWS, AT_ONCE):
             some = rows_at(arrays, own, sequence, head, first + following, AT_ONCE, False, form)
             found = lines_of_scores(scored, some, blocks, form)
-            write_weights(weights, line + some.in_line, some.exists, found, split, begin, end, form)
+            write_weights(weights, line + some.in_line, some.exists, found, split, of_split, form)
         tl.debug_barrier()
-        of_rows, of_summed = line + rows.in_line, line + summed.in_line
-        state = add_weighted_blocks(arrays, rows, weights, of_rows, of_summed, split, begin, end, STAGES, form)
+        of_rows = line + rows.in_line
+        lines = Lines(of_rows, line + summed.in_line)
+        state = add_weighted_blocks(arrays, rows, weights, lines, split, of_split, loop, form)
         if not all_finite(state.weighted):
-            lines = lines_of_scores(scored, rows, blocks, form)
-            before, of_split = add_blocks(
-                arrays, rows, bounds, (), lines, begin, begin, end, ROWS, True, 1, False, False, None, form
-            )
-            state = merged(before, of_split, ROWS, HEIGHT)
+            known = lines_of_scores(scored, rows, blocks, form)
+            WITH_CARE: tl.constexpr = loop.of_scores.with_care
+            before, last = add_blocks(arrays, rows, bounds, known, of_split, None, WITH_CARE, form)
+            state = merged(before, last, ROWS, HEIGHT)
         if part == 0:
             place = line_of_split(arrays, rows, split, form) + rows.in_line
             tl.store(maximum + place, state.maximum, mask=rows.exists)
@@ -283,54 +190,19 @@ def column_kernel(
 
 @triton.jit
 def merge_kernel(
-    query,
-    key,
-    value,
-    limits,
-    page_table,
-    alibi_slopes,
-    sinks,
-    value_scale,
-    bias,
-    mask,
-    sequences,
-    queries,
-    capacity,
-    entries,
-    tiles,
-    maximum,
-    sums,
-    weighted,
-    out,
-    lse,
-    ROWS: tl.constexpr,
-    STAGES: tl.constexpr,
-    PARTS: tl.constexpr,
-    SLICES: tl.constexpr,
-    form: tl.constexpr,
-):
-    """Merges the splits of `ROWS` rows of a sequence and a key head in ascending order in each program.
+    query, key, value, limits, page_table, alibi_slopes, sinks, value_scale, bias, mask,
+    sequences, queries, capacity, entries, tiles, maximum, sums, weighted, out, lse, loop: tl.constexpr,
+    PARTS: tl.constexpr, SLICES: tl.constexpr, form: tl.constexpr,
+):  # fmt: skip
+    """Merges the splits of `loop.rows` rows of a sequence and a key head in ascending order in each program.
 
     The arrays and sizes are those of `Arrays`; `tiles` counts the tiles of a sequence and a key head. `maximum`, `sums`
     and `weighted` are those of `column_kernel`, or with one part those of `split_kernel`, the results those of
     `forward_kernel`. Each program has one of `SLICES` slices of the values' columns, whose width is that of the form.
     """
-    arrays = Arrays(
-        query,
-        key,
-        value,
-        limits,
-        page_table,
-        alibi_slopes,
-        sinks,
-        value_scale,
-        bias,
-        mask,
-        sequences,
-        queries,
-        capacity,
-        entries,
-    )
+    optional = OptionalArrays(page_table, alibi_slopes, sinks, value_scale, bias, mask)
+    arrays = Arrays(query, key, value, limits, optional, Sizes(sequences, queries, capacity, entries))
+    ROWS: tl.constexpr = loop.rows
     BLOCKS: tl.constexpr = form.split // form.key_block
     COUNT: tl.constexpr = piece_count(form.value_size, form.widest_piece)
     WIDTH: tl.constexpr = form.value_size * SLICES
@@ -339,9 +211,9 @@ def merge_kernel(
     sequence = (rest % sequences).to(tl.int64)
     own = limits_of(arrays, sequence)
     rows = rows_at(arrays, own, sequence, index % form.heads, rest // sequences * ROWS, ROWS, False, form)
-    begin, _, end = blocks_seen(arrays, own, rest // sequences * ROWS, ROWS, form.key_block, form)
+    blocks = blocks_seen(arrays, own, rest // sequences * ROWS, ROWS, form.key_block, form)
     state = nothing(ROWS, ROWS, form)
-    for split in tl.range(begin // BLOCKS, (end + (BLOCKS - 1)) // BLOCKS, num_stages=STAGES):
+    for split in tl.range(blocks.begin // BLOCKS, (blocks.end + (BLOCKS - 1)) // BLOCKS, num_stages=loop.stages):
         total = tl.load(sums + line_of_split(arrays, rows, split * PARTS, form) + rows.in_line)
         for part in tl.static_range(1, PARTS):
             other = tl.load(sums + line_of_split(arrays, rows, split * PARTS + part, form) + rows.in_line)
@@ -352,4 +224,4 @@ def merge_kernel(
             values = values + (tl.load(places(heads, form.value_size, i, form)),)
         place = line_of_split(arrays, rows, split, form) + rows.in_line
         state = merged(state, State(tl.load(maximum + place), total, values), ROWS, ROWS)
-    write_results(arrays, rows, own, state, out, lse, columns, SLICES, form)
+    write_results(arrays, rows, own, state, Outputs(out, lse), columns, SLICES, form)

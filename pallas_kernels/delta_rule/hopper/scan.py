@@ -1,9 +1,11 @@
-"""Outputs and states of whole sequences, from T and P of their chunks, in the order of `MmaDeltaRuleContract`.
+"""Outputs and states of sequences, from T and P of their chunks, in the order of `MmaDeltaRuleContract`.
 
 A block has 64 columns of the values of a head and walks over its chunks, which a warpgroup reads ahead by TMA. Another
 one computes residuals and states, which depend on one another, and passes both to a third, which computes the outputs.
 Tiles are transposed: wgmma's rows are the columns of the values. So each product is an operand of the next one in the
 registers that it is in, and the other operands (keys, queries, T, P) are read from shared memory as TMA wrote them.
+
+Where sequences are continued, rows stand from the edge of the state on: first those that are kept, then the tokens.
 """
 
 from dataclasses import dataclass
@@ -17,8 +19,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from pallas_kernels.delta_rule.hopper.plain_rows import (
+    clear_rows,
+    fetch_rows,
+    put_rows,
+    rows_before,
+    send_rows,
+    take_rows,
+    with_front,
+)
 from pallas_kernels.delta_rule.hopper.transposed import (
     flag_nan,
+    keep_rows,
     load_matrix,
     load_transposed,
     store_matrix,
@@ -27,7 +39,7 @@ from pallas_kernels.delta_rule.hopper.transposed import (
 from pallas_kernels.parts.hopper.launch import launch
 from pallas_kernels.parts.hopper.products import finish, share, start
 from pallas_kernels.parts.hopper.stages import await_free, drain
-from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, Arithmetic, across, filled, tiled
+from pallas_kernels.parts.hopper.tile import PLAIN, ROW, ROWS, TILE, Arithmetic, across, filled, tiled
 
 COLUMN: Final = TILE.reduce(0)
 """Layout of a number for each row of a chunk, as tiles are transposed."""
@@ -37,28 +49,30 @@ FAST: Final = plgpu.CompilerParams(
 )
 
 
-def clear_rows(left: Any, *refs: Any) -> None:
-    """Replaces the rows of a chunk after the end of its sequence, which may hold anything, by zeros.
+class Kept(NamedTuple):
+    """What is kept of the chunk in which sequences are continued: arrays in GPU memory.
 
-    Args:
-        left: Tokens of the sequence from the chunk's first on; nothing is done for a whole chunk.
-        *refs: Shared memory (64, columns).
+    Attributes:
+        key: (B, J, 64, D), of the kept rows, in the order of the sequences.
+        residual: (B, H, 64, V), which is changed.
+        edge: (B,) int32, the position of the chunk's first row.
+        start: (B,) int32, that of the first token; the rows before it are kept.
+        slots: (B,) int32, where sequences are in the residuals and states, which have S instead of B sequences then. A
+            state at the edge 0 is zero, whatever is there. None if sequence b is at b.
     """
 
-    @pl.when(left < ROWS)
-    def _() -> None:
-        for ref in refs:
-            tile = plgpu.load(ref, layout=TILE)
-            row = plgpu.broadcasted_iota(jnp.int32, tile.shape, 0, layout=TILE)
-            ref[...] = jnp.where(row < left, tile, jnp.zeros((), tile.dtype))
-        plgpu.commit_smem()
+    key: Any
+    residual: Any
+    edge: Any
+    start: Any
+    slots: Any = None
 
 
 class Chunks(NamedTuple):
     """What a block reads: arrays in GPU memory.
 
     Attributes:
-        query: (B, T, J, D) bfloat16 or float16, T a multiple of 8.
+        query: (B, T, J, D) bfloat16 or float16.
         key: (B, T, J, D).
         value: (B, T, H, V).
         inverse: (B, H, N, 64, 64) T of the contract, columns first.
@@ -68,6 +82,7 @@ class Chunks(NamedTuple):
         betas: (B, H, N, 64) float32, nan for a row that makes its head nan.
         state: (B, H, D, V) float32.
         lengths: (B,) int32.
+        kept: Where sequences are continued, what is kept of them; `state` is changed then. None for whole sequences.
     """
 
     query: Any
@@ -80,9 +95,10 @@ class Chunks(NamedTuple):
     betas: Any
     state: Any
     lengths: Any
+    kept: Any = None
 
 
-_COPIES: Final = 8  # of a chunk
+_COPIES: Final = 6  # of a chunk, apart from keys and queries
 _REGISTERS: Final = (240, 160, 40)
 
 
@@ -90,9 +106,9 @@ class _Memory(NamedTuple):
     """Shared memory: stages of what belongs to a chunk, and what one warpgroup passes to the other.
 
     Attributes:
-        query: (stages, 64, D).
-        key: (stages, 64, D).
-        value: (stages, 64, 64).
+        query: (stages, D / 64, 64, 64).
+        key: (stages, D / 64, 64, 64).
+        value: (stages, 1, 64, 64).
         inverse: (stages, 64, 64).
         weights: (stages, 64, 64).
         grown: (stages, 64) float32.
@@ -106,7 +122,7 @@ class _Memory(NamedTuple):
         state_free: A barrier.
         residual_full: A barrier.
         residual_free: A barrier.
-        out: (64, 64), outputs on their way.
+        out: (1, 64, 64), outputs on their way.
     """
 
     query: Any
@@ -137,16 +153,19 @@ class _Memory(NamedTuple):
         def tile(columns: int) -> Any:
             return plgpu.SMEM((ROWS, columns), dtype, transforms=tiled(dtype, columns))
 
+        def rows(pieces: int) -> Any:
+            return plgpu.SMEM((stages, pieces, ROWS, ROWS), dtype, transforms=PLAIN)
+
         return cls(
-            query=tiles(size),
-            key=tiles(size),
-            value=tiles(ROWS),
+            query=rows(size // ROWS),
+            key=rows(size // ROWS),
+            value=rows(1),
             inverse=tiles(ROWS),
             weights=tiles(ROWS),
             grown=plgpu.SMEM((stages, ROWS), jnp.float32),
             later=plgpu.SMEM((stages, ROWS), jnp.float32),
             betas=plgpu.SMEM((stages, ROWS), jnp.float32),
-            full=plgpu.Barrier(num_arrivals=_COPIES, num_barriers=stages),
+            full=plgpu.Barrier(num_arrivals=_COPIES + 2 * (size // ROWS), num_barriers=stages),
             free=plgpu.Barrier(num_arrivals=2, num_barriers=stages),
             state=tile(size),
             residual=tile(ROWS),
@@ -154,7 +173,7 @@ class _Memory(NamedTuple):
             state_free=plgpu.Barrier(),
             residual_full=plgpu.Barrier(),
             residual_free=plgpu.Barrier(),
-            out=tile(ROWS),
+            out=plgpu.SMEM((1, ROWS, ROWS), dtype, transforms=PLAIN),
         )
 
 
@@ -170,6 +189,8 @@ class _Walk:
         key_head: Index of its key head.
         column: First column of the values.
         count: Tokens of the sequence.
+        before: Rows before the first token in its chunk.
+        front: Tokens that were put before the first ones, see `with_front`.
         stages: Number of stages.
         scale: Factor of the outputs.
         interpret: Whether the kernel runs in Mosaic's interpreter.
@@ -182,9 +203,17 @@ class _Walk:
     key_head: Any
     column: Any
     count: Any
+    before: Any
+    front: int
     stages: int
     scale: float
     interpret: bool
+
+    @property
+    def slot(self) -> Any:
+        """Where the sequence's state is."""
+        kept = self.given.kept
+        return self.batch if kept is None or kept.slots is None else kept.slots[self.batch]
 
     @property
     def columns(self) -> Any:
@@ -193,8 +222,13 @@ class _Walk:
 
     @property
     def whole(self) -> Any:
-        """How many chunks have a token."""
-        return lax.div(self.count + ROWS - 1, ROWS)
+        """How many chunks there are up to the last token."""
+        found = lax.div(self.before + self.count + ROWS - 1, ROWS)
+        return found if self.given.kept is None else jnp.where(self.count > 0, found, 0)
+
+    def rows(self, chunk: Any) -> Any:
+        """A chunk's tokens; before the first and after the last there are none."""
+        return pl.ds(chunk * ROWS - self.before + self.front, ROWS)
 
     @property
     def math(self) -> Arithmetic:
@@ -210,44 +244,82 @@ class _Walk:
         slot = lax.rem(chunk, self.stages)
         await_free(chunk, self.stages, self.memory.free.at[slot])
         x, m, full = self.given, self.memory, self.memory.full.at[slot]
-        rows = pl.ds(chunk * ROWS, ROWS)
-        plgpu.copy_gmem_to_smem(x.key.at[self.batch, rows, self.key_head], m.key.at[slot], full)
-        plgpu.copy_gmem_to_smem(x.value.at[self.batch, rows, self.head, self.columns], m.value.at[slot], full)
+        rows = self.rows(chunk)
+        fetch_rows(x.key.at[self.batch, rows, self.key_head], m.key.at[slot], full)
+        fetch_rows(x.value.at[self.batch, rows, self.head, self.columns], m.value.at[slot], full)
         of_head = ((x.grown, m.grown), (x.later, m.later), (x.betas, m.betas), (x.inverse, m.inverse))
         for source, target in (*of_head, (x.weights, m.weights)):
             plgpu.copy_gmem_to_smem(source.at[self.batch, self.head, chunk], target.at[slot], full)
-        plgpu.copy_gmem_to_smem(x.query.at[self.batch, rows, self.key_head], m.query.at[slot], full)
+        fetch_rows(x.query.at[self.batch, rows, self.key_head], m.query.at[slot], full)
 
     def clear_rows(self, chunk: Any, *refs: Any) -> None:
         """Replaces rows of a chunk after the sequence's end by zeros."""
-        clear_rows(self.count - chunk * ROWS, *refs)
+        clear_rows(self.before + self.count - chunk * ROWS, *refs, interpret=self.interpret)
 
-    def move(self, chunk: Any, state: jax.Array) -> jax.Array:
-        """Passes the state and the residuals of a chunk on; returns the state (64, D) after it."""
+    def enter(self, chunk: Any, keys: Any, values: Any, inside: bool) -> Any:
+        """Waits for a chunk and puts kept rows into it, residuals among the values.
+
+        Returns:
+            How many rows are kept, or None where none can be.
+        """
+        plgpu.barrier_wait(self.memory.full.at[lax.rem(chunk, self.stages)])
+        self.clear_rows(chunk, keys, values)
+        if (kept := self.given.kept) is None or inside:
+            return None
+        here = jnp.where(chunk == 0, self.before, 0)
+        of_keys, of_head = kept.key.at[self.batch, self.key_head], kept.residual.at[self.slot, self.head]
+        put_rows(here, (of_keys, keys), (of_head.at[:, self.columns], values), interpret=self.interpret)
+        return here
+
+    def residuals(self, chunk: Any, state: jax.Array, inside: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Passes the state on; returns the residuals of a chunk (64, 64), and what ages its rows and the state."""
         m, interpret, math = self.memory, self.interpret, self.math
         slot, dtype = lax.rem(chunk, self.stages), m.key.dtype
         keys, values = m.key.at[slot], m.value.at[slot]
-        plgpu.barrier_wait(m.full.at[slot])
-        self.clear_rows(chunk, keys, values)
+        here = self.enter(chunk, keys, values, inside)
         narrow = state.astype(dtype)
         told = start(None, narrow, (keys,), interpret=interpret)
         self.pass_on(chunk, narrow, m.state, m.state_free, m.state_full)
-        value = load_transposed(values, interpret).astype(jnp.float32)
+        stored = load_transposed(values, interpret)
+        value = stored.astype(jnp.float32)
         grown, later, factor = -self.of_rows(m.grown, slot), self.of_rows(m.later, slot), self.of_rows(m.betas, slot)
         newest = jnp.full((ROWS,), m.grown[slot, ROWS - 1], jnp.float32)
         whole = across(plgpu.layout_cast(newest, ROW), state.shape[1])
         (told,) = finish(0, told, interpret=interpret)
         r = math.product(_down(factor), math.fused(_down(grown), told, value))
         r = jnp.where(jnp.abs(r) < _bound(dtype), r, jnp.nan).astype(dtype)
+        return (r if here is None else keep_rows(here, stored, r, interpret)), later, whole
+
+    def move(self, chunk: Any, state: jax.Array, inside: bool = True) -> jax.Array:
+        """Passes the state and the residuals of a chunk on; returns the state (64, D) after it.
+
+        Only a chunk that is not `inside` may begin with kept rows: the branch for them costs the others time.
+        """
+        m, interpret, math, slot = self.memory, self.interpret, self.math, lax.rem(chunk, self.stages)
+        keys, (r, later, whole) = m.key.at[slot], self.residuals(chunk, state, inside)
         u = start(None, r, (m.inverse.at[slot],), right_along=False, interpret=interpret)
         self.pass_on(chunk, r, m.residual, m.residual_free, m.residual_full)
         state = math.product(state, whole)
         (u,) = finish(0, u, interpret=interpret)
-        u = math.product(u, _down(later)).astype(dtype)
+        u = math.product(u, _down(later)).astype(m.key.dtype)
         state = start(state, u, (keys,), right_along=False, interpret=interpret)
         (state,) = finish(0, state, interpret=interpret)
         plgpu.barrier_arrive(m.free.at[slot])
         return state
+
+    def stay(self, chunk: Any, state: jax.Array, place: Any, flags: Any) -> None:
+        """Passes the state and the residuals of the last chunk on, and keeps both, unless a number is nan."""
+        m, x, interpret = self.memory, self.given, self.interpret
+        r, *_ = self.residuals(chunk, state, inside=False)
+        self.pass_on(chunk, r, m.residual, m.residual_free, m.residual_full)
+        plgpu.barrier_arrive(m.free.at[lax.rem(chunk, self.stages)])
+        flag_nan((state, r.astype(jnp.float32)), flags, place, interpret)
+        whole_head = self.slot, self.head, slice(None), self.columns
+
+        @pl.when(flags[place] == 0)
+        def store() -> None:
+            store_matrix(r, x.kept.residual.at[whole_head], interpret)
+            pl.when(chunk > 0)(lambda: store_matrix(state, x.state.at[whole_head], interpret))
 
     def pass_on(self, chunk: Any, tile: jax.Array, ref: Any, free: Any, full: Any) -> None:
         """Writes a tile for the other warpgroup."""
@@ -279,8 +351,17 @@ class _Walk:
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         store_transposed(y, self.memory.out, self.interpret)
         plgpu.commit_smem()
-        rows = pl.ds(chunk * ROWS, ROWS)
-        plgpu.copy_smem_to_gmem(self.memory.out, out.at[self.batch, rows, self.head, self.columns])
+
+        def send() -> None:
+            send_rows(self.memory.out, out.at[self.batch, self.rows(chunk), self.head, self.columns])
+
+        if self.given.kept is None or self.interpret:
+            send()
+            return
+        here = jnp.where(chunk == 0, self.before, 0)
+        pl.when(here == 0)(send)
+        tokens = out.at[self.batch, :, self.head, self.columns]
+        pl.when(here > 0)(lambda: take_rows(self.memory.out, tokens, here))
 
 
 def _bound(dtype: Any) -> np.float32:
@@ -296,59 +377,77 @@ def _down(x: jax.Array) -> jax.Array:
 
 def scan(
     given: Chunks, *, scale: float, keep_edges: bool, stages: int, interpret: Any = False
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+) -> tuple[jax.Array, ...]:
     """Runs the kernel.
 
     Args:
-        given: The sequences, and T, P, G and beta of their chunks.
+        given: The sequences, and T, P, G and beta of their chunks. Where they are continued, `state` and
+            `kept.residual` are mutable references, which have the new ones afterwards, except for columns with a flag.
         scale: Factor of the outputs.
-        keep_edges: Whether to return the states at the edges of the chunks.
+        keep_edges: Whether to return the states at the edges of the chunks. Not where sequences are continued.
         stages: Chunks in shared memory at once.
         interpret: False, or parameters of Mosaic's interpreter.
 
     Returns:
         The outputs (B, T, H, V), zeros after a sequence's length; the last states (B, H, D, V) float32; those at the
         edges (B, N, H, D, V) float32, zeros after the length, or an array without meaning; and (B * H * V / 64,) int32,
-        1 for 64 columns of a head whose last state has a nan, of which nothing is to be used.
+        1 for 64 columns of a head whose last state has a nan, of which nothing is to be used. Where sequences are
+        continued, the outputs and the flags, for which last residuals count too.
     """
+    emulated, continued = bool(interpret), given.kept is not None
+    front = ROWS if emulated and continued else 0
+    if front:
+        query, key, value = with_front(front, given.query, given.key, given.value)
+        given = given._replace(query=query, key=key, value=value)
     b, _, h, width = given.value.shape
     key_heads, size, chunks = given.key.shape[2], given.key.shape[3], given.betas.shape[2]
     slices, group = width // ROWS, h // key_heads
+    output = jax.ShapeDtypeStruct(given.value.shape, given.value.dtype)
+    flags_type = jax.ShapeDtypeStruct((b * h * slices,), jnp.int32)
     edges_shape = (b, chunks, *given.state.shape[1:]) if keep_edges else (1,)
-    outputs = [
-        jax.ShapeDtypeStruct(given.value.shape, given.value.dtype),
-        jax.ShapeDtypeStruct(given.state.shape, jnp.float32),
-        jax.ShapeDtypeStruct(edges_shape, jnp.float32),
-        jax.ShapeDtypeStruct((b * h * slices,), jnp.int32),
-    ]
-    emulated = bool(interpret)
+    states = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (given.state.shape, edges_shape)]
 
-    def kernel(given: Chunks, out: Any, last: Any, edges: Any, flags: Any, memory: _Memory) -> None:
+    def kernel(given: Chunks, out: Any, *rest: Any) -> None:
+        *of_states, flags, memory = rest
         batch, of_head = lax.axis_index("sequence"), lax.axis_index("slice")
         head, part = lax.div(of_head, slices), lax.rem(of_head, slices)
         count = given.lengths[batch]
-        options: dict[str, Any] = {"stages": stages, "scale": scale, "interpret": emulated}
-        walk = _Walk(given, memory, batch, head, lax.div(head, group), part * ROWS, count, **options)
-        columns, warpgroup = walk.columns, lax.axis_index("warpgroup")
+        walk = _Walk(
+            given, memory, batch, head, lax.div(head, group), part * ROWS, count,
+            before=rows_before(given.kept, batch, count), front=front, stages=stages, scale=scale, interpret=emulated,
+        )  # fmt: skip
+        columns, warpgroup, flag = walk.columns, lax.axis_index("warpgroup"), batch * (h * slices) + of_head
 
-        def keep(chunk: Any, state: jax.Array) -> None:
-            if keep_edges:
-                store_matrix(state, edges.at[batch, chunk, head, :, columns], emulated)
+        def whole_sequence(state: jax.Array) -> None:
+            last, edges = of_states
 
-        @pl.when(warpgroup == 0)
-        def _() -> None:
-            plgpu.set_max_registers(_REGISTERS[0], action="increase")
+            def keep(chunk: Any, state: jax.Array) -> None:
+                if keep_edges:
+                    store_matrix(state, edges.at[batch, chunk, head, :, columns], emulated)
 
             def one(chunk: Any, state: jax.Array) -> jax.Array:
                 keep(chunk, state)
                 return walk.move(chunk, state)
 
-            state = load_matrix(given.state.at[batch, head, :, columns], size, emulated)
             state = lax.fori_loop(0, walk.whole, one, state)
             store_matrix(state, last.at[batch, head, :, columns], emulated)
-            flag_nan(state, flags, batch * (h * slices) + of_head, emulated)
+            flag_nan((state,), flags, flag, emulated)
             if keep_edges:
                 pl.loop(walk.whole, chunks)(lambda chunk: keep(chunk, filled((ROWS, size), 0)))
+
+        def continue_sequence(state: jax.Array) -> None:
+            last = walk.whole - 1
+            state = lax.fori_loop(0, jnp.minimum(last, 1), partial(walk.move, inside=False), state)
+            state = lax.fori_loop(1, last, walk.move, state)
+            pl.when(last >= 0)(lambda: walk.stay(last, state, flag, flags))
+            pl.when(last < 0)(lambda: flag_nan((filled((ROWS, ROWS), 0),), flags, flag, emulated))
+
+        @pl.when(warpgroup == 0)
+        def _() -> None:
+            plgpu.set_max_registers(_REGISTERS[0], action="increase")
+            known = given.kept.edge[batch] if continued and given.kept.slots is not None else None
+            state = load_matrix(given.state.at[walk.slot, head, :, columns], size, emulated, known)
+            (continue_sequence if continued else whole_sequence)(state)
 
             @pl.when(walk.whole > 0)
             def _() -> None:
@@ -369,13 +468,15 @@ def scan(
             pl.loop(0, walk.whole)(walk.fetch)
             drain((memory.free,), stages, walk.whole)
 
-    return launch(
+    y, *found = launch(
         "delta_rule_scan",
         kernel,
-        outputs,
+        [output, *([] if continued else states), flags_type],
         {"sequence": b, "slice": h * slices},
         [_Memory.types(stages, size, given.key.dtype)],
         warpgroups={"warpgroup": 3},
         parameters=FAST,
         interpret=interpret,
+        changes=continued,
     )(given)
+    return y[:, front:] if front else y, *found

@@ -6,7 +6,7 @@ times, each time from the rows of the time before: a row is right as soon as all
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
@@ -17,6 +17,7 @@ from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, memref, scf, vector
 
+from pallas_kernels.delta_rule.slots import unpacked
 from pallas_kernels.parts.hopper.inline import fragmented, held, inline
 from pallas_kernels.parts.hopper.tile import ROWS, TILE, WARP, i32, thread_of_warp, thread_of_warpgroup, tiled
 
@@ -28,7 +29,24 @@ _Words = list[Any]  # four words of 32 bits: the columns of a warp (16) of 16 ro
 _Numbers = list[Any]  # the same as sums: two times four float32 numbers
 
 
-def substitute(coefficients: Any, seen: Any, betas: Any, interpret: bool) -> tuple[jax.Array, jax.Array]:
+class Known(NamedTuple):
+    """Rows of a chunk that were computed before.
+
+    Attributes:
+        count: How many, int32; the first ones.
+        inverse: GPU memory (64, 64) float32, T with the rows first, or as `slots.packed`, (32, 65). Other rows may hold
+            anything.
+        decay: GPU memory (64,) float32, G.
+    """
+
+    count: Any
+    inverse: Any
+    decay: Any
+
+
+def substitute(
+    coefficients: Any, seen: Any, betas: Any, known: Known | None, interpret: bool
+) -> tuple[jax.Array, jax.Array]:
     """Returns T and P of a chunk, both (64, 64) with the columns first, of the dtype of the operands.
 
     Elements of T that are not finite are replaced by zeros, and `betas` of their rows by nan.
@@ -38,17 +56,23 @@ def substitute(coefficients: Any, seen: Any, betas: Any, interpret: bool) -> tup
             columns before the row, zeros elsewhere.
         seen: Shared memory of the same form: the coefficients of P, zeros for columns after the row.
         betas: Shared memory (64,) float32.
+        known: The rows of T that were computed before, whose coefficients are zeros.
         interpret: Whether the kernel runs in Mosaic's interpreter.
     """
     dtype = coefficients.dtype
     if interpret:
-        return _in_jax(coefficients, seen, betas)
+        return _in_jax(coefficients, seen, betas, known)
+    given = () if known is None else (jnp.int32(known.count), known.inverse)
+    types = () if known is None else (plgpu.Layout.WG_SPLAT(()), plgpu.RefType())
     tile = held((ROWS, ROWS), TILE, dtype)
 
-    @inline(plgpu.RefType(tiled(dtype, ROWS)), plgpu.RefType(tiled(dtype, ROWS)), plgpu.RefType(), result=(tile, tile))
-    def run(coefficients: Any, seen: Any, betas: Any) -> Any:
+    operand = plgpu.RefType(tiled(dtype, ROWS))
+
+    @inline(operand, operand, plgpu.RefType(), *types, result=(tile, tile))
+    def run(coefficients: Any, seen: Any, betas: Any, *known: Any) -> Any:
         kind = ir.MemRefType(coefficients.type).element_type
-        chunk = _Chunk(kind, _tiles(coefficients), _tiles(seen))
+        stored = (known[0].registers.item(), known[1]) if known else None
+        chunk = _Chunk(kind, _tiles(coefficients), _tiles(seen), stored)
         rows = chunk.solved(_same)
         word = ir.IntegerType.get_signless(32)
         broken: Any = _any_of_warp(chunk.not_finite(rows))
@@ -63,20 +87,25 @@ def substitute(coefficients: Any, seen: Any, betas: Any, interpret: bool) -> tup
         rows = [list(repair.results[4 * b : 4 * b + 4]) for b in range(_BLOCKS)]
         return _tile(chunk, rows), _tile(chunk, chunk.weighted(rows))
 
-    return run(coefficients, seen, betas)
+    return run(coefficients, seen, betas, *given)
 
 
-def _in_jax(coefficients: Any, seen: Any, betas: Any) -> tuple[jax.Array, jax.Array]:
+def _in_jax(coefficients: Any, seen: Any, betas: Any, known: Known | None) -> tuple[jax.Array, jax.Array]:
     dtype, row = coefficients.dtype, jnp.arange(ROWS)
     a, b, factors = (x[...].astype(jnp.float32) for x in (coefficients, seen, betas))
+    first = jnp.eye(ROWS)
+    if known is not None:
+        stored = known.inverse[...]
+        stored = jnp.tril(stored) if stored.shape == first.shape else unpacked(stored)
+        first = jnp.where((row < known.count)[:, None], stored, first)
 
     def next_row(t: Any, rows: jax.Array) -> jax.Array:
-        one = jnp.dot(a[t], rows, precision=lax.Precision.HIGHEST) + (row == t)
+        one = jnp.dot(a[t], rows, precision=lax.Precision.HIGHEST) + first[t]
         found: jax.Array = rows.at[t].set(one.astype(dtype).astype(jnp.float32))
         return jnp.where(jnp.isfinite(found), found, 0)
 
     rows = lax.fori_loop(0, ROWS, next_row, jnp.zeros((ROWS, ROWS), jnp.float32))
-    raw = jnp.dot(a, rows, precision=lax.Precision.HIGHEST) + jnp.eye(ROWS)
+    raw = jnp.dot(a, rows, precision=lax.Precision.HIGHEST) + first
     betas[...] = jnp.where(jnp.isfinite(raw.astype(dtype)).all(1), factors, jnp.nan)
     weights = jnp.dot(b, rows, precision=lax.Precision.HIGHEST)
     plgpu.commit_smem()
@@ -90,16 +119,19 @@ class _Chunk:
         kind: Type of the elements.
         coefficients: Returns the operand of a block of 16 rows and one of 16 columns: two words for each 8 rows.
         seen: The same for P.
+        known: How many rows of T were computed before, and GPU memory (64, 64) float32 with them.
     """
 
-    def __init__(self, kind: Any, coefficients: Callable[..., Any], seen: Callable[..., Any]) -> None:
-        self.kind, self.coefficients, self.seen = kind, coefficients, seen
+    def __init__(
+        self, kind: Any, coefficients: Callable[..., Any], seen: Callable[..., Any], known: tuple[Any, Any] | None
+    ) -> None:
+        self.kind, self.coefficients, self.seen, self.known = kind, coefficients, seen, known
 
     def solved(self, clean: Callable[[Any], Any]) -> list[_Words]:
         """Returns the rows of T; `clean` is applied to words before they are multiplied."""
         lines: list[_Words] = []
         for block in range(_BLOCKS):
-            start = self._identity(block)
+            start = self._first(block)
             for j in range(block):
                 operand, left = self.coefficients(block, j), [clean(w) for w in lines[j]]
                 start = [self._product(left, operand[n], start[n]) for n in range(2)]
@@ -166,24 +198,45 @@ class _Chunk:
     def _bfloat16(self) -> bool:
         return bool(self.kind == ir.BF16Type.get())
 
-    def _identity(self, block: int) -> list[_Numbers]:
-        """Returns the columns of the warp of 16 rows of the identity."""
+    def _first(self, block: int) -> list[_Numbers]:
+        """Returns the columns of the warp of 16 rows of the identity, or of T where it is known."""
+        if self.known is None:
+            return self._identity(block)
+        count, inverse = self.known
+        branches: Any = scf.IfOp
+        f32 = ir.F32Type.get()
+        some = arith.cmpi(arith.CmpIPredicate.sgt, count, i32(block * _BLOCK))
+        branch = branches(some, [f32] * 8, has_else=True)
+        with ir.InsertionPoint(branch.then_block):
+            numbers = []
+            for (row, column), one in zip(self._places(block), _joined(self._identity(block)), strict=True):
+                place = _packed_place(row, column) if ir.MemRefType(inverse.type).shape[0] < ROWS else (row, column)
+                at = [arith.index_cast(ir.IndexType.get(), i) for i in place]
+                below = arith.cmpi(arith.CmpIPredicate.sle, column, row)
+                stored = arith.select(below, memref.load(inverse, at), _float(0.0))
+                numbers.append(arith.select(arith.cmpi(arith.CmpIPredicate.slt, row, count), stored, one))
+            scf.yield_(numbers)
+        with ir.InsertionPoint(branch.else_block):
+            scf.yield_(_joined(self._identity(block)))
+        return [list(branch.results[:4]), list(branch.results[4:])]
+
+    def _places(self, block: int) -> list[tuple[Any, Any]]:
+        """Returns row and column of each number of a thread in 16 rows."""
         lane, warp = thread_of_warp(), arith.divui(thread_of_warpgroup(), i32(WARP))
         column = arith.addi(arith.muli(warp, i32(_BLOCK)), arith.divui(lane, i32(4)))
         row = arith.addi(arith.muli(arith.remui(lane, i32(4)), i32(2)), i32(block * _BLOCK))
-        found = []
-        for n in range(2):
-            places = [(half, i) for half in range(2) for i in range(2)]
-            equal = [
-                arith.cmpi(
-                    arith.CmpIPredicate.eq,
-                    arith.addi(column, i32(8 * half)),
-                    arith.addi(row, i32(_HALF * n + i)),
-                )
-                for half, i in places
-            ]
-            found.append([arith.select(e, _float(1.0), _float(0.0)) for e in equal])
-        return found
+        return [
+            (arith.addi(row, i32(_HALF * n + i)), arith.addi(column, i32(8 * half)))
+            for n in range(2)
+            for half in range(2)
+            for i in range(2)
+        ]
+
+    def _identity(self, block: int) -> list[_Numbers]:
+        """Returns the columns of the warp of 16 rows of the identity."""
+        equal = [arith.cmpi(arith.CmpIPredicate.eq, column, row) for row, column in self._places(block)]
+        found = [arith.select(e, _float(1.0), _float(0.0)) for e in equal]
+        return [found[:4], found[4:]]
 
     def _product(self, left: Sequence[Any], right: Sequence[Any], sums: Sequence[Any]) -> _Numbers:
         """Returns sums + left @ right for 16 columns, 16 rows that are summed over, and 8 rows."""
@@ -206,6 +259,17 @@ class _Chunk:
             mgpu.utils.inline_ptx(f"cvt.rn.{self.kind}x2.f32 $0, $2, $1;", low, high, result_types=word)
             for low, high in zip(numbers[::2], numbers[1::2], strict=True)
         ]
+
+
+def _packed_place(row: Any, column: Any) -> tuple[Any, Any]:
+    """Returns where `slots.packed` has an element on the diagonal or below it; others give some place."""
+    upper = arith.cmpi(arith.CmpIPredicate.slt, row, i32(ROWS // 2))
+    of_row = arith.select(upper, arith.subi(i32(ROWS // 2 - 1), row), arith.subi(row, i32(ROWS // 2)))
+    return of_row, arith.select(upper, arith.subi(i32(ROWS), column), column)
+
+
+def _joined(halves: list[_Numbers]) -> _Numbers:
+    return [number for half in halves for number in half]
 
 
 def _same(word: Any) -> Any:

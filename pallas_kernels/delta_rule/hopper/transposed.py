@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, memref, nvvm, vector
+from jaxlib.mlir.dialects import arith, llvm, memref, nvvm, scf, vector
 
 from pallas_kernels.parts.hopper.inline import fragmented, held, inline
 from pallas_kernels.parts.hopper.registers import element, with_element
-from pallas_kernels.parts.hopper.tile import ROWS, TILE, WARP, i32, thread_of_warpgroup, tiled
+from pallas_kernels.parts.hopper.tile import PLAIN, ROWS, TILE, WARP, i32, thread_of_warpgroup
 
 _SQUARES = 4  # squares of 8 x 8 numbers of one instruction
 
@@ -21,19 +21,19 @@ def load_transposed(ref: Any, interpret: bool) -> jax.Array:
     """Loads the transpose of a tile of 16-bit numbers.
 
     Args:
-        ref: Shared memory (64, 64), stored as `tile.tiled` says.
+        ref: Shared memory (1, 64, 64), stored as `tile.PLAIN` says.
         interpret: Whether the kernel runs in Mosaic's interpreter.
 
     Returns:
         (64, 64) of the same dtype.
     """
     if interpret:
-        read: jax.Array = ref[...].T
+        read: jax.Array = ref[0].T
         plgpu.commit_smem()
         return read
     dtype = ref.dtype
 
-    @inline(plgpu.RefType(tiled(dtype, ROWS)), result=held((ROWS, ROWS), TILE, dtype))
+    @inline(plgpu.RefType(PLAIN), result=held((ROWS, ROWS), TILE, dtype))
     def load(ref: Any) -> Any:
         layout, word = mgpu.WGMMA_LAYOUT, ir.IntegerType.get_signless(32)
         kind = ir.VectorType.get((2,), ir.MemRefType(ref.type).element_type)
@@ -61,15 +61,15 @@ def store_transposed(tile: jax.Array, ref: Any, interpret: bool) -> None:
 
     Args:
         tile: (64, 64) of 16-bit numbers.
-        ref: Shared memory (64, 64) of the same dtype, stored as `tile.tiled` says, no longer read by any thread.
+        ref: Shared memory (1, 64, 64) of the same dtype, stored as `tile.PLAIN` says, no longer read by any thread.
         interpret: Whether the kernel runs in Mosaic's interpreter.
     """
     if interpret:
-        ref[...] = tile.T
+        ref[0] = tile.T
         plgpu.commit_smem()
         return
 
-    @inline(TILE, plgpu.RefType(tiled(ref.dtype, ROWS)))
+    @inline(TILE, plgpu.RefType(PLAIN))
     def write(tile: Any, ref: Any) -> None:
         word = ir.VectorType.get((1,), ir.IntegerType.get_signless(32))
         words = [element(vector.bitcast(word, register), 0) for register in tile.registers.flat]
@@ -88,33 +88,41 @@ def store_transposed(tile: jax.Array, ref: Any, interpret: bool) -> None:
     write(tile, ref)
 
 
-def load_matrix(ref: Any, rows: int, interpret: bool) -> jax.Array:
+def load_matrix(ref: Any, rows: int, interpret: bool, known: Any = None) -> jax.Array:
     """Loads the transpose of float32 numbers in GPU memory, (64, rows).
 
     Args:
         ref: GPU memory (rows, 64).
         rows: A multiple of 8.
         interpret: Whether the kernel runs in Mosaic's interpreter.
+        known: int32; for 0 all numbers are 0, whatever is in memory.
     """
     if interpret:
-        return ref[...].T
+        numbers: jax.Array = ref[...].T
+        return numbers if known is None else jnp.where(known == 0, 0, numbers)
+    given = () if known is None else (jnp.int32(known),)
 
-    @inline(plgpu.RefType(), result=held((ROWS, rows), TILE))
-    def load(ref: Any) -> Any:
+    @inline(plgpu.RefType(), *[plgpu.Layout.WG_SPLAT(())] * len(given), result=held((ROWS, rows), TILE))
+    def load(ref: Any, *known: Any) -> Any:
+        there = [arith.cmpi(arith.CmpIPredicate.ne, k.registers.item(), i32(0)) for k in known]
+        zero = mgpu.c(0.0, ir.F32Type.get())
         layout = mgpu.WGMMA_LAYOUT
         registers = np.empty(layout.registers_shape((ROWS, rows)), dtype=object)
         for at, place in zip(np.ndindex(registers.shape), layout.thread_idxs((ROWS, rows)), strict=True):
             register = llvm.mlir_undef(ir.VectorType.get((2,), ir.F32Type.get()))
             for i in range(2):
-                register = with_element(register, i, memref.load(ref, _swapped(place, i)))
+                number = memref.load(ref, _swapped(place, i))
+                for condition in there:
+                    number = arith.select(condition, number, zero)
+                register = with_element(register, i, number)
             registers[at] = register
         return fragmented(registers, layout)
 
-    return load(ref)
+    return load(ref, *given)
 
 
 def store_matrix(tile: jax.Array, ref: Any, interpret: bool) -> None:
-    """Writes the transpose of a float32 tile (64, n) to GPU memory (n, 64)."""
+    """Writes the transpose of a tile (64, n) to GPU memory (n, 64) of the same dtype."""
     if interpret:
         ref[...] = tile.T
         return
@@ -129,28 +137,71 @@ def store_matrix(tile: jax.Array, ref: Any, interpret: bool) -> None:
     write(tile, ref)
 
 
-def flag_nan(tile: jax.Array, flags: Any, place: Any, interpret: bool) -> None:
-    """Writes to GPU memory, flags (n,) int32, 1 at `place` if a float32 tile has a nan, and 0 if not."""
+def keep_rows(count: Any, kept: jax.Array, tile: jax.Array, interpret: bool) -> jax.Array:
+    """Returns a transposed tile with its first rows replaced.
+
+    Args:
+        count: How many rows, int32; usually none.
+        kept: (64, 64) transposed, with these rows.
+        tile: (64, 64) transposed, of the same dtype.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
+    """
     if interpret:
-        flags[place] = jnp.isnan(tile).any().astype(jnp.int32)
+        return jnp.where(jnp.arange(ROWS) < count, kept, tile)
+
+    @inline(plgpu.Layout.WG_SPLAT(()), TILE, TILE, result=held((ROWS, ROWS), TILE, tile.dtype))
+    def replace(count: Any, kept: Any, tile: Any) -> Any:
+        count, registers = count.registers.item(), tile.registers.copy()
+        some = arith.cmpi(arith.CmpIPredicate.sgt, count, i32(0))
+        branches: Any = scf.IfOp  # the generated class, whose arguments are others, to mypy
+        branch = branches(some, [register.type for register in registers.flat], has_else=True)
+        with ir.InsertionPoint(branch.then_block):
+            found = []
+            places = mgpu.WGMMA_LAYOUT.thread_idxs((ROWS, ROWS))
+            for old, new, (_, row) in zip(registers.flat, kept.registers.flat, places, strict=True):
+                row = row if row.type == count.type else arith.index_cast(count.type, row)
+                mixed = old
+                for i in range(2):
+                    first = arith.cmpi(arith.CmpIPredicate.slt, arith.addi(row, i32(i)), count)
+                    mixed = with_element(mixed, i, arith.select(first, element(new, i), element(old, i)))
+                found.append(mixed)
+            scf.yield_(found)
+        with ir.InsertionPoint(branch.else_block):
+            scf.yield_(list(registers.flat))
+        for at in range(registers.size):
+            registers.flat[at] = branch.results[at]
+        return fragmented(registers, tile.layout)
+
+    return replace(jnp.int32(count), kept, tile)
+
+
+def flag_nan(tiles: tuple[jax.Array, ...], flags: Any, place: Any, interpret: bool) -> None:
+    """Writes to GPU memory, flags (n,) int32, 1 at `place` if a float32 tile has a nan, and 0 if not.
+
+    All threads of the warpgroup can read it afterwards.
+    """
+    if interpret:
+        flags[place] = jnp.array([jnp.isnan(tile).any() for tile in tiles]).any().astype(jnp.int32)
         return
 
-    @inline(TILE, plgpu.RefType(), plgpu.Layout.WG_SPLAT(()))
-    def write(tile: Any, flags: Any, place: Any) -> None:
+    @inline(*[TILE] * len(tiles), plgpu.RefType(), plgpu.Layout.WG_SPLAT(()))
+    def write(*given: Any) -> None:
+        *tiles, flags, place = given
         at = [arith.index_cast(ir.IndexType.get(), place.registers.item())]
         first = arith.cmpi(arith.CmpIPredicate.eq, thread_of_warpgroup(), i32(0))
         with mgpu.when(first):
             memref.store(i32(0), flags, at)
         bad = mgpu.c(0, ir.IntegerType.get_signless(1))
-        for register in tile.registers.flat:
+        for register in (register for tile in tiles for register in tile.registers.flat):
             for i in range(2):
                 number = element(register, i)
                 bad = arith.ori(bad, arith.cmpf(arith.CmpFPredicate.UNO, number, number))
         mgpu.utils.warpgroup_barrier()
         with mgpu.when(bad):
             memref.store(i32(1), flags, at)
+        mgpu.utils.warpgroup_barrier()
 
-    write(tile, flags, jnp.int32(place))
+    write(*tiles, flags, jnp.int32(place))
 
 
 def _swapped(place: Any, i: int) -> list[Any]:

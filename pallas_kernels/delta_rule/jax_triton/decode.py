@@ -286,7 +286,7 @@ def _kept_keys(kept_key, pair, here, form: tl.constexpr):
 def _kept_inverse(kept_inverse, pair, here, SLOTS: tl.constexpr):
     row = tl.arange(0, 64)
     if SLOTS:
-        place = pair.to(tl.int64) * _TRIANGLE + _in_triangle(row[:, None], row[None, :])
+        place = pair.to(tl.int64) * _TRIANGLE + triangle_place(row[:, None], row[None, :])
         lower = row[None, :] <= row[:, None]
     else:
         place = (pair.to(tl.int64) * _C + row)[:, None] * _C + row[None, :]
@@ -296,7 +296,7 @@ def _kept_inverse(kept_inverse, pair, here, SLOTS: tl.constexpr):
 
 
 @triton.jit
-def _in_triangle(row, column):
+def triangle_place(row, column):
     """Returns the place of an element on or below the diagonal; see `pallas_kernels.delta_rule.slots.packed`."""
     return tl.where(row < 32, (31 - row) * 65 + 64 - column, (row - 32) * 65 + column)
 
@@ -402,7 +402,7 @@ def _rows(of_tokens, of_chunk, pair, span, stores, N: tl.constexpr, SLOTS: tl.co
         one = _row_of(tl.where(finite(raw), raw.to(tl.float32), 0.0), two, i)
         t = tl.where((row == here + i)[:, None] & (count > i), one[None, :].to(DTYPE), t)
         if SLOTS:
-            of_row = kept_inverse + pair.to(tl.int64) * _TRIANGLE + _in_triangle(here + i, row)
+            of_row = kept_inverse + pair.to(tl.int64) * _TRIANGLE + triangle_place(here + i, row)
             tl.store(of_row, one, mask=row < tl.where(of_head > i, here + i + 1, 0))
         else:
             of_row = kept_inverse + (pair.to(tl.int64) * _C + here + i) * _C + row

@@ -252,7 +252,7 @@ def scan_kernel(
     pair = tl.program_id(0) // (form.value_size // COLUMNS)
     count = tl.load(lengths + pair // form.value_heads)
     rows, sizes, out = (inverse, weights, logs, betas), (0, count, tokens, chunks), (o, last, q, edges, flags)
-    _scan((q, k, v), rows, (q, state, q), sizes, out, SCALE, COLUMNS, form, CAREFUL=False, EXTEND=False, EDGES=EDGES)
+    walk((q, k, v), rows, (q, state, q), sizes, out, SCALE, COLUMNS, form, CAREFUL=False, EXTEND=False, EDGES=EDGES)
 
 
 @triton.jit
@@ -270,7 +270,7 @@ def careful_scan_kernel(
         pair = tl.program_id(0) // (form.value_size // COLUMNS)
         count = tl.load(lengths + pair // form.value_heads)
         rows, sizes, out = (inverse, weights, logs, betas), (0, count, tokens, chunks), (o, last, q, edges, q)
-        _scan((q, k, v), rows, (q, state, q), sizes, out, SCALE, COLUMNS, form, CAREFUL=True, EXTEND=False, EDGES=EDGES)
+        walk((q, k, v), rows, (q, state, q), sizes, out, SCALE, COLUMNS, form, CAREFUL=True, EXTEND=False, EDGES=EDGES)
 
 
 @triton.jit
@@ -283,7 +283,7 @@ def extend_scan_kernel(
     count, before = tl.load(lengths + batch), tl.load(start + batch) - tl.load(edge + batch)
     rows, sizes = (inverse, weights, logs, betas), (before, count, tokens, chunks)
     kept, out = (kept_key, new_state, new_residual), (o, new_state, new_residual, q, flags)
-    _scan((q, k, v), rows, kept, sizes, out, SCALE, COLUMNS, form, CAREFUL=False, EXTEND=True, EDGES=False)
+    walk((q, k, v), rows, kept, sizes, out, SCALE, COLUMNS, form, CAREFUL=False, EXTEND=True, EDGES=False)
 
 
 @triton.jit
@@ -298,15 +298,18 @@ def careful_extend_scan_kernel(
         count, before = tl.load(lengths + batch), tl.load(start + batch) - tl.load(edge + batch)
         rows, sizes = (inverse, weights, logs, betas), (before, count, tokens, chunks)
         kept, out = (kept_key, new_state, new_residual), (o, new_state, new_residual, q, q)
-        _scan((q, k, v), rows, kept, sizes, out, SCALE, COLUMNS, form, CAREFUL=True, EXTEND=True, EDGES=False)
+        walk((q, k, v), rows, kept, sizes, out, SCALE, COLUMNS, form, CAREFUL=True, EXTEND=True, EDGES=False)
 
 
 @triton.jit
-def _scan(
+def walk(
     arrays, rows, kept, sizes, out, SCALE: tl.constexpr, COLUMNS: tl.constexpr, form: tl.constexpr,
-    CAREFUL: tl.constexpr, EXTEND: tl.constexpr, EDGES: tl.constexpr,
+    CAREFUL: tl.constexpr, EXTEND: tl.constexpr, EDGES: tl.constexpr, known=None,
 ):  # fmt: skip
-    """Computes some columns of a head; `sizes` are the rows before the tokens, the tokens, their array's and chunks."""
+    """Computes some columns of a head; `sizes` are the rows before the tokens, the tokens, their array's and chunks.
+
+    With `known`, a state that is not known is zero.
+    """
     q, k, v = arrays
     inverse, weights, logs, betas = rows
     kept_key, state, residual = kept
@@ -322,6 +325,8 @@ def _scan(
     size: tl.constexpr = form.key_size * form.value_size
     matrix = wide[None, :] * form.value_size + column[:, None]
     s = tl.load(state + pair.to(tl.int64) * size + matrix)
+    if known is not None:
+        s = tl.where(known, s, 0.0)
     base = (batch * tokens * form.key_heads + group) * form.key_size
     kept_base = (batch * form.key_heads + group) * _C * form.key_size
     values = (batch * tokens * form.value_heads + head) * form.value_size

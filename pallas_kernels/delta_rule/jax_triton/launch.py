@@ -6,17 +6,12 @@ from typing import Any, Final, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.contract import MmaDeltaRuleContract, honour
-from pallas_kernels.delta_rule.schedule.jax_triton import CAREFUL, EDGES, PARTS, Schedule, decode_schedule
-from pallas_kernels.delta_rule.slots import in_slots
-from pallas_kernels.parts.in_32_bits import in_32_bits
+from pallas_kernels.contract import MmaDeltaRuleContract
+from pallas_kernels.delta_rule.schedule.jax_triton import CAREFUL, EDGES, Schedule, decode_schedule
 from pallas_kernels.parts.jax_triton.launch import launch
 from pallas_kernels.target import Target
 
 Arrays = tuple[jax.Array, ...]
-
-FEW: Final = 8
-"""Most tokens that are computed as rows of their own instead of in whole chunks."""
 
 _CHUNK: Final = MmaDeltaRuleContract().chunk
 
@@ -45,15 +40,17 @@ class Form:
         return self.value_heads // self.key_heads
 
 
-def _form(key: jax.Array, value: jax.Array) -> Form:
+def form_of(key: jax.Array, value: jax.Array) -> Form:
+    """Returns the sizes of keys (B, T, J, D) and values (B, T, H, V)."""
     return Form(key.shape[2], value.shape[2], key.shape[3], value.shape[3])
 
 
-def _like(*arrays: jax.Array) -> list[jax.ShapeDtypeStruct]:
+def like(*arrays: jax.Array) -> list[jax.ShapeDtypeStruct]:
+    """Returns the types of arrays."""
     return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays]
 
 
-def _scratch(value: jax.Array, chunks: int, size: int) -> list[jax.ShapeDtypeStruct]:
+def scratch_of_chunks(value: jax.Array, chunks: int, size: int) -> list[jax.ShapeDtypeStruct]:
     """T, P, G and beta of all chunks."""
     shape = (value.shape[0], value.shape[2], chunks, size)
     square = jax.ShapeDtypeStruct((*shape, size), value.dtype)
@@ -61,7 +58,7 @@ def _scratch(value: jax.Array, chunks: int, size: int) -> list[jax.ShapeDtypeStr
     return [square, square, line, line]
 
 
-def _careful(plan: Schedule, programs: int, constants: dict[str, Any]) -> dict[str, Any]:
+def careful(plan: Schedule, programs: int, constants: dict[str, Any]) -> dict[str, Any]:
     """The launch that computes again what is not finite."""
     columns = min(plan.columns, CAREFUL.columns)
     return {
@@ -96,7 +93,7 @@ class Whole(NamedTuple):
     @property
     def form(self) -> Form:
         """The sizes that kernels depend on."""
-        return _form(self.key, self.value)
+        return form_of(self.key, self.value)
 
     @property
     def chunks(self) -> int:
@@ -106,7 +103,7 @@ class Whole(NamedTuple):
     def results(self, keep_edges: bool) -> list[jax.ShapeDtypeStruct]:
         """Returns the types of the outputs, the last states, and the states at edges."""
         edges = (self.state.shape[0], self.chunks, *self.state.shape[1:]) if keep_edges else (1,)
-        return [*_like(self.value, self.state), jax.ShapeDtypeStruct(edges, jnp.float32)]
+        return [*like(self.value, self.state), jax.ShapeDtypeStruct(edges, jnp.float32)]
 
 
 def rows_of_chunks(x: Whole, *, plan: Schedule, target: Target) -> tuple[jax.Array, ...]:
@@ -115,9 +112,9 @@ def rows_of_chunks(x: Whole, *, plan: Schedule, target: Target) -> tuple[jax.Arr
 
     b, tokens, h, _ = x.value.shape
     return launch(
-        chunk_kernel, x.query, x.key, x.g, x.beta, x.lengths, tokens, x.chunks, out=_scratch(x.value, x.chunks, _CHUNK),
-        grid=(b * h, x.chunks), warps=plan.chunk_warps, stages=1, fuses=False, target=target,
-        constants={"form": x.form},
+        chunk_kernel, x.query, x.key, x.g, x.beta, x.lengths, tokens, x.chunks,
+        out=scratch_of_chunks(x.value, x.chunks, _CHUNK), grid=(b * h, x.chunks), warps=plan.chunk_warps, stages=1,
+        fuses=False, target=target, constants={"form": x.form},
     )  # fmt: skip
 
 
@@ -165,94 +162,11 @@ def repaired(
     return launch(
         careful_scan_kernel, x.query, x.key, x.value, *rows, x.state, x.lengths, flags, y, last, edges,
         x.value.shape[1], x.chunks, out=x.results(keep_edges), aliases={10: 0, 11: 1, 12: 2}, fuses=False,
-        target=target, **_careful(plan, flags.shape[0], constants),
+        target=target, **careful(plan, flags.shape[0], constants),
     )  # fmt: skip
 
 
-@in_32_bits
-def gated_delta_rule_extend(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    g: jax.Array,
-    beta: jax.Array,
-    state: jax.Array,
-    kept_key: jax.Array,
-    residual: jax.Array,
-    inverse: jax.Array,
-    decay: jax.Array,
-    edge: jax.Array,
-    start: jax.Array,
-    lengths: jax.Array,
-    slots: jax.Array | None = None,
-    *,
-    scale: float,
-    contract: MmaDeltaRuleContract,
-    target: Target,
-    schedule: Schedule | None = None,
-) -> Arrays:
-    """Computes tokens of sequences that have a state, see `pallas_kernels.delta_rule.portable.gated_delta_rule_extend`.
-
-    Programs for few tokens compute sequences in their slots; others compute them from copies of what they keep.
-
-    Guarantee: row-invariant: an output depends on the tokens of its sequence up to its own alone.
-    """
-    honour("gated_delta_rule_extend", contract, MmaDeltaRuleContract())
-    form, tokens, kept = _form(key, value), (query, key, value, g, beta), (state, kept_key, residual, inverse, decay)
-    if value.shape[1] <= FEW:
-        return _rows(tokens, (*kept, edge), start, lengths, slots, scale, form, target, schedule)
-
-    def continued(*kept: jax.Array) -> Arrays:
-        return _parts(tokens, kept, start, lengths, scale, form, target, schedule)
-
-    return continued(*kept, edge) if slots is None else in_slots(continued, kept, edge, lengths, slots)
-
-
-def _parts(
-    tokens: Arrays,
-    kept: Arrays,
-    start: jax.Array,
-    lengths: jax.Array,
-    scale: float,
-    form: Form,
-    target: Target,
-    schedule: Schedule | None,
-) -> Arrays:
-    """Computes tokens in whole chunks, of which the first begins with the rows that are kept."""
-    from pallas_kernels.delta_rule.jax_triton.kernels import (
-        careful_extend_scan_kernel,
-        extend_chunk_kernel,
-        extend_scan_kernel,
-    )
-
-    (query, key, value, g, beta), (state, kept_key, residual, inverse, decay, edge) = tokens, kept
-    b, count, h, v = value.shape
-    chunk = decay.shape[2]
-    chunks = 1 + -(-count // chunk)
-    plan = schedule or PARTS
-    common: dict[str, Any] = {"target": target, "fuses": False}
-    *rows, new_key, new_inverse, new_decay, new_edge = launch(
-        extend_chunk_kernel, query, key, g, beta, kept_key, inverse, decay, edge, start, lengths, count, chunks,
-        out=[*_scratch(value, chunks, chunk), *_like(kept_key, inverse, decay, edge)], grid=(b * h, chunks),
-        warps=plan.chunk_warps, stages=1, constants={"form": form}, **common,
-    )  # fmt: skip
-    results, constants = _like(value, state, residual), {"SCALE": scale, "form": form}
-    grid = (b * h * (v // plan.columns),)
-    y, new_state, new_residual, bad = launch(
-        extend_scan_kernel,
-        query, key, value, *rows, kept_key, state, residual, edge, start, lengths, count, chunks,
-        out=[*results, jax.ShapeDtypeStruct(grid, jnp.int32)], aliases={8: 1, 9: 2}, grid=grid, warps=plan.warps,
-        stages=plan.stages, constants=constants | {"COLUMNS": plan.columns}, **common,
-    )  # fmt: skip
-    y, new_state, new_residual = launch(
-        careful_extend_scan_kernel,
-        query, key, value, *rows, kept_key, edge, start, lengths, bad, y, new_state, new_residual, count, chunks,
-        out=results, aliases={12: 0, 13: 1, 14: 2}, **_careful(plan, grid[0], constants), **common,
-    )  # fmt: skip
-    return y, new_state, new_key, new_residual, new_inverse, new_decay, new_edge
-
-
-def _rows(
+def few_rows(
     tokens: Arrays,
     kept: Arrays,
     start: jax.Array,
@@ -275,7 +189,7 @@ def _rows(
     if plan.rows_warps == 0:
         y, new_state, new_residual, new_key, new_inverse, new_decay, new_edge = launch(
             decode_kernel, *tokens, state, residual, kept_key, inverse, decay, edge, start, lengths, where,
-            out=_like(value, state, residual, kept_key, inverse, decay, edge), aliases={5: 1, 6: 2, 7: 3, 8: 4, 9: 5},
+            out=like(value, state, residual, kept_key, inverse, decay, edge), aliases={5: 1, 6: 2, 7: 3, 8: 4, 9: 5},
             grid=(b * h * (v // (plan.columns * plan.pieces)),), warps=plan.warps,
             constants=columns | {"PIECES": plan.pieces}, **common,
         )  # fmt: skip
@@ -285,12 +199,12 @@ def _rows(
     scratch += [jax.ShapeDtypeStruct((b * (h + form.key_heads),), jnp.int32)]
     new_key, new_inverse, new_decay, new_edge, weights, factors, turns = launch(
         rows_kernel, query, key, g, beta, kept_key, inverse, decay, edge, start, lengths, where, b,
-        out=[*_like(kept_key, inverse, decay, edge), *scratch], aliases={4: 0, 5: 1, 6: 2}, grid=(b * h,),
+        out=[*like(kept_key, inverse, decay, edge), *scratch], aliases={4: 0, 5: 1, 6: 2}, grid=(b * h,),
         warps=plan.rows_warps, constants={"N": count, "SLOTS": slots is not None, "form": form}, **common,
     )  # fmt: skip
     y, new_state, new_residual = launch(
         columns_kernel, query, key, value, edge, start, lengths, where, weights, factors, state, residual,
-        out=_like(value, state, residual), aliases={9: 1, 10: 2}, grid=(b * h * (v // plan.columns),),
+        out=like(value, state, residual), aliases={9: 1, 10: 2}, grid=(b * h * (v // plan.columns),),
         warps=plan.warps, constants=columns, **common,
     )  # fmt: skip
     lanes = min(b, EDGES.pieces)
@@ -298,7 +212,7 @@ def _rows(
     kept = (new_state, new_residual, new_key, new_inverse, new_decay)
     y, new_state, new_residual, new_key, new_inverse, new_decay, _ = launch(
         edges_kernel, *tokens, edge, start, lengths, where, y, *kept, turns, b,
-        out=_like(value, *kept, turns), aliases={9 + i: i for i in range(7)},
+        out=like(value, *kept, turns), aliases={9 + i: i for i in range(7)},
         grid=(lanes * h * (v // EDGES.columns),), warps=EDGES.warps,
         constants=columns | turned, **common,
     )  # fmt: skip

@@ -22,7 +22,7 @@ class Schedule:
         pieces: With few tokens, how many times `columns` a program computes, one after another.
         rows_warps: With few tokens, warps of a kernel of its own for what does not need the state; 0 for a single
             kernel.
-        mosaic: Whether the walk over chunks is the kernel for Hopper, which takes 64 columns.
+        mosaic: Whether the kernels are those for Hopper, which take 64 columns.
     """
 
     columns: int
@@ -37,15 +37,11 @@ class Schedule:
 _NARROW: Final = Schedule(32, 4, 2)
 _WIDE: Final = Schedule(64, 4, 2)
 _HOPPER: Final = Schedule(64, 4, 3, mosaic=True)
-_MEASURED: Final = ("bfloat16", 128, 128)  # dtype, D and V with which the kernel for Hopper has run
-_TILE: Final = 8  # TMA reads tiles of 8 tokens
+_MEASURED: Final = ("bfloat16", 128, 128)  # dtype, D and V with which the kernels for Hopper have run
 _FULL: Final = 128
 """Programs that use a whole GPU."""
 _APART: Final = 512
 """Heads from which on several kernels for few tokens are faster than one."""
-
-PARTS: Final = _NARROW
-"""For parts of prompts. Keys may be kept ones or new ones, and reach wgmma through stores of threads (`kernels`)."""
 
 EDGES: Final = Schedule(32, 4, 1, pieces=2)
 """For few tokens of sequences that go over the edge of a chunk. `pieces` programs share the sequences of a batch."""
@@ -81,16 +77,34 @@ def chunks_schedule(x: Sizes, features: frozenset[str]) -> Schedule:
 
     Example:
         >>> hopper, x = frozenset({"mma", "wgmma"}), Sizes("bfloat16", 128, 128, heads=32, tokens=8192)
-        >>> [chunks_schedule(x._replace(tokens=tokens), hopper).mosaic for tokens in (100, 8192)]
+        >>> [chunks_schedule(x._replace(tokens=tokens), hopper).mosaic for tokens in (40, 8192)]
         [False, True]
         >>> chunks_schedule(x, frozenset({"mma"})).columns
         32
     """
     if "wgmma" not in features:
         return _NARROW
-    if x[:3] == _MEASURED and x.tokens % _TILE == 0 and x.tokens >= _HOPPER.columns:
+    if x[:3] == _MEASURED and x.tokens >= _HOPPER.columns:
         return _HOPPER
     return _WIDE if x.heads * (x.value_size // _WIDE.columns) >= _FULL else _NARROW
+
+
+def parts_schedule(x: Sizes, features: frozenset[str]) -> Schedule:
+    """Returns the schedule of parts of prompts.
+
+    In Triton's kernels keys may be kept ones or new ones, and reach wgmma through stores of threads (`kernels`): their
+    tiles are narrow.
+
+    Args:
+        x: Dtype and sizes.
+        features: The instruction families of the GPU.
+
+    Example:
+        >>> hopper, x = frozenset({"mma", "wgmma"}), Sizes("bfloat16", 128, 128, heads=32, tokens=2048)
+        >>> [parts_schedule(x._replace(dtype=dtype), hopper).mosaic for dtype in ("bfloat16", "float16")]
+        [True, False]
+    """
+    return _HOPPER if "wgmma" in features and x[:3] == _MEASURED else _NARROW
 
 
 def decode_schedule(value_size: int, *, heads: int) -> Schedule:

@@ -1,8 +1,10 @@
 """The launch of a kernel on a Hopper GPU."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 
 
@@ -18,6 +20,7 @@ def launch(
     by_lanes: bool = False,
     parameters: plgpu.CompilerParams | None = None,
     interpret: Any,
+    changes: bool = False,
 ) -> Callable[..., Any]:
     """Returns a function that launches a kernel on its operands, which may be pytrees.
 
@@ -33,6 +36,7 @@ def launch(
             The other semantics would infer layouts, ten times as long.
         parameters: How it is compiled, instead of what follows from `by_lanes`.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
+        changes: Whether operands are mutable references, whose arrays are changed in place.
     """
     mesh: dict[str, Any] = {"grid": tuple(grid.values()), "grid_names": tuple(grid)}
     if cluster is not None:
@@ -44,6 +48,8 @@ def launch(
         parameters = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup)
     if by_lanes:
         parameters = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane, unsafe_no_auto_barriers=True)
+    if changes:  # `plgpu.kernel` does not take mutable references
+        return _on_references(name, kernel, out, scratch, mesh, parameters, interpret)
     return plgpu.kernel(
         kernel,
         out_type=out,
@@ -53,3 +59,16 @@ def launch(
         interpret=interpret,
         **mesh,
     )
+
+
+def _on_references(
+    name: str, kernel: Callable[..., None], out: Any, scratch: Sequence[Any], mesh: dict[str, Any], parameters: Any,
+    interpret: Any,
+) -> Callable[..., Any]:  # fmt: skip
+    def body(*refs: Any) -> None:
+        pl.run_scoped(partial(kernel, *refs), *scratch, collective_axes=mesh.get("thread_name", ()))
+
+    run: Callable[..., Any] = pl.kernel(
+        body, out_type=out, mesh=plgpu.Mesh(**mesh), compiler_params=parameters, name=name, interpret=interpret
+    )
+    return run

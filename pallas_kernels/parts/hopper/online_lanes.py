@@ -11,6 +11,7 @@ from jax import lax
 
 from pallas_kernels.contract import OnlineRowContract
 from pallas_kernels.parts.hopper.arithmetic import WARPGROUP, exponential, fused, product, strided
+from pallas_kernels.parts.hopper.team import Team, combine_team
 from pallas_kernels.parts.hopper.tree import combine_lanes
 
 Lanes = tuple[jax.Array, jax.Array]
@@ -83,6 +84,17 @@ def combine(lanes: Lanes, scratch: Any, interpret: Any) -> tuple[jax.Array, jax.
     largest = combine_lanes(lanes[0], scratch.at[0], "max", interpret)
     weight = exponential(lanes[0] - _finite(largest), interpret)
     return largest, combine_lanes(product(lanes[1], weight, interpret), scratch.at[1], "add", interpret)
+
+
+def combine_in_warp(lanes: Lanes, scratch: Any, interpret: Any) -> tuple[jax.Array, jax.Array]:
+    """Returns the maximum and the sum of all lanes, which a warp holds, or the interpreter; otherwise as `combine`."""
+    if interpret:
+        return combine(lanes, scratch, interpret)
+    team = Team(WARPGROUP, 1, scratch, None, interpret, by_warp=True)
+    (largest,) = combine_team(["max"], [[lanes[0]]], 0, team, [0])
+    weight = exponential(lanes[0] - _finite(largest), interpret)
+    (total,) = combine_team(["add"], [[product(lanes[1], weight, interpret)]], 0, team, [1])
+    return largest, total
 
 
 def _finite(maximum: jax.Array) -> jax.Array:

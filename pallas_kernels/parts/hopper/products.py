@@ -18,13 +18,14 @@ from jaxlib.mlir.dialects import llvm, nvvm, vector
 
 from pallas_kernels.parts.hopper.inline import fragmented, held, inline
 from pallas_kernels.parts.hopper.registers import element, joined, number_of, with_number
-from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, tiled
+from pallas_kernels.parts.hopper.tile import PLAIN, ROW, ROWS, TILE, tiled
 
 WIDEST: Final = 256
 """Most columns of one instruction."""
 
 _K: Final = 16  # elements of K in one instruction
 _A_REGISTERS: Final = 4
+_TILE_ROWS: Final = 8
 _NO_FLAGS: Final = llvm.IntegerOverflowFlags.none
 
 
@@ -40,7 +41,8 @@ def start(
 ) -> jax.Array:
     """Starts total + left @ right, in ascending steps of 16 along K.
 
-    Operands in shared memory are stored as `tile.tiled` says, in pieces that follow one another along K.
+    Operands in shared memory are stored as `tile.tiled` says, in pieces that follow one another along K. A piece may
+    also be a stack (pieces, rows, 64) of plain rows, see `tile.PLAIN`, which stands for a matrix (rows, pieces * 64).
 
     Args:
         total: (64, n) float32, or None for zeros.
@@ -59,11 +61,11 @@ def start(
     in_registers = not isinstance(left, tuple)
     arrays = [x for x in (total, left) if x is not None and not isinstance(x, tuple)]
     refs = right if not isinstance(left, tuple) else (*left, *right)
-    columns = right[0].shape[0 if right_along else 1]
+    columns = _shape(right[0])[0 if right_along else 1]
 
     @inline(*[TILE] * len(arrays), *[ref_type(ref) for ref in refs], result=tile_type(columns))
     def issue(*given: Any) -> Any:
-        held, places = given[: len(arrays)], given[len(arrays) :]
+        held, places = given[: len(arrays)], [_in_tiles(place) for place in given[len(arrays) :]]
         if len(held) == 2:
             held = tuple(mgpu.optimization_barrier(*held))
         elif held:
@@ -172,8 +174,8 @@ def after_wait(numbers: jax.Array, interpret: bool) -> jax.Array:
 
 
 def ref_type(ref: Any) -> Any:
-    """Returns the type of shared memory that is stored as `tile.tiled` says, for `inline`."""
-    return plgpu.RefType(tiled(ref.dtype, ref.shape[1]))
+    """Returns the type of shared memory that is stored as `tile.tiled` or `tile.PLAIN` says, for `inline`."""
+    return plgpu.RefType(PLAIN if len(ref.shape) == 3 else tiled(ref.dtype, ref.shape[1]))
 
 
 def tile_type(columns: int) -> Any:
@@ -184,7 +186,7 @@ def tile_type(columns: int) -> Any:
 def _product(total: Any, left: Any, right: tuple[Any, ...], left_along: bool, right_along: bool) -> jax.Array:
     def joined(pieces: tuple[Any, ...], along: bool) -> jax.Array:
         """Returns (K, n)."""
-        found = [piece[...].astype(jnp.float32) for piece in pieces]
+        found = [_matrix(piece[...]).astype(jnp.float32) for piece in pieces]
         return jnp.concatenate([x.T if along else x for x in found])
 
     rows = joined(left, left_along).T if isinstance(left, tuple) else left.astype(jnp.float32)
@@ -194,13 +196,33 @@ def _product(total: Any, left: Any, right: tuple[Any, ...], left_along: bool, ri
     return product if total is None else total + product
 
 
+def _shape(ref: Any) -> tuple[int, int]:
+    """Returns the shape of the matrix that an operand stands for."""
+    if len(ref.shape) == 2:
+        return ref.shape[0], ref.shape[1]
+    pieces, rows, width = ref.shape
+    return rows, pieces * width
+
+
+def _matrix(x: jax.Array) -> jax.Array:
+    """Returns the matrix that an operand stands for."""
+    return x if x.ndim == 2 else x.transpose(1, 0, 2).reshape(_shape(x))
+
+
+def _in_tiles(ref: Any) -> Any:
+    """Returns an operand's shared memory in tiles of 8 rows; those of a stack of plain rows are tiles already."""
+    if ir.MemRefType(ref.type).rank == 4:
+        return ref
+    return mgpu.utils.memref_transpose(mgpu.utils.memref_unfold(ref, 1, (None, _TILE_ROWS)), (1, 0, 2, 3))
+
+
 def steps(refs: Sequence[Any], along: bool) -> Iterator[list[Any]]:
     """Yields the descriptor of each step of K of an operand in shared memory, in a list of one."""
     for ref in refs:
         kind = ir.MemRefType(ref.type)
         groups, squares, rows, width = kind.shape
-        (stride, *_), _ = kind.get_strides_and_offset()  # a slice of the columns has the strides of all
-        atom, stride = rows * width * 2, stride * 2
+        (stride, atom, *_), _ = kind.get_strides_and_offset()  # a slice of the columns has the strides of all
+        atom, stride = atom * 2, stride * 2
         base = _descriptor(ref, 16 if along else atom, stride)
         if along:
             offsets = [at // width * atom + at % width * 2 for at in range(0, squares * width, _K)]
@@ -214,8 +236,8 @@ def _offset(ref: Any, column: int, along: bool) -> int:
     """Returns the byte offset of a column of an operand."""
     kind = ir.MemRefType(ref.type)
     _, _, rows, width = kind.shape
-    (stride, *_), _ = kind.get_strides_and_offset()
-    return column // rows * stride * 2 if along else column // width * (rows * width * 2)
+    (stride, atom, *_), _ = kind.get_strides_and_offset()
+    return column // rows * stride * 2 if along else column // width * atom * 2
 
 
 def _descriptor(ref: Any, leading: int, stride: int) -> Any:

@@ -1,8 +1,10 @@
 """Row kernels that need the maximum of a row and the sum of its exponentials, on a Hopper GPU.
 
 The 128 threads of a warpgroup are the lanes of `OnlineRowContract`; a warpgroup processes one segment at a time.
-`schedule.hopper.softmax` chooses between three kernels:
-- registers, for a moderate number of short rows: one warpgroup per segment reads it once and holds it in registers;
+`schedule.hopper.softmax` chooses between four kernels:
+- warps, for short rows: each warp reads a row once and holds it in registers, four neighbouring lanes a thread;
+- registers, for a moderate number of rows that are not long: one warpgroup per segment reads it once and holds it in
+  registers;
 - ring, for many rows: pieces of rows are prefetched into a circular buffer in shared memory, and the warpgroups of a
   block take them round-robin. A first pass computes the statistics, a second pass writes results. The second pass
   starts with the pieces still in shared memory and continues in reverse order with the rest, which is likely in the L2
@@ -29,7 +31,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.contract import OnlineRowContract, honour, online_row_contract
 from pallas_kernels.parts.hopper.pieces import Pieces
-from pallas_kernels.parts.hopper.softmax_forms import registers, split
+from pallas_kernels.parts.hopper.softmax_forms import registers, split, warps
 from pallas_kernels.parts.hopper.softmax_ring import ring
 from pallas_kernels.parts.hopper.softmax_run import Arrays, Finish, Run, Step
 from pallas_kernels.parts.in_32_bits import in_32_bits
@@ -88,5 +90,5 @@ def run_online(
         schedule=schedule,
         interpret=interpret,
     )
-    form = {"ring": ring, "registers": registers, "split": split}[schedule.form]
+    form = {"ring": ring, "registers": registers, "split": split, "warps": warps}[schedule.form]
     return form(run, x, given)

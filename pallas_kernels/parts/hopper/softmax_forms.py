@@ -1,16 +1,21 @@
-"""Softmax kernels on a Hopper GPU that read rows directly from memory: `registers` and `split`."""
+"""Softmax kernels on a Hopper GPU that read rows directly from memory: `registers`, `split` and `warps`."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.parts.hopper.arithmetic import WARPGROUP
-from pallas_kernels.parts.hopper.online_lanes import combine, merge, of_blocks
+from pallas_kernels.parts.hopper.online_lanes import combine, combine_in_warp, merge, of_blocks
 from pallas_kernels.parts.hopper.softmax_run import Arrays, Run
+from pallas_kernels.parts.hopper.strip import Strip
+from pallas_kernels.parts.hopper.tile import warp_of_warpgroup
+from pallas_kernels.schedule.hopper.rows import WARP_VECTOR, WARPS
+from pallas_kernels.schedule.hopper.softmax import fits_warp
 
 
 class _Scratch(NamedTuple):
@@ -58,6 +63,42 @@ def registers(run: Run, x: jax.Array, given: Sequence[jax.Array]) -> Arrays:
         meeting=plgpu.Barrier(num_arrivals=parts.count) if several else None,
     )
     return tuple(run.launch(kernel, run.out, {"row": run.rows}, [scratch], parts.count)(x, given))
+
+
+def warps(run: Run, x: jax.Array, given: Sequence[jax.Array]) -> Arrays:
+    """A warp for each row, four rows in a block; the interpreter, which has no warps, processes all of them."""
+    interpret = run.interpret
+    vector = 1 if interpret else WARP_VECTOR
+    if not fits_warp(run.columns):
+        raise ValueError(f"expected fewer than 1024 columns, a multiple of {WARP_VECTOR}, got {run.columns}.")
+    strips = [
+        Strip(start, 0, run.columns, WARPGROUP, vector, start + WARPGROUP <= run.columns, by_warp=not interpret)
+        for start in range(0, run.columns, WARPGROUP)
+    ]
+
+    def kernel(source: Any, known: Sequence[Any], *refs: Any) -> None:
+        *written, scratch = refs
+        first = lax.axis_index("block") * WARPS
+
+        def take(number: Any) -> None:
+            # Past the last row, a warp repeats that row.
+            row = run.row(jnp.minimum(first + number, run.rows - 1), source, known, written, True)
+            loaded = [strip.load(source, row.index, interpret).astype(jnp.float32) for strip in strips]
+            blocks = [strip.mask(x, -jnp.inf, interpret) for strip, x in zip(strips, loaded, strict=True)]
+            constants = run.finish(row, *combine_in_warp(of_blocks(blocks, interpret), scratch, interpret))
+            if run.step is None:
+                return
+            for strip, block in zip(strips, blocks, strict=True):
+                for result, value in zip(written[: run.results], run.step(row, block, *constants), strict=True):
+                    strip.store(result, row.index, value.astype(result.dtype), interpret)
+
+        if interpret:
+            pl.loop(0, WARPS)(take)
+        else:
+            take(warp_of_warpgroup())
+
+    memory = plgpu.SMEM((2, WARPGROUP), jnp.float32)
+    return tuple(run.launch(kernel, run.out, {"block": -(-run.rows // WARPS)}, [memory])(x, given))
 
 
 def split(run: Run, x: jax.Array, given: Sequence[jax.Array]) -> Arrays:

@@ -33,6 +33,13 @@ TILE: Final = plgpu.Layout.WGMMA
 ROW: Final = plgpu.Layout.WGMMA.reduce(1)
 
 
+_SWIZZLE: Final[Any] = plgpu.SwizzleTransform  # an abstract class to mypy
+
+PLAIN: Final[tuple[Any, ...]] = (_SWIZZLE(128),)
+"""Transforms of shared memory of plain rows of 128 bytes, whose bytes lie as in tiles of 8 rows. TMA reads and writes
+them from any row on, while tiles begin at multiples of 8."""
+
+
 def tiled(dtype: Any, columns: int | None = None) -> tuple[Any, ...]:
     """Returns the transforms of shared memory that wgmma and TMA require: tiles of 8 swizzled rows.
 

@@ -28,6 +28,7 @@ _MOST_LANES: Final = 8192
 _CLUSTER_TEAM: Final = 4
 _FEW_CLUSTERS: Final = 32
 _FEW_ROWS: Final = 8
+_FEW_WAVES: Final = 4
 _SHORT: Final = 256  # columns
 _LONG: Final = 768
 _ROWS_FOR_TWO: Final = {True: 64 * SMS, False: 8 * SMS}  # so that no warp is idle, for short rows and for long ones
@@ -171,6 +172,8 @@ def row_schedule(
         cluster = max(1, members // _CLUSTER_TEAM)
         hold = registers / members <= (_HELD if passes > 1 else _HELD_CLUSTER)
         return RowSchedule(members // cluster, rows, hold=hold, cluster=cluster)
+    if team == 1 and members > 1 and len(itemsizes) == 1 and _HELD_FEW < held <= _HELD and rows <= _FEW_WAVES * SMS:
+        team = 2  # all rows are in flight at once, also with two warpgroups each
     copied = all(columns * size % COPY_BYTES == 0 for size in itemsizes)
     if lanes > GROUP or rows <= SMS * _WARPGROUPS or not copied:
         # One block per row: multiprocessors start the next block while others wait for memory.

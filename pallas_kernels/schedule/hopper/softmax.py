@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from pallas_kernels.contract import LANES, online_row_contract
+from pallas_kernels.schedule.hopper.rows import WARP_VECTOR
 from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, SMS
 
 MOST_WARPGROUPS: Final = 8
@@ -14,8 +15,11 @@ _COPIED: Final = 128  # every thread of a warpgroup announces its share of a cop
 _RESERVED: Final = 2_048  # per block: barriers
 _STATISTICS_BYTES: Final = 8 * LANES
 _VECTOR_BYTES: Final = 16
+_MOST_OF_WARP: Final = 1_024  # columns
+_BYTES_OF_WARP: Final = 3_072
+_ROWS_FOR_WARPS: Final = 2 * SMS
 
-Form = Literal["ring", "registers", "split"]
+Form = Literal["ring", "registers", "split", "warps"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,8 @@ class OnlineSchedule:
     Attributes:
         form: "ring": persistent blocks loop over many rows, in pieces prefetched into a circular buffer in shared
             memory. "registers": one block per row, one warpgroup per segment (at most 8), which holds it in registers.
-            "split": one block per segment of each row, in two kernels.
+            "split": one block per segment of each row, in two kernels. "warps": a warp for each row of fewer than 1024
+            columns, a multiple of 4.
         piece: For "ring", columns of a piece, a multiple of a segment (or the whole row).
         stages: For "ring", stages of the buffer, each for one piece; a multiple of `warpgroups`.
         blocks: For "ring", blocks on the whole GPU.
@@ -53,6 +58,16 @@ def segments_of(columns: int, size: int) -> int:
     return max(1, (columns - LANES) // size + 1)
 
 
+def fits_warp(columns: int) -> bool:
+    """Returns whether a warp can have a row by itself.
+
+    Example:
+        >>> fits_warp(128), fits_warp(130), fits_warp(2048)
+        (True, False, False)
+    """
+    return 0 < columns < _MOST_OF_WARP and columns % WARP_VECTOR == 0
+
+
 def online_schedule(rows: int, columns: int, itemsize: int) -> OnlineSchedule:
     """Returns the schedule for `rows` rows of `columns` columns of `itemsize` bytes.
 
@@ -60,6 +75,8 @@ def online_schedule(rows: int, columns: int, itemsize: int) -> OnlineSchedule:
         >>> online_schedule(1, 128256, 4).form, online_schedule(4096, 32000, 4).form
         ('split', 'ring')
     """
+    if fits_warp(columns) and columns * itemsize <= _BYTES_OF_WARP and rows > _ROWS_FOR_WARPS:
+        return OnlineSchedule("warps")
     segments = segments_of(columns, online_row_contract(columns).segment)
     copied = columns >= LANES and columns * itemsize % _COPIED == 0
     if copied and rows <= SMS and segments_of(columns, MOST_PIECE) == 2:
