@@ -6,7 +6,9 @@ Qwen3-Next's sizes: 16 key heads, 32 value heads, 128 wide, bfloat16. Device tim
 `fla_us` is the chunked form of flash-linear-attention for prompts and its recurrence for decoding, both with the last
 state; `plain_us` the same forms in plain JAX. `ratio` is `fla_us` over `ours_us`. In decoding, sequences stand at
 different rows of their chunk; in the case "edges" all take their state over an edge, which happens once in 64 tokens.
-Ours are the kernels through jax-triton.
+"backward" is the gradients alone ("plain_us" has the outputs too), "training" outputs and gradients. Where
+flash-linear-attention refuses its gradients, as with Triton 3.6 on Hopper, `fla_us` and `ratio` are missing.
+Gradients of a batch are first compared with those of its sequences alone. Ours are the kernels through jax-triton.
 
 flash-linear-attention tries its schedules at first, which takes a minute; TRITON_CACHE_DIR and
 TRITON_CACHE_AUTOTUNING=1 keep what it found. Triton's compiler holds Python's lock, so programs are lowered in
@@ -14,8 +16,10 @@ processes of their own, at the same time. Each case is saved as soon as it is me
 """
 
 import argparse
+import functools
 import json
 import multiprocessing
+import operator
 import os
 import subprocess
 import sys
@@ -31,6 +35,7 @@ from jax import export
 import bijax
 from benchmarks.device_time import device_time_us
 from benchmarks.harness import add_json, save
+from bijax.dispatch.delta_rule import delta_rule_gradients_kernel
 from flax_layers.ops.plain_linear_attention import PlainLinearAttention
 
 KEY_HEADS: Final = 16
@@ -61,25 +66,35 @@ class Case(NamedTuple):
     tokens: int
 
     @property
-    def is_prompt(self) -> bool:
-        return self.what == "prefill"
+    def is_decoding(self) -> bool:
+        return self.what.startswith("decode")
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """What is timed of ours."""
+        return {"prefill": outputs, "backward": gradients, "training": trained}.get(self.what, step)
 
     def arguments(self) -> tuple[Any, ...]:
         x = tokens(self.sequences, self.tokens)
-        return (x,) if self.is_prompt else (*continued(self), x)
+        if self.what == "prefill":
+            return (x,)
+        if self.is_decoding:
+            return (*continued(self), x)
+        chunks = -(-self.tokens // 64) if self.what == "backward" else 0
+        edges = jax.random.normal(jax.random.key(3), (self.sequences, chunks, VALUE_HEADS, SIZE, SIZE)) * 0.1
+        return x, x["value"][:, ::-1], *([edges] if chunks else [])
 
     def lowered(self) -> bytes:
         """Returns our program, with its kernels."""
-        function = (lambda x: bijax.gated_delta_rule(**x)) if self.is_prompt else step
         names = ("triton_kernel_call", "triton_kernel_call_ffi", "mosaic_gpu_v2", "mosaic_gpu")
         checks = [export.DisabledSafetyCheck.custom_call(name) for name in names]
-        program = export.export(jax.jit(function), disabled_checks=checks)(*jax.eval_shape(self.arguments))
+        program = export.export(jax.jit(self.function), disabled_checks=checks)(*jax.eval_shape(self.arguments))
         return bytes(program.serialize())
 
     def ours(self, lowered: bytes) -> Callable[[], Any]:
         """Returns a call of our program."""
         function, given = export.deserialize(bytearray(lowered)).call, self.arguments()
-        if self.is_prompt:
+        if not self.is_decoding:
             compiled = jax.jit(function).lower(*given).compile()
             return lambda: compiled(*given)
         compiled = jax.jit(function, donate_argnums=0).lower(*given).compile()
@@ -89,9 +104,14 @@ class Case(NamedTuple):
     def plain(self) -> Callable[[], Any]:
         """Returns a call of plain JAX."""
         x = tokens(self.sequences, self.tokens)
-        if self.is_prompt:
+        if self.what == "prefill":
             plain = jax.jit(PlainLinearAttention().gated_delta_rule).lower(**x).compile()
             return lambda: plain(**x)
+        if not self.is_decoding:
+            rule = PlainLinearAttention().gated_delta_rule
+            given = x, x["value"][:, ::-1]
+            both = jax.jit(functools.partial(trained, rule=rule)).lower(*given).compile()
+            return lambda: both(*given)
         state = jax.random.normal(jax.random.key(1), (self.sequences, VALUE_HEADS, SIZE, SIZE)) * 0.1
         compiled = jax.jit(recurrent, donate_argnums=0).lower(state, x).compile()
         return in_place(lambda state: compiled(state, x), state)
@@ -101,6 +121,7 @@ CASES: Final = (
     *[Case("prefill", *sizes) for sizes in PROMPTS],
     *[Case("decode", *sizes) for sizes in STEPS],
     Case("decode, edges", 64, 1),
+    *[Case(what, *sizes) for what in ("backward", "training") for sizes in PROMPTS],
 )
 
 
@@ -161,6 +182,45 @@ def recurrent(state: jax.Array, x: dict[str, jax.Array]) -> tuple[jax.Array, jax
     return jnp.moveaxis(y, 0, 1).astype(jnp.bfloat16), state
 
 
+def outputs(x: dict[str, jax.Array]) -> Any:
+    """Computes prompts."""
+    return bijax.gated_delta_rule(**x)
+
+
+def trained(x: dict[str, jax.Array], cotangent: jax.Array, rule: Any = bijax.gated_delta_rule) -> Any:
+    """Computes outputs, and the gradients of tokens."""
+    y, of = jax.vjp(lambda x: rule(**x)[0], x)
+    return y, of(cotangent)
+
+
+def gradients(x: dict[str, jax.Array], cotangent: jax.Array, edges: jax.Array) -> Any:
+    """Computes gradients from the states at the edges, which the forward pass keeps."""
+    lengths = jnp.full(cotangent.shape[0], cotangent.shape[1], jnp.int32)
+    none = jnp.zeros((cotangent.shape[0], *edges.shape[2:]))
+    arrays = [x[name] for name in ("query", "key", "value", "g", "beta")]
+    return delta_rule_gradients_kernel(*arrays, edges, lengths, cotangent, none, scale=SIZE**-0.5)
+
+
+def check_gradients(programs: dict[Case, bytes]) -> None:
+    """Compares the gradients of sequences with those that each of them has alone.
+
+    Raises:
+        RuntimeError: If a number differs.
+    """
+    batch, one = Case("training", 4, 2048), Case("training", 1, 2048)
+    run, alone = (jax.jit(export.deserialize(bytearray(programs[case])).call) for case in (batch, one))
+    given, compared = batch.arguments(), 0
+    together = jax.tree.leaves(run(*given))
+    for i in range(batch.sequences):
+        one_of = alone(*jax.tree.map(operator.itemgetter(slice(i, i + 1)), given))
+        for ours, single in zip(together, jax.tree.leaves(one_of), strict=True):
+            kind = f"u{ours.dtype.itemsize}"
+            if (np.asarray(ours[i]).view(kind) != np.asarray(single[0]).view(kind)).any():
+                raise RuntimeError(f"Gradients of sequence {i} depend on the others.")
+            compared += single.size
+    print(f"{compared} numbers of outputs and gradients of sequences alone and in a batch: 0 differ", flush=True)
+
+
 def fla_times() -> dict[str, float]:
     """Returns the times of flash-linear-attention by case, from a process of its own."""
     command = [sys.executable, "-m", "benchmarks.fla_delta_rule", json.dumps(PROMPTS), json.dumps(STEPS)]
@@ -181,13 +241,15 @@ def main() -> None:
         fla = threads.submit(fla_times)
         programs = list(others.map(Case.lowered, CASES))
         theirs = fla.result()  # until now nothing else has run on the GPU
+        check_gradients(dict(zip(CASES, programs, strict=True)))
         ours = list(threads.map(Case.ours, CASES, programs))
         plain = list(threads.map(Case.plain, CASES))
     for case, *calls in zip(CASES, ours, plain, strict=True):
         ours_us, plain_us = (round(device_time_us(call, [()], CALLS), 2) for call in calls)
-        times = {"ours_us": ours_us, "plain_us": plain_us}
-        times["fla_us"] = round(theirs[f"{case.what.partition(',')[0]} {case.sequences}x{case.tokens}"], 2)
-        cell = {**case._asdict(), **times, "ratio": round(times["fla_us"] / ours_us, 3)}
+        cell = {**case._asdict(), "ours_us": ours_us, "plain_us": plain_us}
+        fla_us = theirs.get(f"{case.what.partition(',')[0]} {case.sequences}x{case.tokens}")
+        if fla_us is not None:
+            cell |= {"fla_us": round(fla_us, 2), "ratio": round(fla_us / ours_us, 3)}
         print(cell, flush=True)
         save("delta_rule_bf16", [cell], arguments.json)
 

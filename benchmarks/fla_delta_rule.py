@@ -3,7 +3,8 @@
     python -m benchmarks.fla_delta_rule PROMPTS STEPS    # prints a JSON object of µs by case
 
 PROMPTS and STEPS are JSON lists of [sequences, tokens]. Needs PyTorch, Triton and `fla-core` (pip install fla-core
---no-deps). Times are device times of all kernels of a call, from PyTorch's profiler, the median of several calls.
+--no-deps), which refuses gradients with some versions of Triton: then their times are missing. Times are device times
+of all kernels of a call, from PyTorch's profiler, the median of several calls.
 """
 
 import json
@@ -53,6 +54,18 @@ def prompt(sequences: int, count: int) -> list[Callable[[], Any]]:
     return [lambda: chunk_gated_delta_rule(**x, scale=SIZE**-0.5, output_final_state=True)]
 
 
+def trained(sequences: int, count: int) -> tuple[list[Callable[[], Any]], list[Callable[[], Any]]]:
+    """Returns a call of the gradients alone, and one of outputs and gradients."""
+    x = {name: a.requires_grad_() for name, a in tokens(sequences, count).items()}
+    cotangent = torch.randn_like(x["v"])
+
+    def forward() -> Any:
+        return chunk_gated_delta_rule(**x, scale=SIZE**-0.5)[0]
+
+    kept = forward()
+    return [lambda: kept.backward(cotangent, retain_graph=True)], [lambda: forward().backward(cotangent)]
+
+
 def step(sequences: int, count: int) -> list[Callable[[], Any]]:
     x = tokens(sequences, count)
     states = [torch.randn(sequences, VALUE_HEADS, SIZE, SIZE, device="cuda") * 0.1 for _ in range(_SETS)]
@@ -68,4 +81,10 @@ if __name__ == "__main__":
     with torch.no_grad():
         found = {f"prefill {b}x{t}": device_time_us(prompt(b, t)) for b, t in prompts}
         found |= {f"decode {b}x{t}": device_time_us(step(b, t)) for b, t in steps}
+    try:
+        for b, t in prompts:
+            for name, calls in zip(("backward", "training"), trained(b, t), strict=True):
+                found[f"{name} {b}x{t}"] = device_time_us(calls)
+    except RuntimeError as error:  # with Triton 3.4.0 to 3.7.0 its gradients are wrong on Hopper, and it refuses them
+        print(f"no gradients of flash-linear-attention: {error}", file=sys.stderr)
     print(json.dumps(found))

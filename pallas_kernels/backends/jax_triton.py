@@ -20,6 +20,7 @@ from pallas_kernels.contract import (
     MmaChunkContract,
     MmaContract,
     MmaDeltaRuleContract,
+    MmaDeltaRuleGradientContract,
     MmaTf32Contract,
     ProductSpec,
     QuantContract,
@@ -154,6 +155,10 @@ def _delta_rule(sizes: tuple[str, int, int]) -> MmaDeltaRuleContract | None:
     return MmaDeltaRuleContract() if served else None
 
 
+def _delta_gradients(sizes: tuple[str, int, int]) -> MmaDeltaRuleGradientContract | None:
+    return None if _delta_rule(sizes) is None else MmaDeltaRuleGradientContract()
+
+
 def _kernels(
     on: str | tuple[str, ...],
     product: Callable[..., Any],
@@ -227,6 +232,9 @@ KERNELS: Final = (
     # Both forms or none: a sequence is continued under the contract under which it was begun.
     _on_all("gated_delta_rule", "delta_rule.whole:gated_delta_rule", _delta_rule),
     _on_all("gated_delta_rule_extend", f"{_DELTA_RULE}:gated_delta_rule_extend", _delta_rule),
+    _on_all(
+        "gated_delta_rule_gradients", "delta_rule.jax_triton.gradients:gated_delta_rule_gradients", _delta_gradients
+    ),
     _on_all("largest", "topk.jax_triton.launch:largest"),
     _on_all("sort_by_expert", f"{_EXPERTS}:sort_by_expert"),
     _on_all("rows_by_count", f"{_EXPERTS}:rows_by_count"),

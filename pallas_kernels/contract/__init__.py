@@ -32,6 +32,7 @@ from pallas_kernels.conv.contract import ConvContract as ConvContract
 from pallas_kernels.cumulative.contract import ScanContract as ScanContract
 from pallas_kernels.delta_rule.contract import DeltaRuleContract as DeltaRuleContract
 from pallas_kernels.delta_rule.contract import MmaDeltaRuleContract as MmaDeltaRuleContract
+from pallas_kernels.delta_rule.contract import MmaDeltaRuleGradientContract as MmaDeltaRuleGradientContract
 from pallas_kernels.elementwise.contract import PTX_FUNCTIONS as PTX_FUNCTIONS
 from pallas_kernels.elementwise.contract import XLA_FUNCTIONS as XLA_FUNCTIONS
 from pallas_kernels.elementwise.contract import ElementwiseContract as ElementwiseContract

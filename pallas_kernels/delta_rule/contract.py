@@ -88,3 +88,51 @@ class MmaDeltaRuleContract(Contract):
     ID = "gated-delta-rule/v{version}/mma16-chunk{chunk}-rows"
     chunk: int = 64
     least: float = -104.0
+
+
+@dataclass(frozen=True)
+class MmaDeltaRuleGradientContract(Contract):
+    """The order of the gradients on tensor cores, for keys, queries and values of 16 bits.
+
+    With the names of `MmaDeltaRuleContract` and its T, P, G, beta, r and S, w the scale, n the last row of the chunk,
+    O_t the cotangent of the outputs, X that of the state after the chunk, and chains also for products with a dot:
+
+        U_t  = c(0; T_ti r_i for i <= t)
+        z_t  = ~((k_t . ~X) * E(G_n - G_t))
+        R_t  = c(w * c(0; P_it O_i); T_it z_i)                      in these two i is any row of the chunk
+        e_t  = ~((w * E(G_t)) * O_t),  f_t = ~(-(beta_t * E(G_t)) * ~R_t)
+        a_ti = -(~R_t . ~U_i) for i < t,  b_ti = w * (O_t . ~U_i) for i <= t
+        m_ti = (k_t . k_i) * E(G_t - G_i) for i < t,  h_ti = (q_t . k_i) * E(G_t - G_i) for i <= t
+        l_t  = c(0; ~X ~(U_t * E(G_n - G_t)))
+
+    The value heads of a key head continue the same chains upwards; dq and dk begin at 0 and are rounded once:
+
+        dq_t = c(dq_t; ~S e_t; ~(b_ti E(G_t - G_i)) k_i for all i)
+        p_ti = ~(beta_t a_ti E(G_t - G_i))
+        dk_t = c(c(dk_t; ~S f_t) + l_t; p_ti k_i; p_it k_i; ~(b_it E(G_i - G_t)) q_i, each for all i)
+
+    The other gradients, with sum(x) = c(0; ^x) + c(0; ^(x - ^x)) where ^x is x rounded to bfloat16:
+
+        dv_t = ~(beta_t * R_t)
+        dbeta_t = sum(~R_t (v_t - E(G_t) (k_t . ~S))) + sum_i(a_ti m_ti)
+        j_ti = a_ti * (beta_t * m_ti) + b_ti * h_ti
+        x_t  = sum(E(G_t) (w (O_t (q_t . ~S)) - beta_t (~R_t (k_t . ~S)))),  y_t = sum(k_t l_t)
+        dG_t = (sum_i(j_ti) - sum_i(j_it)) + (x_t - y_t),  and at row n + (E(G_n) * sum(~X S) + sum of y)
+        dg_t = sum of dG_i for i >= t, or 0 where g_t < least
+
+    and the cotangent of the state before the chunk is c(E(G_n) X; e_t q_t; f_t k_t). The sum of ~X S is one over the
+    rows of the state for each column; these, the sum of y and that of dG_i add halves, x_i + x_(i + width / 2), until
+    one number is left.
+
+    The instruction is `mma.sync` or `wgmma`, which have the same bits.
+
+    Attributes:
+        chunk: Rows of a chunk.
+
+    Example:
+        >>> MmaDeltaRuleGradientContract().id
+        'gated-delta-rule-gradients/v1/mma16-chunk64'
+    """
+
+    ID = "gated-delta-rule-gradients/v{version}/mma16-chunk{chunk}"
+    chunk: int = 64

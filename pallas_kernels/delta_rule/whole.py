@@ -38,23 +38,35 @@ def gated_delta_rule(
     """
     honour("gated_delta_rule", contract, MmaDeltaRuleContract())
     x = Whole(query, key, value, g, beta, state, lengths)
-    b, tokens, h, v = value.shape
-    sizes = Sizes(value.dtype.name, key.shape[3], v, heads=b * h, tokens=tokens)
-    plan = schedule or chunks_schedule(sizes, target.features)
+    plan = schedule or plan_of(x, target)
     options: dict[str, Any] = {"scale": scale, "keep_edges": keep_edges}
+    computed = rows_of(x, plan=plan, target=target)
+    rows = computed[:4]
     if plan.mosaic:
-        from pallas_kernels.delta_rule.hopper.rows import Tokens
-        from pallas_kernels.delta_rule.hopper.rows import rows as of_chunks
         from pallas_kernels.delta_rule.hopper.scan import Chunks
         from pallas_kernels.delta_rule.hopper.scan import scan as walk
 
-        inverse, weights, logs, betas, grown, later = of_chunks(Tokens(query, key, g, beta, lengths))
+        inverse, weights, _, betas, grown, later = computed
         of_rows = (inverse, weights, grown, later, betas)
         chunks = Chunks(query, key, value, *of_rows, state, lengths)
         found: Arrays = walk(chunks, **options, stages=plan.stages)
-        rows: Arrays = (inverse, weights, logs, betas)
     else:
-        rows = rows_of_chunks(x, plan=plan, target=target)
         found = scan(x, rows, **options, plan=plan, target=target)
     y, last, edges = repaired(x, rows, found, **options, plan=plan, target=target)
     return (y, last, edges) if keep_edges else (y, last)
+
+
+def rows_of(x: Whole, *, plan: Schedule, target: Target) -> Arrays:
+    """Returns what `rows_of_chunks` does, and with the kernel for Hopper also E(G) and E(G of the last row - G)."""
+    if not plan.mosaic:
+        return rows_of_chunks(x, plan=plan, target=target)
+    from pallas_kernels.delta_rule.hopper.rows import Tokens, rows
+
+    return tuple(rows(Tokens(x.query, x.key, x.g, x.beta, x.lengths)))
+
+
+def plan_of(x: Whole, target: Target) -> Schedule:
+    """Returns the schedule of whole sequences."""
+    b, tokens, h, v = x.value.shape
+    sizes = Sizes(x.value.dtype.name, x.key.shape[3], v, heads=b * h, tokens=tokens)
+    return chunks_schedule(sizes, target.features)

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,12 +19,10 @@ from pallas_kernels.delta_rule.whole import gated_delta_rule
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.parts.jax_triton.launch import Launch
 from pallas_kernels.target import Target
-from tests.jax_triton.machine_code import TARGETS, MachineCode, compiled, launches_of, needs_triton
+from tests.delta_rule.machine_code import check
+from tests.jax_triton.machine_code import TARGETS, compiled, launches_of, needs_triton
 
 ROOT: Final = Path(__file__).parents[2]
-SPILLED: Final = 1024
-"""Bytes of registers that a thread keeps in local memory at most: where a prompt is continued, and with 8 tokens."""
-
 FORMS: Final = ("gated_delta_rule", "gated_delta_rule_extend")
 KINDS: Final[dict[str, dict[str, Any]]] = {
     "prefill": {"batch": 4, "keep_edges": True},
@@ -69,24 +66,6 @@ def launches(
     kept = [shape((batch, 16, 64, size), dtype), shape((batch, 32, 64, size), dtype)]
     kept += [shape((batch, 32, *((32, 65) if slots else (64, 64))), "float32"), shape((batch, 32, 64), "float32")]
     return launches_of(functools.partial(gated_delta_rule_extend, **options), *x, *kept, *[lengths] * (3 + slots))
-
-
-def check(code: MachineCode, target: Target, *, atomic: bool) -> None:
-    """Checks what a program occupies, and that its chains add as the contract says."""
-    assert code.shared <= target.shared_memory, f"{code.shared} bytes of shared memory on {target}"
-    assert code.local <= SPILLED, f"{code.local} bytes of local memory on {target}"
-    assert "tcgen05.mma" not in code.ptx, "products would be of two instruction families"
-    assert atomic or not code.count(r"\b(RED|ATOM|ATOMG|ATOMS)\b")
-    assert not re.search(r"atom\S*\.f", code.ptx)
-    # Operands that hold more elements in 32 bits hand them to mma.sync in another order.
-    assert "kWidth = 4" not in code.ttgir
-    if "wgmma" in code.ptx:
-        # What threads store in shared memory is not an operand of wgmma: Triton 3.6 was seen to put the fence that this
-        # needs after the barrier. Here one operand is in registers, the other one comes from asynchronous copies.
-        products = re.findall(r"warp_group_dot %.*", code.ttgir)
-        assert products
-        assert all("dot_op<{opIdx = 0" in product for product in products)
-        assert not re.search(r"local_alloc %|local_store", code.ttgir)
 
 
 @needs_triton

@@ -15,6 +15,7 @@ from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import MmaDeltaRuleContract
 from pallas_kernels.delta_rule.schedule.jax_triton import Schedule
 from tests.delta_rule import plain
+from tests.delta_rule.cases import CASES, Sizes
 from tests.delta_rule.tokens import KINDS, batch, recurrence
 from tests.delta_rule.ways import check_parts, check_slots, extend, part, same_state, whole
 from tests.jax_triton.packages import skip_without_jax_triton
@@ -23,14 +24,6 @@ pytestmark = pytest.mark.gpu
 skip_without_jax_triton()
 
 LENGTH: Final = 200
-Sizes = tuple[int, int, int, int]
-CASES: Final[dict[str, tuple[str, Sizes]]] = {
-    "bfloat16": ("bfloat16", (2, 4, 128, 128)),
-    "float16": ("float16", (2, 4, 128, 128)),
-    "heads of 64": ("bfloat16", (1, 2, 64, 64)),
-    "keys of 64": ("float16", (3, 3, 64, 128)),
-    "values of 64": ("bfloat16", (1, 4, 128, 64)),
-}
 FAST: Final = ("bfloat16",)
 REFERENCE: Final = Schedule(16, 1, 1)
 CHUNKED: Final = (

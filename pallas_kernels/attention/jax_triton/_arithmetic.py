@@ -77,16 +77,3 @@ def opaque_index(x):
 def opaque_16(x):
     """Returns 16-bit floats as `opaque_32` returns integers."""
     return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], x.dtype, is_pure=False, pack=2)
-
-
-@triton.jit
-def half_sums(x, ROWS: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
-    """Returns sums (ROWS, COLUMNS) of float32 (ROWS, WIDTH): its left half is added to its right half until they fit.
-
-    Each step of Triton's sum adds two elements, so that no layout of the registers changes the order.
-    """
-    if WIDTH > COLUMNS:
-        halves = tl.sum(tl.reshape(x, (ROWS, 2, WIDTH // 2)), 1)
-        return half_sums(halves, ROWS, WIDTH // 2, COLUMNS)
-    else:
-        return x

@@ -6,7 +6,6 @@ import triton
 import triton.language as tl
 
 from pallas_kernels.attention.jax_triton._arithmetic import (
-    half_sums,
     opaque_float,
     power_of_two,
     product,
@@ -36,6 +35,7 @@ from pallas_kernels.attention.jax_triton._tile import (
     blocks_of_split,
     keys_at,
 )
+from pallas_kernels.parts.jax_triton.arithmetic import half_sums
 
 COLUMNS = tl.constexpr(8)  # of the sums of weights in a split
 LEAST_ROWS = tl.constexpr(16)  # of a product on tensor cores

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from pallas_kernels.attention.jax_triton._arithmetic import half_sums, power_of_two, product, product_and_sum
+from pallas_kernels.attention.jax_triton._arithmetic import power_of_two, product, product_and_sum
 from pallas_kernels.attention.jax_triton._online import COLUMNS, State, finished, merged, nothing, start
 from pallas_kernels.attention.jax_triton._pieces import (
     dot,
@@ -16,6 +16,7 @@ from pallas_kernels.attention.jax_triton._pieces import (
     rounded,
 )
 from pallas_kernels.attention.jax_triton._tile import LEAST, Arrays, Blocks, Rows, keys_at
+from pallas_kernels.parts.jax_triton.arithmetic import half_sums
 
 ROWS_AT_ONCE = tl.constexpr(4)  # as many as fit into registers with all keys of a split
 

@@ -114,3 +114,16 @@ def fused(a, b, c):
 def power_of_two(x):
     """Returns 2**x in float32, with a relative error of about 2**-22; results below 2**-126 are 0."""
     return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def half_sums(x, ROWS: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+    """Returns sums (ROWS, COLUMNS) of float32 (ROWS, WIDTH): its left half is added to its right half until they fit.
+
+    Each step of Triton's sum adds two elements, so that no layout of the registers changes the order.
+    """
+    if WIDTH > COLUMNS:
+        halves = tl.sum(tl.reshape(x, (ROWS, 2, WIDTH // 2)), 1)
+        return half_sums(halves, ROWS, WIDTH // 2, COLUMNS)
+    else:
+        return x
