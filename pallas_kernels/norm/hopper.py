@@ -26,6 +26,7 @@ def rms_norm(
     residual: jax.Array | None = None,
     *,
     eps: float,
+    offset: float = 0.0,
     contract: RowContract,
     interpret: Any = False,
 ) -> Arrays:
@@ -52,7 +53,7 @@ def rms_norm(
 
         def scaled(*columns: jax.Array) -> Arrays:
             h = total(columns[0], columns[1 : len(rows)])
-            y = _times(row, row.product(h, factor), columns[len(rows) :])
+            y = _times(row, row.product(h, factor), columns[len(rows) :], offset)
             return (y,) if residual is None else (y, h)
 
         row.emit(scaled)
@@ -69,6 +70,7 @@ def rms_norm_gradient(
     weight: jax.Array | None = None,
     g_sum: jax.Array | None = None,
     *,
+    offset: float = 0.0,
     contract: RowContract,
     interpret: Any = False,
 ) -> Arrays:
@@ -85,7 +87,7 @@ def rms_norm_gradient(
         factor = row.given(0)
 
         def parts(columns: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
-            return row.product(columns[0], factor), _times(row, columns[1], columns[len(rows) :])
+            return row.product(columns[0], factor), _times(row, columns[1], columns[len(rows) :], offset)
 
         def product(*columns: jax.Array) -> jax.Array:
             normal, gw = parts(columns)
@@ -205,8 +207,11 @@ def weight_gradient(
     return batch_sum.sum_chunks(part, [h, g], given=given, interpret=interpret)
 
 
-def _times(row: Row, y: jax.Array, weight: Sequence[jax.Array]) -> jax.Array:
-    return row.product(y, weight[0]) if weight else y
+def _times(row: Row, y: jax.Array, weight: Sequence[jax.Array], offset: float = 0.0) -> jax.Array:
+    """Multiplies columns by the weight plus the offset, or by the one of them that there is."""
+    if not weight:
+        return row.product(y, jnp.float32(offset)) if offset else y
+    return row.product(y, weight[0] + jnp.float32(offset) if offset else weight[0])
 
 
 def _reciprocal_root(row: Row, total: jax.Array, columns: int, eps: float) -> jax.Array:

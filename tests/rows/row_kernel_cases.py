@@ -87,8 +87,12 @@ def cases(
 
     yield case("rms_norm", (x, w), along | eps)
     yield case("rms_norm", (x, None, residual), along | eps, " of a sum")
+    yield case("rms_norm", (x, w, residual), along | eps | {"offset": 1.0}, " with an offset")
+    yield case("rms_norm", (x,), along | eps | {"offset": 0.3}, " times a number")
     yield case("rms_norm_gradient", (x, factor, g, w), along)
     yield case("rms_norm_gradient", (x, factor, g, None, residual), along, " of a sum")
+    yield case("rms_norm_gradient", (x, factor, g, w, residual), along | {"offset": 1.0}, " with an offset")
+    yield case("rms_norm_gradient", (x, factor, g), along | {"offset": 0.3}, " times a number")
     yield case("layer_norm", (x, w, b), along | eps)
     yield case("layer_norm", (x, None, b), along | eps, " without weight")
     yield case("layer_norm_gradient", (x, mean, factor, g, w), along)

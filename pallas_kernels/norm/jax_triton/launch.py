@@ -47,6 +47,7 @@ def rms_norm(
     residual: jax.Array | None = None,
     *,
     eps: float,
+    offset: float = 0.0,
     contract: RowContract,
     target: Target,
     schedule: RowSchedule | None = None,
@@ -60,6 +61,7 @@ def rms_norm(
     total = number if residual is None else row  # not written without a residual
     options: dict[str, Any] = {
         "EPS": float(eps),
+        "OFFSET": float(offset),
         "HAS_WEIGHT": weight is not None,
         "HAS_RESIDUAL": residual is not None,
     }
@@ -81,6 +83,7 @@ def rms_norm_gradient(
     weight: jax.Array | None = None,
     g_sum: jax.Array | None = None,
     *,
+    offset: float = 0.0,
     contract: RowContract,
     target: Target,
     schedule: RowSchedule | None = None,
@@ -91,11 +94,11 @@ def rms_norm_gradient(
     """
     honour("rms_norm_gradient", contract, row_contract())
     out = [like(h)]
-    options: dict[str, Any] = {"HAS_WEIGHT": weight is not None, "HAS_SUM": g_sum is not None}
-    others = [factor, g, weight, g_sum]
+    of_weight: dict[str, Any] = {"OFFSET": float(offset), "HAS_WEIGHT": weight is not None}
+    options, others = of_weight | {"HAS_SUM": g_sum is not None}, [factor, g, weight, g_sum]
     if (parts := schedule_if_parts(h, schedule)) is not None:
-        has_weight, groups = weight is not None, [groups_of_each(h)]
-        (sums,) = launch_parts(rms_norm_products_kernel, h, others[:3], groups, target, parts, HAS_WEIGHT=has_weight)
+        groups = [groups_of_each(h)]
+        (sums,) = launch_parts(rms_norm_products_kernel, h, others[:3], groups, target, parts, **of_weight)
         return launch_parts(rms_norm_gradient_of_sum_kernel, h, [*others, sums], out, target, parts, **options)
     return launch_rows(rms_norm_gradient_kernel, h, others, out, target, schedule, **options)
 
