@@ -27,6 +27,7 @@ def rms_norm(
     *,
     eps: float,
     offset: float = 0.0,
+    dtype: str | None = None,
     contract: RowContract,
     interpret: Any = False,
 ) -> Arrays:
@@ -34,14 +35,15 @@ def rms_norm(
 
     Guarantee: row-invariant.
     """
-    c, dtype = x.shape[1], x.dtype
+    c = x.shape[1]
     vectors = [] if weight is None else [weight]
     honour("rms_norm", contract, row_contract())
 
     def total(h: jax.Array, residual: Sequence[jax.Array]) -> jax.Array:
-        return (h + residual[0]).astype(dtype).astype(jnp.float32) if residual else h
+        return (h + residual[0]).astype(x.dtype).astype(jnp.float32) if residual else h
 
     rows = [x] if residual is None else [x, residual]
+    results = [x.dtype if dtype is None else jnp.dtype(dtype), x.dtype][: len(rows)]
 
     def program(row: Row) -> None:
         def square(*columns: jax.Array) -> jax.Array:
@@ -58,7 +60,7 @@ def rms_norm(
 
         row.emit(scaled)
 
-    y, *h, factor = run_rows(program, rows, vectors, [dtype] * len(rows), numbers=1, interpret=interpret)
+    y, *h, factor = run_rows(program, rows, vectors, results, numbers=1, interpret=interpret)
     return (y, factor, *h)
 
 

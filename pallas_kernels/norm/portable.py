@@ -28,6 +28,7 @@ def rms_norm(
     *,
     eps: float,
     offset: float = 0.0,
+    dtype: str | None = None,
     contract: RowContract,
 ) -> Arrays:
     """Divides rows by their root mean square: h * (1 / sqrt(sum(h * h) / C + eps)) * w, h = x + residual.
@@ -40,10 +41,11 @@ def rms_norm(
         residual: (M, C) of the dtype of `x`; the sum is rounded to that dtype before the norm is taken.
         eps: Added to the mean square.
         offset: Added to the weight.
+        dtype: Dtype of the result; that of `x` by default.
         contract: Order of the sum.
 
     Returns:
-        The result (M, C) in the dtype of `x`, the factor of each row (M, 1) in float32, and, if a residual is given,
+        The result (M, C), the factor of each row (M, 1) in float32, and, if a residual is given,
         the sum h (M, C).
 
     Guarantee: row-invariant.
@@ -56,7 +58,8 @@ def rms_norm(
     """
     c = x.shape[1]
     row = jax.ShapeDtypeStruct((c,), x.dtype)
-    out = [row, STATISTIC] if residual is None else [row, STATISTIC, row]
+    result = jax.ShapeDtypeStruct((c,), x.dtype if dtype is None else dtype)
+    out = [result, STATISTIC] if residual is None else [result, STATISTIC, row]
     scale = _scale(weight, offset, c)
 
     def program(x: jax.Array, *residual: jax.Array) -> Arrays:
@@ -66,7 +69,8 @@ def rms_norm(
             h = total.astype(jnp.float32)
         factor = reciprocal_root(add_lanes(product(h, h), contract), c, eps)
         y = h * factor if scale is None else h * factor * scale
-        return (y.astype(x.dtype), factor, total) if residual else (y.astype(x.dtype), factor)
+        y = y.astype(result.dtype)
+        return (y, factor, total) if residual else (y, factor)
 
     rows = [x] if residual is None else [x, residual]
     return map_rows(program, rows, out)

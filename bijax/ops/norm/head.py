@@ -95,7 +95,7 @@ def _forward(x: jax.Array, weight: jax.Array | None, start: int, heads: int, num
     chosen = lax.slice_in_dim(x, start, start + heads, axis=x.ndim - 2)
     rows = chosen.reshape(math.prod(chosen.shape[:-1]), x.shape[-1])
     if weight is None or weight.ndim == 1:
-        y, factor = rms_norm_kernel({"x": rows, "weight": weight}, eps=numbers.eps, **numbers.of_weight)
+        y, factor = rms_norm_kernel({"x": rows, "weight": weight}, **numbers.of_forward)
     else:
         # Weights that differ by head are applied outside: a kernel's vector is shared by all of its rows. Rows in
         # float32 are returned unrounded, so the steps and their roundings are the same.

@@ -107,6 +107,19 @@ def rms_norm_times(x: jax.Array, scale: float, *, eps: float) -> jax.Array:
     return back(_rms_norm(rows, None, None, Numbers(eps, float(np.float32(scale)))))
 
 
+def wide_rms_norm(op: str, x: jax.Array, weight: Any, *, eps: float) -> jax.Array:
+    """Returns `rms_norm` of x (..., C) in float32, with the bits and gradients of that of `x` as float32.
+
+    Raises:
+        TypeError: As `rms_norm`, for the operation `op`.
+        ValueError: As `rms_norm`.
+
+    Guarantee: row-invariant; the gradients as those of `rms_norm`.
+    """
+    (rows, weight, _), back, numbers = _checked(op, x, weight, None, eps, 0.0)
+    return back(_rms_norm(rows, weight, None, numbers._replace(dtype="float32")))
+
+
 def _checked(
     op: str, x: Any, weight: Any, residual: Any, eps: float, weight_offset: float
 ) -> tuple[tuple[jax.Array, jax.Array | None, jax.Array | None], Callable[[jax.Array], jax.Array], "Numbers"]:
@@ -161,15 +174,22 @@ def layer_norm(
 
 
 class Numbers(NamedTuple):
-    """The numbers of an RMSNorm that are known when a program is traced.
+    """What is known of an RMSNorm when a program is traced.
 
     Attributes:
         eps: Added to the mean square.
         offset: Added to the weight, or the weight of all columns if there is none and it is not 0.
+        dtype: Dtype of the result; that of the rows by default.
     """
 
     eps: float
     offset: float = 0.0
+    dtype: str | None = None
+
+    @property
+    def of_forward(self) -> dict[str, Any]:
+        """The parameters of the forward kernel; those that have their default are left out."""
+        return {"eps": self.eps, **self.of_weight, **({} if self.dtype is None else {"dtype": self.dtype})}
 
     @property
     def of_weight(self) -> dict[str, float]:
@@ -186,7 +206,7 @@ def _rms_norm_forward(
     x: jax.Array, weight: jax.Array | None, residual: jax.Array | None, numbers: Numbers
 ) -> tuple[Any, tuple[jax.Array | None, ...]]:
     arrays = {"x": x, "weight": weight, "residual": residual}
-    y, factor, *rest = rms_norm_kernel(arrays, eps=numbers.eps, **numbers.of_weight)
+    y, factor, *rest = rms_norm_kernel(arrays, **numbers.of_forward)
     if residual is None:
         return y, (x, factor, weight)
     return (y, rest[0]), (rest[0], factor, weight)
@@ -249,9 +269,12 @@ def norm_weight_gradient(weight: jax.Array | None, *arrays: jax.Array) -> jax.Ar
     return _weight_gradient_kernel(*arrays)[0].astype(weight.dtype)
 
 
-def _rms_norm_shapes(*, x: jax.Array, residual: jax.Array | None = None, **_: Any) -> tuple[jax.Array, ...]:
+def _rms_norm_shapes(
+    *, x: jax.Array, residual: jax.Array | None = None, dtype: str | None = None, **_: Any
+) -> tuple[jax.Array, ...]:
+    y = x if dtype is None else x.astype(dtype)
     factor = jnp.zeros((x.shape[0], 1), jnp.float32)
-    return (x, factor) if residual is None else (x, factor, x)
+    return (y, factor) if residual is None else (y, factor, x)
 
 
 def _layer_norm_shapes(*, x: jax.Array, **_: Any) -> tuple[jax.Array, ...]:

@@ -48,6 +48,7 @@ def rms_norm(
     *,
     eps: float,
     offset: float = 0.0,
+    dtype: str | None = None,
     contract: RowContract,
     target: Target,
     schedule: RowSchedule | None = None,
@@ -65,7 +66,8 @@ def rms_norm(
         "HAS_WEIGHT": weight is not None,
         "HAS_RESIDUAL": residual is not None,
     }
-    out = [row, number, total]
+    result = row if dtype is None else jax.ShapeDtypeStruct(x.shape, dtype)
+    out = [result, number, total]
     if (parts := schedule_if_parts(x, schedule)) is not None:
         has_residual, groups = residual is not None, [groups_of_each(x)]
         (sums,) = launch_parts(squares_kernel, x, [residual], groups, target, parts, HAS_RESIDUAL=has_residual)
