@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 import bijax
+from bijax.ops.moe.select_experts import select_experts
 
 from ..routing import Routing
 
@@ -24,12 +25,16 @@ def route(logits: jax.Array, bias: jax.Array | None, routing: Routing) -> tuple[
     Returns:
         selected_experts (T, topk) int32 and their weights (T, topk) float32.
     """
+    scale = jnp.float32(routing.scale)
+    if routing.scoring == "softmax" and bias is None and routing.num_groups == 1:
+        selected, weights, total = select_experts(logits, routing.topk)
+        return selected, _weights(weights, total if routing.normalise else jnp.ones((), jnp.float32), scale)
     scores = bijax.softmax(logits) if routing.scoring == "softmax" else _sigmoid(logits)
     choice = scores if bias is None else scores + bias
     selected = _largest(limited(choice, routing, _largest), routing.topk)
     weights = jnp.take_along_axis(scores, selected, axis=-1)
     total = bijax.sum(weights, axis=-1)[:, None] if routing.normalise else jnp.ones((), jnp.float32)
-    return selected, _weights(weights, total, jnp.float32(routing.scale))
+    return selected, _weights(weights, total, scale)
 
 
 def limited(choice: jax.Array, routing: Routing, largest: Any) -> jax.Array:

@@ -21,8 +21,10 @@ from pallas_kernels.contract import (
     MmaContract,
     MmaDeltaRuleContract,
     MmaTf32Contract,
+    OnlineRowContract,
     ProductSpec,
     QuantContract,
+    RowContract,
     SplitMmaContract,
     SplitWgmmaContract,
     Tf32Contract,
@@ -148,6 +150,13 @@ def _reads_all(call: Any, *_: Any, **__: Any) -> bool:
     return _ATTENTION_ARRAYS.issuperset(call.present)
 
 
+def _routing(contracts: Any) -> OnlineRowContract | RowContract | None:
+    """Returns the order of softmax, for kernels with one of ours whose exponentials are PTX."""
+    given = dict(contracts.softmax)
+    served = isinstance(given["contract"], OnlineRowContract | RowContract) and given.get("functions") == PTX_FUNCTIONS
+    return given["contract"] if served and contracts.sums == _ROWS else None
+
+
 def _delta_rule(sizes: tuple[str, int, int]) -> MmaDeltaRuleContract | None:
     dtype, *widths = sizes
     served = dtype in _16_BITS and all(width in _DELTA_WIDTHS for width in widths)
@@ -227,6 +236,7 @@ KERNELS: Final = (
     # Both forms or none: a sequence is continued under the contract under which it was begun.
     _on_all("gated_delta_rule", "delta_rule.whole:gated_delta_rule", _delta_rule),
     _on_all("gated_delta_rule_extend", f"{_DELTA_RULE}:gated_delta_rule_extend", _delta_rule),
+    _on_all("select_experts", "routing.jax_triton.launch:select_experts", _routing, PTX_FUNCTIONS),
     _on_all("largest", "topk.jax_triton.launch:largest"),
     _on_all("sort_by_expert", f"{_EXPERTS}:sort_by_expert"),
     _on_all("rows_by_count", f"{_EXPERTS}:rows_by_count"),

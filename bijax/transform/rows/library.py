@@ -12,8 +12,8 @@ from bijax.transform.rows.value import Place, Places, Value, chosen, combined, e
 ROWS: Final = (
     "attention attention_gradients attention_score_gradients cross_entropy cross_entropy_gradient largest layer_norm"
     " layer_norm_gradient log_softmax log_softmax_gradient logsumexp logsumexp_gradient quantize"
-    " quantize_norm quantize_swiglu rms_norm rms_norm_gradient rotate softmax softmax_gradient sum_rows variance"
-    " variance_gradient"
+    " quantize_norm quantize_swiglu rms_norm rms_norm_gradient rotate select_experts softmax softmax_gradient sum_rows"
+    " variance variance_gradient"
 )
 """Kernels whose arrays of two and more axes have rows in front, and whose other arrays are shared by all rows."""
 
