@@ -27,16 +27,18 @@ class RoutingContracts(NamedTuple):
     sums: Any
 
 
-def _backend(target: Target, logits: jax.Array, *, number: int) -> Arrays:
-    rows, experts = logits.shape
+def _backend(target: Target, logits: jax.Array, *, number: int, experts: int) -> Arrays:
+    rows = logits.shape[0]
     terms = jax.ShapeDtypeStruct((rows, number, 1), jnp.float32)
-    softmax = find("softmax", target, experts, x=logits).contracts
+    ours = jax.ShapeDtypeStruct((rows, experts), logits.dtype)
+    softmax = find("softmax", target, experts, x=ours).contracts
     sums = find("sum_axis", target, number, x=terms, mean=False).contracts["contract"]
     contracts = RoutingContracts(tuple(sorted(softmax.items())), sums)
-    found = run_if_served("select_experts", target, contracts, logits, number=number, sums=sums, like=_shapes)
+    options = {"number": number, "experts": experts}
+    found = run_if_served("select_experts", target, contracts, logits, sums=sums, like=_shapes, **options)
     if found is not None:
         return tuple(found)
-    probabilities = run_kernel("softmax", target, experts, like=lambda *, x: x, x=logits)
+    probabilities = run_kernel("softmax", target, experts, like=lambda *, x: x, x=logits[:, :experts])
     places, _ = run_kernel("largest", target, None, probabilities, number=number, like=_two_shapes)
     numbers = numbers_at(probabilities, places)
     totals = run_kernel(
@@ -65,4 +67,4 @@ def _fold(size: int, arrays: Arrays, axes: Any, parameters: dict[str, Any]) -> A
 
 
 select_experts_kernel: Final = define_kernel("select_experts", _backend, _fold, _shapes)
-"""(T, E) float32 and `number`: places and probabilities (T, number), and their sum (T, 1)."""
+"""(T, E or more) float32, `number`, and `experts`, E: places and probabilities (T, number), and their sum (T, 1)."""

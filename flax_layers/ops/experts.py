@@ -18,7 +18,7 @@ def route(logits: jax.Array, bias: jax.Array | None, routing: Routing) -> tuple[
     """Selects the experts of tokens.
 
     Args:
-        logits: (T, E) float32, the router's products.
+        logits: (T, E or more) float32, the router's products; columns after those of the experts are left out.
         bias: (E,) float32 or None, added to the scores for the selection.
         routing: How.
 
@@ -27,8 +27,9 @@ def route(logits: jax.Array, bias: jax.Array | None, routing: Routing) -> tuple[
     """
     scale = jnp.float32(routing.scale)
     if routing.scoring == "softmax" and bias is None and routing.num_groups == 1:
-        selected, weights, total = select_experts(logits, routing.topk)
+        selected, weights, total = select_experts(logits, routing.topk, routing.num_experts)
         return selected, _weights(weights, total if routing.normalise else jnp.ones((), jnp.float32), scale)
+    logits = logits[:, : routing.num_experts]
     scores = bijax.softmax(logits) if routing.scoring == "softmax" else _sigmoid(logits)
     choice = scores if bias is None else scores + bias
     selected = _largest(limited(choice, routing, _largest), routing.topk)

@@ -56,8 +56,10 @@ def compare_selected() -> int:
     compared, orders_differ = 0, False
     for width, number in ((37, 9), (16, 10), (512, 10), (700, 1)):
         x = scores(4, width, "float32")
-        both: dict[str, Any] = {"sums": row_contract(), "target": TARGET}
-        found = select_experts(x, number=number, contract=row_contract(), **both)
+        both: dict[str, Any] = {"sums": row_contract(), "target": TARGET, "experts": width}
+        found = select_experts(
+            jnp.pad(x, ((0, 0), (0, 5)), constant_values=1e9), number=number, contract=row_contract(), **both
+        )
         y = softmax_triton.softmax(x, contract=row_contract(), target=TARGET)
         places, chosen = topk_triton.largest(y, number=number, target=TARGET)
         total = rows_triton.sum_axis(chosen[:, :, None], contract=row_contract(), target=TARGET)

@@ -48,8 +48,8 @@ def _rotated(tokens: int, heads: int, key_heads: int, width: int, dtype: str) ->
     return _shapes(whole, table, table, ((tokens,), "int32"), cache, cache)
 
 
-def _sums(target: Target) -> dict[str, Any]:
-    return {"sums": row_contract(), "target": target}
+def _sums(target: Target, experts: int) -> dict[str, Any]:
+    return {"sums": row_contract(), "target": target, "experts": experts}
 
 
 # What is launched: a function of a target, and its arrays.
@@ -57,11 +57,11 @@ CALLS: dict[str, tuple[Callable[[Target], Any], tuple[jax.ShapeDtypeStruct, ...]
     "largest": (lambda t: lambda x: largest(x, number=8, target=t), _shapes(((700, 256), "bfloat16"))),
     "largest of 4096": (lambda t: lambda x: largest(x, number=64, target=t), _shapes(((7, 4096), "float32"))),
     "select": (
-        lambda t: lambda x: select_experts(x, number=10, contract=online_row_contract(512), **_sums(t)),
+        lambda t: lambda x: select_experts(x, number=10, contract=online_row_contract(512), **_sums(t, 512)),
         _shapes(((8, 512), "float32")),
     ),
     "select in the order of rows": (
-        lambda t: lambda x: select_experts(x, number=8, contract=row_contract(), **_sums(t)),
+        lambda t: lambda x: select_experts(x, number=8, contract=row_contract(), **_sums(t, 997)),
         _shapes(((700, 1000), "float32")),
     ),
     "sort": (

@@ -14,12 +14,13 @@ from bijax.ops.rows.reductions import sum as sum_axis
 from bijax.ops.rows.softmax import softmax
 
 
-def select_experts(logits: jax.Array, number: int) -> Arrays:
+def select_experts(logits: jax.Array, number: int, experts: int | None = None) -> Arrays:
     """Selects the experts with the largest probabilities, the softmax of logits. No checks.
 
     Args:
-        logits: (T, E) float32.
+        logits: (T, E or more) float32.
         number: How many, in [1, E].
+        experts: E, if there are more columns, which are left out.
 
     Returns:
         selected_experts (T, number) int32, largest probability first, and of equal ones the lower expert; their
@@ -33,12 +34,12 @@ def select_experts(logits: jax.Array, number: int) -> Arrays:
         >>> selected.tolist(), chosen.tolist(), total.tolist()
         ([[0, 1]], [[0.25, 0.25]], [[0.5]])
     """
-    return _select(logits, number)
+    return _select(logits, number, logits.shape[1] if experts is None else experts)
 
 
-@custom_vjp(nondiff_argnums=(1,))
-def _select(logits: jax.Array, number: int) -> Arrays:
-    return select_experts_kernel(logits, number=number)
+@custom_vjp(nondiff_argnums=(1, 2))
+def _select(logits: jax.Array, number: int, experts: int) -> Arrays:
+    return select_experts_kernel(logits, number=number, experts=experts)
 
 
 def _in_pieces(logits: jax.Array, number: int) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
@@ -49,14 +50,14 @@ def _in_pieces(logits: jax.Array, number: int) -> tuple[tuple[jax.Array, jax.Arr
     return (chosen, sum_axis(chosen, axis=-1)[:, None]), selected
 
 
-def _forward(logits: jax.Array, number: int) -> tuple[Arrays, Any]:
+def _forward(logits: jax.Array, number: int, experts: int) -> tuple[Arrays, Any]:
     # With its gradient the pieces run: it needs all probabilities.
-    (chosen, total), pull, selected = jax.vjp(lambda x: _in_pieces(x, number), logits, has_aux=True)
+    (chosen, total), pull, selected = jax.vjp(lambda x: _in_pieces(x[:, :experts], number), logits, has_aux=True)
     return (selected, chosen, total), pull
 
 
-def _backward(number: int, pull: Any, cotangents: Any) -> tuple[jax.Array]:
-    del number
+def _backward(number: int, experts: int, pull: Any, cotangents: Any) -> tuple[jax.Array]:
+    del number, experts
     gradients: tuple[jax.Array] = pull(tuple(cotangents[1:]))
     return gradients
 

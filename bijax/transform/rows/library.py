@@ -57,7 +57,7 @@ def over_rows(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     return [reduced(flow, eqn, arrays, [0], 2) for _ in eqn.outvars]
 
 
-@rule("bijax_matmul bijax_k_split_matmul bijax_fused_matmul bijax_quantized_product")
+@rule("bijax_matmul bijax_joined_matmul bijax_k_split_matmul bijax_fused_matmul bijax_quantized_product")
 def matmul(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     """Returns (M, K) times (K, N); other operands belong to the rows or to the columns."""
     left, right, *more = values

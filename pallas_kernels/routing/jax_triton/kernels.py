@@ -22,15 +22,19 @@ def select_experts_kernel(
     numbers_ptr,
     totals_ptr,
     WIDTH: tl.constexpr,
+    STRIDE: tl.constexpr,
     COLUMNS: tl.constexpr,
     PARTS: tl.constexpr,
     NUMBER: tl.constexpr,
     SLOTS: tl.constexpr,
     ONLINE: tl.constexpr,
 ):
-    """Writes the columns of the largest probabilities of a row, ties in their order, these numbers, and their sum."""
+    """Writes the columns of the largest probabilities of a row, ties in their order, these numbers, and their sum.
+
+    A row has `WIDTH` columns, and others after them up to `STRIDE`.
+    """
     row = tl.program_id(0)
-    x_ptr += row * WIDTH
+    x_ptr += row * STRIDE
     m, reciprocal = _statistics(x_ptr, WIDTH, ONLINE)
     column = tl.arange(0, COLUMNS)
     slot = tl.arange(0, SLOTS)

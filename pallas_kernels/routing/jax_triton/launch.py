@@ -26,10 +26,9 @@ _WIDEST: Final = 1023  # one group of lanes
 _MOST: Final = 64
 
 
-def _serves(logits: Any, *, number: int, **_: Any) -> bool:
-    rows, experts = logits.shape
+def _serves(logits: Any, *, number: int, experts: int, **_: Any) -> bool:
     return (
-        rows > 0
+        logits.shape[0] > 0
         and 0 < number <= min(_MOST, experts)
         and experts <= _WIDEST
         and logits.size < 1 << 31
@@ -43,6 +42,7 @@ def select_experts(
     logits: jax.Array,
     *,
     number: int,
+    experts: int,
     contract: OnlineRowContract | RowContract,
     sums: RowContract,
     target: Target,
@@ -54,8 +54,9 @@ def select_experts(
     `rows.portable.sum_axis` of the numbers.
 
     Args:
-        logits: (T, E) float32.
+        logits: (T, E or more) float32.
         number: How many.
+        experts: E; further columns are not read.
         contract: Order of the sum of the exponentials.
         sums: Order of the sum of the largest probabilities.
         target: The GPU.
@@ -67,12 +68,12 @@ def select_experts(
 
     Guarantee: row-invariant.
     """
-    rows, width = logits.shape
+    rows, stride = logits.shape
     online = isinstance(contract, OnlineRowContract)
-    honour("select_experts", contract, online_row_contract(width) if online else row_contract())
+    honour("select_experts", contract, online_row_contract(experts) if online else row_contract())
     honour("select_experts", sums, row_contract())
     honour("select_experts", functions, PTX_FUNCTIONS)
-    tile = topk_tile(width)
+    tile = topk_tile(experts)
     of_each = jax.ShapeDtypeStruct((rows, number), jnp.float32)
     places, numbers, totals = launch(
         select_experts_kernel,
@@ -84,7 +85,8 @@ def select_experts(
         stages=1,
         fuses=False,
         constants={
-            "WIDTH": width,
+            "WIDTH": experts,
+            "STRIDE": stride,
             "COLUMNS": tile.columns,
             "PARTS": tile.parts,
             "NUMBER": number,
