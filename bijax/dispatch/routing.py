@@ -17,7 +17,7 @@ largest_kernel: Final = define_kernel("largest", backend_of("largest"), _fold)
 """(T, E) and `number`: places and numbers (T, number), see `topk.portable.largest`."""
 
 sort_kernel: Final = define_kernel("sort_by_expert", backend_of("sort_by_expert"))
-"""(A,) int32, `first`, `end` and `allocated`, see `expert_rows.portable.sort_by_expert`."""
+"""(A,) int32, `first`, `end`, `allocated` and `topk`, see `expert_rows.portable.sort_by_expert`."""
 
 rows_by_count_kernel: Final = define_kernel("rows_by_count", backend_of("rows_by_count"))
 """(E,) int32 and `rows`, see `expert_rows.portable.rows_by_count`."""

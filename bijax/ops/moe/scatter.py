@@ -18,8 +18,8 @@ from bijax.ops.moe._experts import (
     copied,
     expert_range,
     numbers_of_experts,
+    own_rows,
     places,
-    rows_of_tokens,
     shared_experts,
     sort_by_expert,
     spread,
@@ -86,6 +86,24 @@ def moe_scatter(
     rows = sort_by_expert(op, selected, first, end, _allocated(op, allocated_tokens, selected))
     y = _spread(x, rows, selected.shape[1], shared)
     return y, rows.count, rows.offset
+
+
+def scatter_to_all(hidden_states: Any, selected_experts: Any, experts: int) -> tuple[jax.Array, Rows]:
+    """Does what `moe_scatter` does on a rank with all experts, and returns where each row is.
+
+    Args:
+        hidden_states: (T, C) of a floating dtype.
+        selected_experts: (T, topk) integers.
+        experts: Number of experts.
+
+    Raises:
+        TypeError: As `moe_scatter`.
+        ValueError: As `moe_scatter`.
+    """
+    op = "bijax.moe_scatter"
+    x, selected = _tokens(op, hidden_states, selected_experts)
+    rows = sort_by_expert(op, selected, 0, experts, _allocated(op, None, selected))
+    return _spread(x, rows, selected.shape[1], Shared(0, 0, 0)), rows
 
 
 def moe_scatter_dynamic_quant(
@@ -200,7 +218,7 @@ def _spread(x: jax.Array, rows: Rows, topk: int, shared: Shared) -> jax.Array:
 
 def _forward(x: jax.Array, rows: Rows, topk: int, shared: Shared) -> tuple[jax.Array, Any]:
     # Rows that are nan have no gradient.
-    row = rows_of_tokens(jnp.where(rows.fit, rows.offset, NO_ROW), x.shape[0], topk)
+    row = jnp.where(rows.fit, own_rows(rows), NO_ROW).reshape(x.shape[0], topk)
     return spread(x, rows, topk, shared), row
 
 

@@ -144,7 +144,7 @@ def rotate_and_store(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Valu
 
 @rule("bijax_sort_by_expert bijax_rows_by_count", partly=True)
 def sort_by_expert(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
-    """Returns the places of tokens in the order of their experts; `rows_of_tokens` leads back.
+    """Returns the places of tokens in the order of their experts; `rows_of_tokens` leads back, as one result does.
 
     The scalar result says whether there was room for all rows, which is so unless the caller asked for less.
     """
@@ -154,7 +154,7 @@ def sort_by_expert(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]
             combined(values, None, varies=everywhere(v.aval.shape, flow.here(eqn, "position"))) for v in eqn.outvars
         ]
     routed = flow.here(eqn, "routed")
-    return [
+    results = [
         dataclasses.replace(
             _lost(flow, eqn, values, v.aval.shape), mixing=value.mixing | {routed}, routed=value.rows or value.routed
         )
@@ -162,6 +162,13 @@ def sort_by_expert(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]
         else Value()
         for v in eqn.outvars
     ]
+    if len(results) > _OWN_ROWS and value.rows is not None:
+        results[_OWN_ROWS] = Value(value.rows, value.mixing, value.scaled)
+    return results
+
+
+_OWN_ROWS: Final = 5
+"""Which result of a sort by expert is the row of each place, in the order of the tokens."""
 
 
 @rule("bijax_rows_of_tokens")

@@ -22,10 +22,13 @@ def sort_kernel(
     count_ptr,
     fit_ptr,
     places_ptr,
+    rows_ptr,
+    tokens_ptr,
     GIVEN: tl.constexpr,
     ALLOCATED: tl.constexpr,
     FIRST: tl.constexpr,
     END: tl.constexpr,
+    TOPK: tl.constexpr,
     ITEMS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
@@ -49,11 +52,15 @@ def sort_kernel(
         row = tl.sum(before, axis=1)
         row = tl.where(place < GIVEN, row, place)  # padding was not counted
         there = (place < LONGEST) & (row < ALLOCATED)
+        fits = tl.sum(used, axis=0) <= ALLOCATED
         tl.store(offset_ptr + row, tl.where(mine < EXPERTS, place, _NO_ROW), mask=there)
         tl.store(expert_ptr + row, mine, mask=there)
         tl.store(places_ptr + row, place, mask=place < GIVEN)
+        tl.store(rows_ptr + place, tl.where((mine < EXPERTS) & (row < ALLOCATED), row, _NO_ROW), mask=place < GIVEN)
+        token = tl.where(mine < EXPERTS, place // TOPK, _NO_ROW)
+        tl.store(tokens_ptr + row, tl.where(fits, token, _WRONG), mask=there)
         if block == 0:
-            tl.store(fit_ptr, (tl.sum(used, axis=0) <= ALLOCATED).to(tl.int32))
+            tl.store(fit_ptr, fits.to(tl.int32))
     else:
         expert = (block - OF_PLACES) * ITEMS + tl.arange(0, ITEMS)
         same = tl.zeros((ITEMS, CHUNK), tl.int32)

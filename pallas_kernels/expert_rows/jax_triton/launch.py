@@ -27,24 +27,25 @@ def _serves_sort(number: Any, *, first: int, end: int, allocated: int, **_: Any)
 
 @served_if(_serves_sort, _FEW)
 @in_32_bits
-def sort_by_expert(number: jax.Array, *, first: int, end: int, allocated: int, target: Target) -> Arrays:
+def sort_by_expert(number: jax.Array, *, first: int, end: int, allocated: int, target: Target, topk: int = 1) -> Arrays:
     """Equal to `portable.sort_by_expert`."""
     given, experts = number.size, end - first
-    offset, expert, count, fit, place = _launch(
+    offset, expert, count, fit, place, row, token = _launch(
         sort_kernel,
         number,
         blocks=_blocks(max(given, allocated)) + _blocks(experts),
-        sizes=[allocated, allocated, experts, 1, given],
+        sizes=[allocated, allocated, experts, 1, given, given, allocated],
         target=target,
         constants={
             "GIVEN": given,
             "ALLOCATED": allocated,
             "FIRST": first,
             "END": end,
+            "TOPK": topk,
             "CHUNK": PAIR_TILE.chunk,
         },
     )
-    return offset, expert, count, fit[0] != 0, place
+    return offset, expert, count, fit[0] != 0, place, row, token
 
 
 def _serves_counts(count: Any, *, rows: int, **_: Any) -> bool:
