@@ -14,8 +14,8 @@ from bijax.core.primitive import Arrays, define_kernel, fold_rows, unfold_rows
 from bijax.dispatch.matmul import Parameters, Product, multiply
 from pallas_kernels.target import Target
 
-COLUMNS: Final = 16
-"""The columns of a joined product are a multiple of these: GPUs copy weights and results in such pieces."""
+COLUMNS: Final = 64
+"""The columns of a joined product are a multiple of these: a Hopper GPU copies narrower rows of weights slowly."""
 
 
 def _multiply(target: Target, x: jax.Array, w: jax.Array, other: jax.Array, *, product: Product) -> Arrays:

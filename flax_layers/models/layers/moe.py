@@ -1,6 +1,6 @@
 """A mixture of experts."""
 
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from ._dtypes import promote
 from ._initializers import LECUN_NORMAL, ZEROS
 from .mlp import MLP
 
+_MANY_EXPERTS: Final = 64
 _EXPERTS = nnx.initializers.lecun_normal(batch_axis=(0,))
 
 
@@ -121,11 +122,13 @@ def route(ops: Ops, rows: jax.Array, router: jax.Array, bias: Any, routing: Rout
 def router_products(ops: Ops, rows: jax.Array, router: jax.Array, gate: Any) -> tuple[jax.Array, jax.Array | None]:
     """Returns the router's float32 logits (T, num_experts or more) of rows (T, C), and the gate's product (T, 1).
 
-    Both are computed together; the gate's has no gradient, see `shared_outputs`. It is None without a gate.
+    Both are computed together where there are few experts: the weights are copied side by side, which takes longer than
+    the gate's product where there are many. The gate's product has no gradient, see `shared_outputs`. It is None if
+    there is no gate, or it is not computed here.
     """
-    if gate is None:
-        return router_logits(ops, rows, router), None
     number = router.shape[1]
+    if gate is None or number >= _MANY_EXPERTS:
+        return router_logits(ops, rows, router), None
     y = ops.joined_matmul(rows, router, gate[...].astype(rows.dtype))
     return ops.known_matmul(rows, router, y), y[:, number : number + 1]
 
