@@ -45,7 +45,7 @@ def _backend(target: Target, logits: jax.Array, *, number: int, experts: int) ->
         "sum_axis",
         target,
         number,
-        like=lambda *, x, mean: jnp.zeros((x.shape[0], 1)),
+        like=lambda *, x, mean: jnp.zeros((x.shape[0], 1), jnp.float32),
         x=numbers[:, :, None],
         mean=False,
     )

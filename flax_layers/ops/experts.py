@@ -28,10 +28,12 @@ def route(logits: jax.Array, bias: jax.Array | None, routing: Routing) -> tuple[
         selected_experts (T, topk) int32 and their weights (T, topk) float32.
     """
     scale = jnp.float32(routing.scale)
-    if routing.scoring == "softmax" and bias is None and routing.num_groups == 1:
-        selected, weights, total = select_experts(logits, routing.topk, routing.num_experts)
+    experts = min(routing.num_experts, logits.shape[1])
+    simple = routing.scoring == "softmax" and bias is None and routing.num_groups == 1
+    if simple and logits.dtype == jnp.float32:
+        selected, weights, total = select_experts(logits, routing.topk, experts)
         return selected, _weights(weights, total if routing.normalise else jnp.ones((), jnp.float32), scale)
-    logits = logits[:, : routing.num_experts]
+    logits = logits[:, :experts]
     scores = bijax.softmax(logits) if routing.scoring == "softmax" else _sigmoid(logits)
     choice = scores if bias is None else scores + bias
     selected = _largest(limited(choice, routing, _largest), routing.topk)

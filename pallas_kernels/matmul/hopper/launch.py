@@ -51,7 +51,8 @@ _OP: Final = "pallas_kernels.matmul.hopper.launch.matmul"
 _GATED_OP: Final = "pallas_kernels.matmul.hopper.launch.gated_matmul"
 _ALIGN: Final = 8  # elements in the 16 bytes to which TMA aligns rows
 _WEIGHT_COLUMNS: Final = 16  # columns of the narrowest swizzled tile of weights stored as (K, N)
-_WHOLE_ROWS: Final = 64  # columns that are rows of 128 bytes, which TMA copies twice as fast as those of 32
+_WHOLE_ROWS: Final = 64  # columns that are rows of 128 bytes: TMA copies narrower rows at a fraction of the speed
+_MANY_ROWS: Final = 128  # of x, for which a copy of narrow weights takes less than what it saves
 _GRADIENT_OP: Final = "pallas_kernels.matmul.hopper.launch.weight_gradient"
 _OPERANDS: Final = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
 
@@ -126,8 +127,9 @@ def matmul(
         return (value if residual is None else value + residual.astype(jnp.float32)).astype(out_dtype)
     stack = math.prod(lead)
     columns = _ALIGN if transpose_w else _WEIGHT_COLUMNS
-    if not transpose_w and not lead and n < _WHOLE_ROWS and n % _WEIGHT_COLUMNS:
-        columns = _WHOLE_ROWS  # they are copied anyway
+    copies = n % _WEIGHT_COLUMNS > 0 or (m >= _MANY_ROWS and residual is None)
+    if copies and not transpose_w and not lead and n < _WHOLE_ROWS:
+        columns = _WHOLE_ROWS
     x, w = one_axis(pad(x, -1, _ALIGN)), one_axis(pad_weights(w, transpose_w, _ALIGN, columns))
     if residual is not None:
         residual = one_axis(pad(residual, -1, w.shape[-2 if transpose_w else -1]))
