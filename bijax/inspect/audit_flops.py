@@ -58,6 +58,11 @@ def _product(equation: Equation) -> int:
     return 2 * math.isqrt(math.prod(sizes) // max(shared, 1))
 
 
+def _joined(equation: Equation) -> int:
+    rows, *weights = equation.operands
+    return 2 * _extent(rows, (0,)) * sum(map(_size, weights))
+
+
 def _attention(equation: Equation) -> int:
     query, key = equation.operands[:2]
     return 4 * _size(query) * _extent(key, (1,))
@@ -86,6 +91,7 @@ _COUNTS: Final[dict[str, Callable[[Equation], int]]] = {
     "scatter-add": _updates,
     "scatter-mul": _updates,
     "bijax_matmul": _product,
+    "bijax_joined_matmul": _joined,
     "bijax_k_split_matmul": _product,
     "bijax_stacked_matmul": _product,
     "bijax_weight_gradient": _product,

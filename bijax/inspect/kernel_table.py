@@ -13,6 +13,8 @@ from jax import lax
 from bijax import ops
 from bijax.core.architecture import lowering_for
 from bijax.lax.scatter import scatter_add
+from bijax.ops.matmul.joined import joined_matmul
+from bijax.ops.moe.select_experts import select_experts
 from bijax.ops.rotary.heads import rotate_and_store
 from bijax.parallel import row_parallel
 from bijax.sampling import sample
@@ -195,6 +197,8 @@ CASES: Final[tuple[Case, ...]] = (
     Case("quant_matmul", "float8", ops.quant_matmul, ((*_X, _FLOAT8), (*_W, _FLOAT8), (8,), (512,)), ("float32",)),
     Case("scale_dynamic_quant", "", ops.scale_dynamic_quant, (_X, (1024,))),
     Case("add_rms_norm_dynamic_quant", "", _norm_quantised, (_X, (1024,))),
+    Case("joined_matmul", "", joined_matmul, ((8, 256), (256, 8), (256, 1))),
+    Case("select_experts", "", lambda logits: select_experts(logits, 8), ((8, 256),), ("float32",)),
     Case("moe_scatter_dynamic_quant", "", _scattered, (_X, (8, 2, _LABELS))),
     Case("moe_swiglu_dynamic_quant", "", _swiglu_quantised, (_X, (4, _LABELS))),
     Case("rotary_embedding", "", _rotated, ((1, 8, 4, 64), (8, 64))),

@@ -6,6 +6,9 @@ import jax
 import jax.numpy as jnp
 
 import bijax
+from bijax.ops.moe.gather import gather_from
+from bijax.ops.moe.scatter import scatter_to_all
+from bijax.ops.moe.select_experts import select_experts
 
 from ..routing import Routing
 
@@ -17,19 +20,26 @@ def route(logits: jax.Array, bias: jax.Array | None, routing: Routing) -> tuple[
     """Selects the experts of tokens.
 
     Args:
-        logits: (T, E) float32, the router's products.
+        logits: (T, E or more) float32, the router's products; columns after those of the experts are left out.
         bias: (E,) float32 or None, added to the scores for the selection.
         routing: How.
 
     Returns:
         selected_experts (T, topk) int32 and their weights (T, topk) float32.
     """
+    scale = jnp.float32(routing.scale)
+    experts = min(routing.num_experts, logits.shape[1])
+    simple = routing.scoring == "softmax" and bias is None and routing.num_groups == 1
+    if simple and logits.dtype == jnp.float32:
+        selected, weights, total = select_experts(logits, routing.topk, experts)
+        return selected, _weights(weights, total if routing.normalise else jnp.ones((), jnp.float32), scale)
+    logits = logits[:, :experts]
     scores = bijax.softmax(logits) if routing.scoring == "softmax" else _sigmoid(logits)
     choice = scores if bias is None else scores + bias
     selected = _largest(limited(choice, routing, _largest), routing.topk)
     weights = jnp.take_along_axis(scores, selected, axis=-1)
     total = bijax.sum(weights, axis=-1)[:, None] if routing.normalise else jnp.ones((), jnp.float32)
-    return selected, _weights(weights, total, jnp.float32(routing.scale))
+    return selected, _weights(weights, total, scale)
 
 
 def limited(choice: jax.Array, routing: Routing, largest: Any) -> jax.Array:
@@ -51,9 +61,9 @@ def _largest(x: jax.Array, number: int) -> jax.Array:
 
 def experts(x: jax.Array, selected: jax.Array, weights: jax.Array, gate_up: jax.Array, down: jax.Array) -> jax.Array:
     """Returns the sums (T, C) of the experts' results for tokens x (T, C); see `Ops.experts`."""
-    rows, count, offset = bijax.moe_scatter(x, selected, expert_end_idx=gate_up.shape[0])
+    rows, count, row = scatter_to_all(x, selected, gate_up.shape[0])
     inner = bijax.swiglu(bijax.group_matmul(rows, gate_up, count))
-    return bijax.moe_gather(bijax.group_matmul(inner, down, count), offset, weights)
+    return gather_from(bijax.group_matmul(inner, down, count), row, weights)
 
 
 def quantized_experts(

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 import bijax
+from bijax.ops.matmul.joined import joined_matmul, known_matmul
 from bijax.ops.norm.norms import add_rms_norm
 
 from ..routing import Routing
@@ -52,6 +53,17 @@ class Ops(AttentionOps, LinearAttentionOps):
             precision=precision,
             preferred_element_type=preferred_element_type,
         )
+
+    def joined_matmul(self, x: jax.Array, w: jax.Array, other: jax.Array) -> jax.Array:
+        """Multiplies x (M, K) by w (K, N) and, in the same pass, by other (K, N'); the result is float32.
+
+        The columns of both products are followed by zeros up to any number. Gradients are those of `known_matmul`.
+        """
+        return joined_matmul(x, w, other)
+
+    def known_matmul(self, x: jax.Array, w: jax.Array, y: jax.Array) -> jax.Array:
+        """Returns y (..., N or more) float32, whose first N columns are x (..., K) by w (K, N), with its gradients."""
+        return known_matmul(x, w, y)
 
     def head_matmul(self, x: jax.Array, w: jax.Array) -> jax.Array:
         """Multiplies each head of x (B, T, N, K) by its own matrix of w (N, K, M)."""
@@ -118,7 +130,10 @@ class Ops(AttentionOps, LinearAttentionOps):
         return _geglu(gate, up)
 
     def route(self, logits: jax.Array, bias: jax.Array | None, routing: Routing) -> tuple[jax.Array, jax.Array]:
-        """Selects experts (T, topk) by the router's products (T, E), float32; returns their weights (T, topk) too."""
+        """Selects experts (T, topk) by the router's products (T, E), float32; returns their weights (T, topk) too.
+
+        The products may have more columns, which are left out.
+        """
         return route(logits, bias, routing)
 
     def experts(

@@ -46,6 +46,16 @@ class PlainOps(PlainLinearAttention, Ops):
         return y if bias is None else y + bias
 
     @override
+    def joined_matmul(self, x: jax.Array, w: jax.Array, other: jax.Array) -> jax.Array:
+        y = [self.matmul(x, a, preferred_element_type=jnp.float32) for a in (w, other)]
+        return jax.lax.stop_gradient(jnp.concatenate(y, axis=1))
+
+    @override
+    def known_matmul(self, x: jax.Array, w: jax.Array, y: jax.Array) -> jax.Array:
+        # The product again, as XLA has it by itself; the one that was computed before is left out.
+        return self.matmul(x, w, preferred_element_type=jnp.float32)
+
+    @override
     def head_matmul(self, x: jax.Array, w: jax.Array) -> jax.Array:
         return jnp.einsum("btnk,nkm->btnm", x, w)
 

@@ -13,7 +13,8 @@ type Product = Callable[[jax.Array, Any], jax.Array]
 
 
 def route(logits: jax.Array, bias: jax.Array | None, routing: Routing) -> tuple[jax.Array, jax.Array]:
-    """Selects the experts (T, topk) of tokens by logits (T, E), and returns their weights too."""
+    """Selects the experts (T, topk) of tokens by logits (T, E or more), and returns their weights too."""
+    logits = logits[:, : routing.num_experts]
     scores = jax.nn.softmax(logits) if routing.scoring == "softmax" else jax.nn.sigmoid(logits)
     choice = scores if bias is None else scores + bias
     selected = _largest(limited(choice, routing, _largest), routing.topk)

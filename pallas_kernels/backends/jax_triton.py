@@ -22,8 +22,10 @@ from pallas_kernels.contract import (
     MmaDeltaRuleContract,
     MmaDeltaRuleGradientContract,
     MmaTf32Contract,
+    OnlineRowContract,
     ProductSpec,
     QuantContract,
+    RowContract,
     SplitMmaContract,
     SplitWgmmaContract,
     Tf32Contract,
@@ -149,6 +151,13 @@ def _reads_all(call: Any, *_: Any, **__: Any) -> bool:
     return _ATTENTION_ARRAYS.issuperset(call.present)
 
 
+def _routing(contracts: Any) -> OnlineRowContract | RowContract | None:
+    """Returns the order of softmax, for kernels with one of ours whose exponentials are PTX."""
+    given = dict(contracts.softmax)
+    served = isinstance(given["contract"], OnlineRowContract | RowContract) and given.get("functions") == PTX_FUNCTIONS
+    return given["contract"] if served and contracts.sums == _ROWS else None
+
+
 def _delta_rule(sizes: tuple[str, int, int]) -> MmaDeltaRuleContract | None:
     dtype, *widths = sizes
     served = dtype in _16_BITS and all(width in _DELTA_WIDTHS for width in widths)
@@ -235,8 +244,10 @@ KERNELS: Final = (
     _on_all(
         "gated_delta_rule_gradients", "delta_rule.jax_triton.gradients:gated_delta_rule_gradients", _delta_gradients
     ),
+    _on_all("select_experts", "routing.jax_triton.launch:select_experts", _routing, PTX_FUNCTIONS),
     _on_all("largest", "topk.jax_triton.launch:largest"),
     _on_all("sort_by_expert", f"{_EXPERTS}:sort_by_expert"),
+    _on_all("spread_to_experts", f"{_EXPERTS}:spread_to_experts"),
     _on_all("rows_by_count", f"{_EXPERTS}:rows_by_count"),
     _on_all("rows_of_tokens", f"{_EXPERTS}:rows_of_tokens"),
     _on_all("pick_rows", "pick.jax_triton.launch:pick_rows"),

@@ -5,11 +5,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.parts.no_row import NO_ROW, WRONG
+from pallas_kernels.pick.portable import pick_rows
 
 Arrays = tuple[jax.Array, ...]
 
 
-def sort_by_expert(number: jax.Array, *, first: int, end: int, allocated: int) -> Arrays:
+def sort_by_expert(number: jax.Array, *, first: int, end: int, allocated: int, topk: int = 1) -> Arrays:
     """Assigns rows to the places of the experts in [first, end), sorted by expert and then by place.
 
     Args:
@@ -17,23 +18,59 @@ def sort_by_expert(number: jax.Array, *, first: int, end: int, allocated: int) -
         first: First expert.
         end: One past the last expert.
         allocated: Number of available rows.
+        topk: Places of a token.
 
     Returns:
         offset (allocated,) int32, the place of each row, -1 for unused rows; expert (allocated,) int32, counted from
         `first`, end - first for unused rows; count (end - first,) int32, the rows that each expert needs; a bool,
-        whether there are enough rows; and the places (A,) int32 in row order, places without a row last.
+        whether there are enough rows; the places (A,) int32 in row order, places without a row last; the row (A,) int32
+        of each place, -1 for places without one; and the token (allocated,) int32 of each row, -1 for unused rows, -2
+        for all if there are too few.
 
     Example:
-        >>> offset, expert, count, fit, place = sort_by_expert(jnp.array([1, 0, 2, 1]), first=1, end=3, allocated=4)
+        >>> found = sort_by_expert(jnp.array([1, 0, 2, 1]), first=1, end=3, allocated=4, topk=2)
+        >>> offset, expert, count, fit, place, row, token = found
         >>> offset.tolist(), expert.tolist(), count.tolist(), bool(fit), place.tolist()
         ([0, 3, 2, -1], [0, 0, 1, 2], [2, 1], True, [0, 3, 2, 1])
+        >>> row.tolist(), token.tolist()
+        ([0, -1, 2, 1], [0, 1, 1, -1])
     """
     experts = end - first
     local = jnp.where((number >= first) & (number < end), number - first, experts)
     by_expert, place = _sorted_with_places(local, experts + 1)
     count = jnp.zeros((experts,), jnp.int32).at[local].add(1, mode="drop")
     offset = _resized(jnp.where(by_expert < experts, place, NO_ROW), allocated, NO_ROW)
-    return offset, _resized(by_expert, allocated, experts), count, jnp.sum(count) <= allocated, place
+    fit = jnp.sum(count) <= allocated
+    index = jnp.arange(number.size, dtype=jnp.int32)
+    own = jnp.where((by_expert < experts) & (index < allocated), index, NO_ROW)
+    row = jnp.zeros_like(own).at[place].set(own, unique_indices=True)
+    token = jnp.where(fit, jnp.where(offset >= 0, lax.div(offset, jnp.int32(topk)), NO_ROW), WRONG)
+    return offset, _resized(by_expert, allocated, experts), count, fit, place, row, token
+
+
+def spread_to_experts(x: jax.Array, number: jax.Array, *, experts: int, topk: int) -> Arrays:
+    """Copies tokens to a row for each of their places, sorted by expert and then by place.
+
+    Args:
+        x: (T, C), T at least 1.
+        number: (T * topk,) int32, the expert of each place; those outside [0, experts) get no row.
+        experts: Number of experts.
+        topk: Places of a token.
+
+    Returns:
+        The rows (T * topk, C), zeros after those of all experts; count (experts,) int32; and the row (T * topk,) int32
+        of each place, -1 for places without one.
+
+    Guarantee: row-invariant: a copy is exact.
+
+    Example:
+        >>> rows, count, row = spread_to_experts(jnp.array([[1.0], [2.0]]), jnp.array([1, 0, 0, 9]), experts=2, topk=2)
+        >>> rows[:, 0].tolist(), count.tolist(), row.tolist()
+        ([1.0, 2.0, 1.0, 0.0], [2, 1], [2, 0, 1, -1])
+    """
+    found = sort_by_expert(number, first=0, end=experts, allocated=number.size, topk=topk)
+    _, _, count, _, _, row, token = found
+    return pick_rows(x, token[:, None]), count, row
 
 
 def rows_by_count(count: jax.Array, *, rows: int) -> Arrays:

@@ -26,6 +26,8 @@ def rms_norm(
     residual: jax.Array | None = None,
     *,
     eps: float,
+    offset: float = 0.0,
+    dtype: str | None = None,
     contract: RowContract,
     interpret: Any = False,
 ) -> Arrays:
@@ -33,14 +35,15 @@ def rms_norm(
 
     Guarantee: row-invariant.
     """
-    c, dtype = x.shape[1], x.dtype
+    c = x.shape[1]
     vectors = [] if weight is None else [weight]
     honour("rms_norm", contract, row_contract())
 
     def total(h: jax.Array, residual: Sequence[jax.Array]) -> jax.Array:
-        return (h + residual[0]).astype(dtype).astype(jnp.float32) if residual else h
+        return (h + residual[0]).astype(x.dtype).astype(jnp.float32) if residual else h
 
     rows = [x] if residual is None else [x, residual]
+    results = [x.dtype if dtype is None else jnp.dtype(dtype), x.dtype][: len(rows)]
 
     def program(row: Row) -> None:
         def square(*columns: jax.Array) -> jax.Array:
@@ -52,12 +55,12 @@ def rms_norm(
 
         def scaled(*columns: jax.Array) -> Arrays:
             h = total(columns[0], columns[1 : len(rows)])
-            y = _times(row, row.product(h, factor), columns[len(rows) :])
+            y = _times(row, row.product(h, factor), columns[len(rows) :], offset)
             return (y,) if residual is None else (y, h)
 
         row.emit(scaled)
 
-    y, *h, factor = run_rows(program, rows, vectors, [dtype] * len(rows), numbers=1, interpret=interpret)
+    y, *h, factor = run_rows(program, rows, vectors, results, numbers=1, interpret=interpret)
     return (y, factor, *h)
 
 
@@ -69,6 +72,7 @@ def rms_norm_gradient(
     weight: jax.Array | None = None,
     g_sum: jax.Array | None = None,
     *,
+    offset: float = 0.0,
     contract: RowContract,
     interpret: Any = False,
 ) -> Arrays:
@@ -85,7 +89,7 @@ def rms_norm_gradient(
         factor = row.given(0)
 
         def parts(columns: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
-            return row.product(columns[0], factor), _times(row, columns[1], columns[len(rows) :])
+            return row.product(columns[0], factor), _times(row, columns[1], columns[len(rows) :], offset)
 
         def product(*columns: jax.Array) -> jax.Array:
             normal, gw = parts(columns)
@@ -205,8 +209,11 @@ def weight_gradient(
     return batch_sum.sum_chunks(part, [h, g], given=given, interpret=interpret)
 
 
-def _times(row: Row, y: jax.Array, weight: Sequence[jax.Array]) -> jax.Array:
-    return row.product(y, weight[0]) if weight else y
+def _times(row: Row, y: jax.Array, weight: Sequence[jax.Array], offset: float = 0.0) -> jax.Array:
+    """Multiplies columns by the weight plus the offset, or by the one of them that there is."""
+    if not weight:
+        return row.product(y, jnp.float32(offset)) if offset else y
+    return row.product(y, weight[0] + jnp.float32(offset) if offset else weight[0])
 
 
 def _reciprocal_root(row: Row, total: jax.Array, columns: int, eps: float) -> jax.Array:

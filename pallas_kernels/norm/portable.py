@@ -27,19 +27,25 @@ def rms_norm(
     residual: jax.Array | None = None,
     *,
     eps: float,
+    offset: float = 0.0,
+    dtype: str | None = None,
     contract: RowContract,
 ) -> Arrays:
-    """Divides rows by their root mean square: h * (1 / sqrt(sum(h * h) / C + eps)) * weight, h = x + residual.
+    """Divides rows by their root mean square: h * (1 / sqrt(sum(h * h) / C + eps)) * w, h = x + residual.
+
+    Here w = weight + offset, in float32. Without a weight w is the offset, and with neither nothing is multiplied.
 
     Args:
         x: (M, C) of any floating dtype.
         weight: (C,) of any floating dtype.
         residual: (M, C) of the dtype of `x`; the sum is rounded to that dtype before the norm is taken.
         eps: Added to the mean square.
+        offset: Added to the weight.
+        dtype: Dtype of the result; that of `x` by default.
         contract: Order of the sum.
 
     Returns:
-        The result (M, C) in the dtype of `x`, the factor of each row (M, 1) in float32, and, if a residual is given,
+        The result (M, C), the factor of each row (M, 1) in float32, and, if a residual is given,
         the sum h (M, C).
 
     Guarantee: row-invariant.
@@ -52,8 +58,9 @@ def rms_norm(
     """
     c = x.shape[1]
     row = jax.ShapeDtypeStruct((c,), x.dtype)
-    out = [row, STATISTIC] if residual is None else [row, STATISTIC, row]
-    scale = _scale(weight)
+    result = jax.ShapeDtypeStruct((c,), x.dtype if dtype is None else dtype)
+    out = [result, STATISTIC] if residual is None else [result, STATISTIC, row]
+    scale = _scale(weight, offset, c)
 
     def program(x: jax.Array, *residual: jax.Array) -> Arrays:
         h = x.astype(jnp.float32)
@@ -62,7 +69,8 @@ def rms_norm(
             h = total.astype(jnp.float32)
         factor = reciprocal_root(add_lanes(product(h, h), contract), c, eps)
         y = h * factor if scale is None else h * factor * scale
-        return (y.astype(x.dtype), factor, total) if residual else (y.astype(x.dtype), factor)
+        y = y.astype(result.dtype)
+        return (y, factor, total) if residual else (y, factor)
 
     rows = [x] if residual is None else [x, residual]
     return map_rows(program, rows, out)
@@ -75,11 +83,12 @@ def rms_norm_gradient(
     weight: jax.Array | None = None,
     g_sum: jax.Array | None = None,
     *,
+    offset: float = 0.0,
     contract: RowContract,
 ) -> Arrays:
     """Returns the gradient of `rms_norm`: factor * (gw - n * (sum(gw * n) / C)) + g_sum.
 
-    Here n = h * factor and gw = g * weight.
+    Here n = h * factor and gw = g * w, with w as in `rms_norm`.
 
     Args:
         h: (M, C), the rows whose norm was taken.
@@ -87,6 +96,7 @@ def rms_norm_gradient(
         g: (M, C), cotangent of the result.
         weight: (C,) of any floating dtype.
         g_sum: (M, C), cotangent of the sum with the residual.
+        offset: As in `rms_norm`.
         contract: Order of the sums.
 
     Returns:
@@ -96,7 +106,7 @@ def rms_norm_gradient(
     """
     c = h.shape[1]
     out = [jax.ShapeDtypeStruct((c,), h.dtype)]
-    scale = _scale(weight)
+    scale = _scale(weight, offset, c)
 
     def program(h: jax.Array, factor: jax.Array, g: jax.Array, *g_sum: jax.Array) -> Arrays:
         g = g.astype(jnp.float32)
@@ -233,5 +243,10 @@ def _mean(x: jax.Array, contract: RowContract) -> jax.Array:
     return isolate(divide(add_lanes(x, contract), x.shape[1]))[0]
 
 
-def _scale(weight: jax.Array | None) -> jax.Array | None:
-    return None if weight is None else isolate(weight)[0].astype(jnp.float32)
+def _scale(weight: jax.Array | None, offset: float = 0.0, columns: int = 0) -> jax.Array | None:
+    """Returns what rows are multiplied by: the weight plus the offset, or the one of them that there is."""
+    if weight is None:
+        return isolate(jnp.full((columns,), offset, jnp.float32))[0] if offset else None
+    # After a barrier, or a product that made the weight would be contracted with the sum.
+    scale = isolate(weight)[0].astype(jnp.float32)
+    return isolate(scale + jnp.float32(offset))[0] if offset else scale

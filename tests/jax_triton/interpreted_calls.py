@@ -12,14 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from bijax.testing import assert_bits_equal
+from pallas_kernels.contract import online_row_contract, row_contract
 from pallas_kernels.expert_rows import portable as expert_rows
 from pallas_kernels.expert_rows.jax_triton import launch as expert_rows_triton
 from pallas_kernels.pick import portable as pick
 from pallas_kernels.pick.jax_triton import launch as pick_triton
 from pallas_kernels.rotary import portable as rotary
 from pallas_kernels.rotary.jax_triton import launch as rotary_triton
+from pallas_kernels.routing.jax_triton.launch import select_experts
+from pallas_kernels.rows.jax_triton import launch as rows_triton
 from pallas_kernels.sampling.jax_triton.launch import draw
 from pallas_kernels.sampling.schedule.jax_triton import DrawTile
+from pallas_kernels.softmax.jax_triton import launch as softmax_triton
 from pallas_kernels.target import Target
 from pallas_kernels.topk import portable as topk
 from pallas_kernels.topk.jax_triton import launch as topk_triton
@@ -27,6 +31,7 @@ from tests.jax_triton.interpreted import interpret_launches
 from tests.jax_triton.interpreter_instructions import interpret_instructions
 from tests.moe.routing_cases import COUNTS, PLACES, SORTS, numbers, rows_and_places, scores
 from tests.rotary.cases import case
+from tests.rows.row_emulation import add_row, halve
 from tests.sampling.draw_cases import COLUMNS, ROWS, given, wrong
 
 TARGET: Final = Target.parse("sm_80")
@@ -46,12 +51,54 @@ def compare_largest() -> int:
     return compared
 
 
+def compare_selected() -> int:
+    """Compares with kernels of softmax, of the largest numbers and of sums, and in Hopper's order with numpy."""
+    compared, orders_differ = 0, False
+    for width, number in ((37, 9), (16, 10), (512, 10), (700, 1)):
+        x = scores(4, width, "float32")
+        both: dict[str, Any] = {"sums": row_contract(), "target": TARGET, "experts": width}
+        found = select_experts(
+            jnp.pad(x, ((0, 0), (0, 5)), constant_values=1e9), number=number, contract=row_contract(), **both
+        )
+        y = softmax_triton.softmax(x, contract=row_contract(), target=TARGET)
+        places, chosen = topk_triton.largest(y, number=number, target=TARGET)
+        total = rows_triton.sum_axis(chosen[:, :, None], contract=row_contract(), target=TARGET)
+        compared += compare(found, (places, chosen, total))
+        x = jnp.where(jnp.isfinite(x), x, -3.0)
+        found = select_experts(x, number=number, contract=online_row_contract(width), **both)
+        online = jnp.asarray(_online_softmax(np.asarray(x)))
+        chosen = topk.largest(online, number=number)
+        compared += compare(found, (*chosen, jnp.asarray(add_row(np.asarray(chosen[1])))))
+        by_rows = select_experts(x, number=number, contract=row_contract(), **both)
+        orders_differ |= bool((found[1] != by_rows[1]).any())
+    return compared + orders_differ
+
+
+def _online_softmax(x: np.ndarray) -> np.ndarray:
+    """Returns softmax of rows of finite numbers in the order of `OnlineRowContract`, in one chunk."""
+    blocks = np.full((len(x), -(-x.shape[1] // 128), 128), -np.inf, np.float32)
+    blocks.reshape(len(x), -1)[:, : x.shape[1]] = x
+    maxima = blocks.max(1)
+    shift = np.where(np.isfinite(maxima), maxima, 0)
+    powers = np.exp(blocks - shift[:, None])
+    lanes = powers[:, 0]
+    for i in range(1, blocks.shape[1]):
+        lanes = lanes + powers[:, i]
+    m = maxima.max(1, keepdims=True)
+    return np.exp(x - m) * (np.float32(1) / halve(lanes * np.exp(maxima - m)))
+
+
 def compare_experts() -> int:
     compared = 0
     for size, options in SORTS.values():
         experts = numbers(size, -2, options["end"] + 3)
         found = expert_rows_triton.sort_by_expert(experts, **options, target=TARGET)
         compared += compare(found, expert_rows.sort_by_expert(experts, **options))
+    for dtype, columns, experts in (("bfloat16", 96, 7), ("float32", 2048, 40), ("int8", 64, 1)):
+        x, _ = rows_and_places(dtype, columns)
+        options, places = {"experts": experts, "topk": 30}, numbers(150, -2, experts + 3)
+        found = expert_rows_triton.spread_to_experts(x, places, **options, target=TARGET)
+        compared += compare(found, expert_rows.spread_to_experts(x, places, **options))
     for name, (count, rows) in COUNTS.items():
         counts = jnp.array(count, jnp.int32)
         found = expert_rows_triton.rows_by_count(counts, rows=rows, target=TARGET)
@@ -108,6 +155,7 @@ def compare_drawn() -> int:
 
 CALLS: Final = {
     "largest": compare_largest,
+    "select": compare_selected,
     "experts": compare_experts,
     "pick": compare_picked,
     "rotate": compare_rotated,

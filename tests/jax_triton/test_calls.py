@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import pytest
 
+from pallas_kernels.contract import online_row_contract, row_contract
 from pallas_kernels.target import Target
 from tests.jax_triton.machine_code import TARGETS, check_resources, compiled, launches_of, needs_triton
 
@@ -18,15 +19,16 @@ if importlib.util.find_spec("triton"):
     from pallas_kernels.expert_rows.jax_triton import launch as expert_rows
     from pallas_kernels.pick.jax_triton.launch import pick_rows
     from pallas_kernels.rotary.jax_triton.launch import rotate_and_store
+    from pallas_kernels.routing.jax_triton.launch import select_experts
     from pallas_kernels.sampling.jax_triton.launch import draw
     from pallas_kernels.topk.jax_triton.launch import largest
 
 ROOT = Path(__file__).parents[2]
-COMPARED = {"largest": 2, "experts": 9, "pick": 8, "rotate": 12, "draw": 4}
+COMPARED = {"largest": 2, "select": 9, "experts": 12, "pick": 8, "rotate": 12, "draw": 4}
 
 
 @needs_triton
-@pytest.mark.tier("full", fast=("largest",))
+@pytest.mark.tier("full", fast=("largest", "select"))
 @pytest.mark.parametrize("name", COMPARED)
 def test_results_in_the_interpreter(name: str) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "JAX_PLATFORMS": "cpu"}
@@ -46,13 +48,29 @@ def _rotated(tokens: int, heads: int, key_heads: int, width: int, dtype: str) ->
     return _shapes(whole, table, table, ((tokens,), "int32"), cache, cache)
 
 
+def _sums(target: Target, experts: int) -> dict[str, Any]:
+    return {"sums": row_contract(), "target": target, "experts": experts}
+
+
 # What is launched: a function of a target, and its arrays.
 CALLS: dict[str, tuple[Callable[[Target], Any], tuple[jax.ShapeDtypeStruct, ...]]] = {
     "largest": (lambda t: lambda x: largest(x, number=8, target=t), _shapes(((700, 256), "bfloat16"))),
     "largest of 4096": (lambda t: lambda x: largest(x, number=64, target=t), _shapes(((7, 4096), "float32"))),
+    "select": (
+        lambda t: lambda x: select_experts(x, number=10, contract=online_row_contract(512), **_sums(t, 512)),
+        _shapes(((8, 512), "float32")),
+    ),
+    "select in the order of rows": (
+        lambda t: lambda x: select_experts(x, number=8, contract=row_contract(), **_sums(t, 997)),
+        _shapes(((700, 1000), "float32")),
+    ),
     "sort": (
         lambda t: lambda x: expert_rows.sort_by_expert(x, first=0, end=256, allocated=4096, target=t),
         _shapes(((4096,), "int32")),
+    ),
+    "spread": (
+        lambda t: lambda x, e: expert_rows.spread_to_experts(x, e, experts=512, topk=10, target=t),
+        _shapes(((8, 2048), "bfloat16"), ((80,), "int32")),
     ),
     "count": (lambda t: lambda x: expert_rows.rows_by_count(x, rows=4096, target=t), _shapes(((1024,), "int32"))),
     "place": (lambda t: lambda x: expert_rows.rows_of_tokens(x, places=4096, target=t), _shapes(((4096,), "int32"))),
@@ -96,8 +114,9 @@ def test_machine_code(name: str, target: str) -> None:
         code = compiled(launch)
         check_resources(code, gpu)
         assert code.count(r"\b(RED|ATOM[GS]?)\b") == 0  # programs add nothing up together (REDUX is in a warp)
-        # Only drawing fuses products and sums, where it says so.
-        assert bool(code.count(r"\bFFMA\b")) == (launch.name == "draw_kernel")
+        # Only drawing and exponentials fuse products and sums, where they say so.
+        fused = launch.name in ("draw_kernel", "select_experts_kernel")
+        assert bool(code.count(r"\bFFMA\b")) == fused
         assert "div.full" not in code.ptx
         if name == "rotate":
             assert code.count(r"\bLDG\.E\.128") >= 6  # heads are read by whole vectors

@@ -25,8 +25,8 @@ def numbers(size: int, low: int, high: int) -> jax.Array:
 
 
 SORTS: dict[str, tuple[int, dict[str, int]]] = {
-    "all experts": (64, {"first": 0, "end": 16, "allocated": 64}),
-    "a rank, rows too few": (300, {"first": 3, "end": 9, "allocated": 10}),
+    "all experts": (64, {"first": 0, "end": 16, "allocated": 64, "topk": 4}),
+    "a rank, rows too few": (300, {"first": 3, "end": 9, "allocated": 10, "topk": 3}),
     "more rows than places": (5, {"first": 0, "end": 40, "allocated": 70}),
 }
 COUNTS: dict[str, tuple[list[int], int]] = {

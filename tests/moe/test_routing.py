@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import bijax
+from bijax.ops.moe.select_experts import select_experts
 from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report
 from tests.arrays import on_device
 from tests.operators import oracles
@@ -120,3 +121,28 @@ X, W = jnp.ones((2, 4)), jnp.ones((4, 3))
 def test_wrong_arguments(call: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+def test_selection_has_the_bits_of_its_pieces() -> None:
+    logits, g = normal(2, 33, 60), normal(3, 33, 5)
+
+    def pieces(x: jax.Array) -> Any:
+        y = bijax.softmax(x)
+        selected = bijax.moe_softmax_topk(jax.lax.stop_gradient(y), 5)[0]
+        chosen = jnp.take_along_axis(y, selected, axis=-1)
+        return chosen, bijax.sum(chosen, axis=-1)[:, None], selected
+
+    def joined(x: jax.Array) -> Any:
+        selected, chosen, total = select_experts(x, 5)
+        return chosen, total, selected
+
+    def both(route: Any) -> Any:
+        def run(x: jax.Array) -> Any:
+            results, pull, selected = jax.vjp(lambda x: (lambda *r: (r[:2], r[2]))(*route(x)), x, has_aux=True)
+            return *results, selected, *pull((g, results[1]))
+
+        return jax.jit(run)(logits), jax.jit(route)(logits)
+
+    assert_bits_equal(both(joined), both(pieces))
+    plain = jax.nn.softmax(logits)
+    assert (jnp.take_along_axis(plain, joined(logits)[2], axis=-1) != joined(logits)[0]).any()

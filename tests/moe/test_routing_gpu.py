@@ -10,6 +10,7 @@ import pytest
 
 import bijax
 from bijax.core.architecture import target_for
+from bijax.ops.moe.select_experts import select_experts
 from bijax.testing import assert_bits_equal
 from pallas_kernels.expert_rows import portable as expert_rows
 from pallas_kernels.pick import portable as pick
@@ -40,6 +41,15 @@ def test_rows_of_experts() -> None:
     for size, options in (*SORTS.values(), (4096, {"first": 0, "end": 256, "allocated": 4096})):
         given = numbers(size, -2, options["end"] + 3)
         assert_same(expert_rows_triton.sort_by_expert, expert_rows.sort_by_expert, given, **options)
+    for dtype, columns, experts, places in (
+        ("bfloat16", 2048, 512, 10),
+        ("float32", 96, 7, 200),
+        ("float16", 7168, 1, 1),
+    ):
+        x, _ = rows_and_places(dtype, columns)
+        given = numbers(5 * places, -2, experts + 3)
+        options = {"experts": experts, "topk": places}
+        assert_same(expert_rows_triton.spread_to_experts, expert_rows.spread_to_experts, x, given, **options)
     spread = np.bincount(numbers(65536, 0, 256), minlength=256).tolist()
     for count, rows in (*COUNTS.values(), (spread, 65536)):
         given = jnp.array(count, jnp.int32)
@@ -64,3 +74,22 @@ def test_rows_of_one_token_together() -> None:
     rows, _, offset = jax.jit(functools.partial(bijax.moe_scatter, expert_end_idx=12))(x, selected)
     expected = jnp.where((offset >= 0)[:, None], x[offset // 4], 0)
     assert_bits_equal(rows, expected.astype(x.dtype))
+
+
+@pytest.mark.parametrize(("tokens", "experts", "topk"), [(1, 16, 10), (8, 512, 10), (700, 128, 8), (33, 1000, 6)])
+def test_selection_in_one_kernel(tokens: int, experts: int, topk: int) -> None:
+    """The bits are those of softmax, the largest probabilities and their sum, with its gradient and without."""
+    logits = scores(tokens, experts, "float32").at[0].set(jnp.arange(experts) % 7 / 8)  # with ties
+
+    def pieces(x: jax.Array) -> Any:
+        y = bijax.softmax(x)
+        selected = bijax.moe_softmax_topk(y, topk)[0]
+        chosen = jnp.take_along_axis(y, selected, axis=-1)
+        return selected, chosen, bijax.sum(chosen, axis=-1)[:, None]
+
+    one = jax.jit(lambda x: select_experts(x, topk))
+    assert one.trace(logits).lower().as_text().count("@triton_kernel_call") == 1
+    expected = jax.jit(pieces)(logits)
+    for found in (one(logits), jax.jit(lambda x: jax.vjp(lambda x: select_experts(x, topk), x)[0])(logits)):
+        for a, b in zip(found, expected, strict=True):
+            assert_bits_equal(a, b)

@@ -39,8 +39,12 @@ def functions(columns: int) -> dict[str, Callable[[RowSchedule], Any]]:
     loss: dict[str, Any] = {"z_loss": 0.01, "target": TARGET}
     return {
         "rms_norm": lambda s: norm.rms_norm(x, w, r, eps=1e-6, schedule=s, **both),
+        "rms_norm with an offset": lambda s: norm.rms_norm(x, w, eps=1e-6, offset=1.0, schedule=s, **both),
         "rms_norm of x": lambda s: norm.rms_norm(x, eps=1e-6, schedule=s, **both),
         "rms_norm_gradient": lambda s: norm.rms_norm_gradient(x, f, g, w, r, schedule=s, **both),
+        "rms_norm_gradient with an offset": lambda s: norm.rms_norm_gradient(
+            x, f, g, w, offset=1.0, schedule=s, **both
+        ),
         "layer_norm": lambda s: norm.layer_norm(x, w, b, eps=1e-6, schedule=s, **both),
         "softmax": lambda s: softmax.softmax(x, schedule=s, **both),
         "log_softmax": lambda s: softmax.log_softmax(x, schedule=s, **both),

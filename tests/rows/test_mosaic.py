@@ -1,9 +1,13 @@
 """The row kernels for Hopper on a CPU: their bits under the interpreter, and the programs that a GPU would get."""
 
+import functools
+
 import jax
+import jax.numpy as jnp
 import pytest
 
 import bijax
+from bijax.ops.norm.norms import wide_rms_norm
 from bijax.testing import assert_bits_equal
 from pallas_kernels.parts.hopper import batch_sum
 from pallas_kernels.schedule.hopper.batch_sum import ChunkSchedule
@@ -66,3 +70,13 @@ def test_no_rows(name: str) -> None:
     for case in cases(0, 256, "bfloat16"):
         if case.name == name:
             assert_bits_equal(case.found(), case.expected())
+
+
+def test_an_offset_and_a_wider_result_take_no_program_of_their_own() -> None:
+    """Weights that are stored minus 1 are read as they are, and rows in 16 bits are not copied to float32."""
+    x, w = jax.ShapeDtypeStruct((8, 256), jnp.bfloat16), jax.ShapeDtypeStruct((256,), jnp.bfloat16)
+    wide = functools.partial(wide_rms_norm, "test", eps=1e-6)
+    for function in (lambda x, w: bijax.rms_norm(x, w, weight_offset=1.0), lambda x, _: bijax.l2_norm(x), wide):
+        text = jax.jit(function).trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
+        assert text.count("custom_call @mosaic_gpu") == 1
+        assert not any(f"stablehlo.{name} " in text for name in ("add", "convert", "broadcast_in_dim", "constant"))

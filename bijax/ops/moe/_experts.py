@@ -75,7 +75,9 @@ class Rows:
         count: (experts,) int32, the rows of each expert.
         fit: Bool, whether there are enough rows for the tokens.
         place: (tokens * topk,) int32, the row index of each token's expert, experts without a row last;
-            None if the tokens are not known.
+            None if the tokens are not known, as the next two.
+        row: (tokens * topk,) int32, the row of each token's expert; -1 for experts without a row.
+        token: (A,) int32, the token of each row; -1 for rows not used, -2 for all rows if there are too few.
     """
 
     offset: jax.Array
@@ -83,6 +85,8 @@ class Rows:
     count: jax.Array
     fit: jax.Array
     place: jax.Array | None = None
+    row: jax.Array | None = None
+    token: jax.Array | None = None
 
 
 def sort_by_expert(op: str, selected: Any, first: int, end: int, allocated: int) -> Rows:
@@ -98,9 +102,15 @@ def sort_by_expert(op: str, selected: Any, first: int, end: int, allocated: int)
                 f"{op}: allocated_tokens must be at least {needed}, the tokens that selected_experts"
                 f" {describe(selected)} gives to the experts [{first}, {end}), got {allocated}."
             )
+    number = numbers_within(selected, first, end)
+    topk = max(1, number.shape[-1])
+    return Rows(*sort_kernel(number.reshape(-1), first=first, end=end, allocated=allocated, topk=topk))
+
+
+def numbers_within(selected: Any, first: int, end: int) -> jax.Array:
+    """Returns experts as int32; those outside [first, end) may become others outside."""
     number = jnp.asarray(selected)
-    number = number if number.dtype == jnp.int32 else narrowed(number, first, end - 1)
-    return Rows(*sort_kernel(number.reshape(-1), first=first, end=end, allocated=allocated))
+    return number if number.dtype == jnp.int32 else narrowed(number, first, end - 1)
 
 
 def expert_range(op: str, first: Any, end: Any) -> tuple[int, int]:
@@ -162,6 +172,8 @@ def places(offset: jax.Array, topk: int, shared: Shared) -> jax.Array:
 
 def spread(tokens: jax.Array, rows: Rows, topk: int, shared: Shared) -> jax.Array:
     """Returns the token (T, C) of each row: (R, C), zeros for rows that are not used, nan if there are too few."""
+    if rows.token is not None and not shared.rows:
+        return copied(tokens, rows.token, rows)
     return copied(tokens, _only_used(places(rows.offset, topk, shared), rows, shared), rows)
 
 
@@ -190,6 +202,13 @@ def _only_used(numbers: jax.Array, rows: Rows, shared: Shared) -> jax.Array:
     instead = jnp.where(rows.fit, jnp.where(rows.offset >= 0, 0, NO_ROW), WRONG)
     instead = jnp.concatenate([jnp.zeros((shared.rows,), jnp.int32), instead])
     return jnp.where(instead < 0, instead, numbers)
+
+
+def own_rows(rows: Rows) -> jax.Array:
+    """Returns the rows (tokens * topk,) of tokens that are known."""
+    if rows.row is None:
+        raise ValueError("own_rows: expected rows of known tokens, got rows by count.")
+    return rows.row
 
 
 def rows_of_tokens(offset: jax.Array, tokens: int, topk: int) -> jax.Array:

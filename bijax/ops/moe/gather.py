@@ -90,6 +90,12 @@ def moe_gather(
     return jnp.where(wrong[..., None], jnp.asarray(jnp.nan, y.dtype), y)
 
 
+def gather_from(rows: jax.Array, row: jax.Array, weights: jax.Array) -> jax.Array:
+    """Does what `moe_gather` does, given the row (T, topk) of each token's expert, -1 for none."""
+    rows, weights = float_array(_OP, "scatter_tokens", rows), float_array(_OP, "expert_weights", weights)
+    return _gather(rows, weights, row, Shared(0, 0, 0), rows.dtype)
+
+
 def _as_int32(offset: Any, places: int) -> jax.Array:
     """Returns offsets as int32, clamped to `places`."""
     given: jax.Array = jnp.asarray(offset)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from bijax.core.checks import describe, float_array
 from bijax.ops.elementwise.call import elementwise
 from bijax.ops.norm._arguments import check_eps
-from bijax.ops.norm.norms import rms_norm
+from bijax.ops.norm.norms import rms_norm_times, wide_rms_norm
 
 
 def gated_rms_norm(x: Any, gate: Any, weight: Any = None, *, eps: float = 1e-6) -> jax.Array:
@@ -42,7 +42,7 @@ def gated_rms_norm(x: Any, gate: Any, weight: Any = None, *, eps: float = 1e-6) 
     x, gate = float_array(op, "x", x), float_array(op, "gate", gate)
     if gate.shape != x.shape:
         raise ValueError(f"{op}: gate must have the shape of x, got x {describe(x)} and gate {describe(gate)}.")
-    normal = rms_norm(x.astype(jnp.float32), weight, eps=check_eps(op, eps))
+    normal = wide_rms_norm(op, x, weight, eps=eps)
     y: jax.Array = _times_silu(normal, gate)
     return y.astype(x.dtype)
 
@@ -72,7 +72,7 @@ def l2_norm(x: Any, *, eps: float = 1e-6) -> jax.Array:
     if x.ndim < 1:
         raise ValueError(f"{op}: x must have at least 1 dimension, got {describe(x)}.")
     columns = max(x.shape[-1], 1)
-    return rms_norm(x, jnp.full(x.shape[-1:], columns**-0.5, jnp.float32), eps=eps / columns)
+    return rms_norm_times(x, columns**-0.5, eps=eps / columns)
 
 
 def _silu_product(x: jax.Array, gate: jax.Array) -> jax.Array:

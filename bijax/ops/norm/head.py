@@ -10,8 +10,8 @@ from jax.typing import ArrayLike
 
 from bijax.core.checks import describe, float_array, integer
 from bijax.core.derivative import custom_vjp
-from bijax.ops.norm._arguments import add_offset, check_eps
-from bijax.ops.norm.norms import norm_weight_gradient, rms_norm_gradient_kernel, rms_norm_kernel
+from bijax.ops.norm._arguments import check_eps, check_offset
+from bijax.ops.norm.norms import Numbers, norm_weight_gradient, rms_norm_gradient_kernel, rms_norm_kernel
 from bijax.ops.rows.sum_rows import sum_rows
 from pallas_kernels.parts.xla.tiles import isolate
 
@@ -69,8 +69,9 @@ def head_rms_norm(
             f"{_OP}: the heads must lie in [0, {x.shape[-2]}), got head_offset={start} and head_num={heads} for x"
             f" {describe(x)}."
         )
-    weight = add_offset(_OP, _weight(weight, heads, x), weight_offset)
-    return _head_rms_norm(x, weight, start, heads, check_eps(_OP, eps))
+    weight = _weight(weight, heads, x)
+    numbers = Numbers(check_eps(_OP, eps), check_offset(_OP, weight, weight_offset))
+    return _head_rms_norm(x, weight, start, heads, numbers)
 
 
 def _weight(weight: Any, heads: int, x: jax.Array) -> jax.Array | None:
@@ -86,35 +87,35 @@ def _weight(weight: Any, heads: int, x: jax.Array) -> jax.Array | None:
 
 
 @custom_vjp(nondiff_argnums=(2, 3, 4))
-def _head_rms_norm(x: jax.Array, weight: jax.Array | None, start: int, heads: int, eps: float) -> jax.Array:
-    return _forward(x, weight, start, heads, eps)[0]
+def _head_rms_norm(x: jax.Array, weight: jax.Array | None, start: int, heads: int, numbers: Numbers) -> jax.Array:
+    return _forward(x, weight, start, heads, numbers)[0]
 
 
-def _forward(x: jax.Array, weight: jax.Array | None, start: int, heads: int, eps: float) -> tuple[jax.Array, Any]:
+def _forward(x: jax.Array, weight: jax.Array | None, start: int, heads: int, numbers: Numbers) -> tuple[jax.Array, Any]:
     chosen = lax.slice_in_dim(x, start, start + heads, axis=x.ndim - 2)
     rows = chosen.reshape(math.prod(chosen.shape[:-1]), x.shape[-1])
     if weight is None or weight.ndim == 1:
-        y, factor = rms_norm_kernel({"x": rows, "weight": weight}, eps=eps)
+        y, factor = rms_norm_kernel({"x": rows, "weight": weight}, **numbers.of_forward)
     else:
         # Weights that differ by head are applied outside: a kernel's vector is shared by all of its rows. Rows in
         # float32 are returned unrounded, so the steps and their roundings are the same.
-        y, factor = rms_norm_kernel({"x": rows.astype(jnp.float32)}, eps=eps)
-        y = _times_weight(y, weight).astype(x.dtype)
+        y, factor = rms_norm_kernel({"x": rows.astype(jnp.float32)}, eps=numbers.eps)
+        y = _times_weight(y, weight, numbers.offset).astype(x.dtype)
     y = lax.dynamic_update_slice_in_dim(x, y.reshape(chosen.shape), start, axis=x.ndim - 2)
     return y, (rows, factor, weight)
 
 
-def _backward(start: int, heads: int, eps: float, saved: Any, g: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+def _backward(start: int, heads: int, numbers: Numbers, saved: Any, g: jax.Array) -> tuple[jax.Array, jax.Array | None]:
     rows, factor, weight = saved
     chosen = lax.slice_in_dim(g, start, start + heads, axis=g.ndim - 2)
     g_rows = chosen.reshape(rows.shape)
     if weight is None or weight.ndim == 1:
         arrays = {"h": rows, "factor": factor, "g": g_rows, "weight": weight}
-        (dh,) = rms_norm_gradient_kernel(arrays)
+        (dh,) = rms_norm_gradient_kernel(arrays, **numbers.of_weight)
         dw = norm_weight_gradient(weight, rows, factor, g_rows)
     else:
         wide, g_wide = rows.astype(jnp.float32), g_rows.astype(jnp.float32)
-        arrays = {"h": wide, "factor": factor, "g": _times_weight(g_wide, weight)}
+        arrays = {"h": wide, "factor": factor, "g": _times_weight(g_wide, weight, numbers.offset)}
         (dh,) = rms_norm_gradient_kernel(arrays)
         (part,) = isolate(g_wide * isolate(wide * factor)[0])
         tokens = rows.shape[0] // max(heads, 1)
@@ -126,8 +127,11 @@ def _backward(start: int, heads: int, eps: float, saved: Any, g: jax.Array) -> t
 _head_rms_norm.defvjp(_forward, _backward)
 
 
-def _times_weight(rows: jax.Array, weight: jax.Array) -> jax.Array:
-    """Multiplies (M * heads, D) float32 rows by a weight (heads, D), cycling through the heads."""
+def _times_weight(rows: jax.Array, weight: jax.Array, offset: float) -> jax.Array:
+    """Multiplies (M * heads, D) float32 rows by a weight (heads, D) plus an offset, cycling through the heads."""
     heads, columns = weight.shape
+    if offset:
+        # After a barrier, or a product that made the weight would be contracted with this sum.
+        weight = isolate(weight)[0].astype(jnp.float32) + jnp.float32(offset)
     by_head = rows.reshape(rows.shape[0] // max(heads, 1), heads, columns)
     return isolate((by_head * weight.astype(jnp.float32)).reshape(rows.shape))[0]

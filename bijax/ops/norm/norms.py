@@ -1,17 +1,18 @@
 """Norms over the last axis."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
 from bijax.core.checks import describe, float_array, row_vector, same_dtype
 from bijax.core.derivative import custom_vjp
 from bijax.core.primitive import define_kernel
 from bijax.dispatch.rows import as_rows, define_row_kernel, row_backend
-from bijax.ops.norm._arguments import add_offset, check_eps
+from bijax.ops.norm._arguments import check_eps, check_offset
 from bijax.ops.rows.sum_rows import sum_rows
 
 
@@ -58,10 +59,10 @@ def rms_norm(
         >>> rms_norm(jnp.array([3.0, 3.0]), jnp.array([0.0, 1.0]), eps=0.0, weight_offset=1.0).tolist()
         [1.0, 2.0]
     """
-    arrays, back, eps = _checked("bijax.rms_norm", x, weight, residual, eps, weight_offset)
+    arrays, back, numbers = _checked("bijax.rms_norm", x, weight, residual, eps, weight_offset)
     if residual is None:
-        return back(_rms_norm(*arrays, eps))
-    y, h = _rms_norm(*arrays, eps)
+        return back(_rms_norm(*arrays, numbers))
+    y, h = _rms_norm(*arrays, numbers)
     return back(y), back(h)
 
 
@@ -92,26 +93,48 @@ def add_rms_norm(
         >>> h.tolist(), y.tolist()
         ([4.0, 4.0], [1.0, 1.0])
     """
-    arrays, back, eps = _checked("bijax.add_rms_norm", x, weight, residual, eps, weight_offset)
-    y, h = _add_rms_norm(*arrays, eps)
+    arrays, back, numbers = _checked("bijax.add_rms_norm", x, weight, residual, eps, weight_offset)
+    y, h = _add_rms_norm(*arrays, numbers)
     return back(h), back(y)
+
+
+def rms_norm_times(x: jax.Array, scale: float, *, eps: float) -> jax.Array:
+    """Returns `rms_norm` with a weight that is `scale` in all columns, without an array of it. No checks.
+
+    Guarantee: row-invariant; the gradient too.
+    """
+    rows, back = as_rows(x, (x.ndim - 1,))
+    return back(_rms_norm(rows, None, None, Numbers(eps, float(np.float32(scale)))))
+
+
+def wide_rms_norm(op: str, x: jax.Array, weight: Any, *, eps: float) -> jax.Array:
+    """Returns `rms_norm` of x (..., C) in float32, with the bits and gradients of that of `x` as float32.
+
+    Raises:
+        TypeError: As `rms_norm`, for the operation `op`.
+        ValueError: As `rms_norm`.
+
+    Guarantee: row-invariant; the gradients as those of `rms_norm`.
+    """
+    (rows, weight, _), back, numbers = _checked(op, x, weight, None, eps, 0.0)
+    return back(_rms_norm(rows, weight, None, numbers._replace(dtype="float32")))
 
 
 def _checked(
     op: str, x: Any, weight: Any, residual: Any, eps: float, weight_offset: float
-) -> tuple[tuple[jax.Array, jax.Array | None, jax.Array | None], Callable[[jax.Array], jax.Array], float]:
-    """Returns rows, weight and rows of the residual, what gives rows the shape of `x`, and `eps`."""
+) -> tuple[tuple[jax.Array, jax.Array | None, jax.Array | None], Callable[[jax.Array], jax.Array], "Numbers"]:
+    """Returns rows, weight and rows of the residual, what gives rows the shape of `x`, and the numbers of the norm."""
     x = float_array(op, "x", x)
     residual = None if residual is None else float_array(op, "residual", residual)
     same_dtype(op, x=x, residual=residual)
-    weight = add_offset(op, row_vector(op, "weight", weight, x), weight_offset)
+    weight = row_vector(op, "weight", weight, x)
+    numbers = Numbers(check_eps(op, eps), check_offset(op, weight, weight_offset))
     if residual is not None and residual.shape != x.shape:
         raise ValueError(
             f"{op}: residual must have the shape of x, got x {describe(x)} and residual {describe(residual)}."
         )
-    eps = check_eps(op, eps)
     rows, back = as_rows(x, (x.ndim - 1,))
-    return (rows, weight, None if residual is None else residual.reshape(rows.shape)), back, eps
+    return (rows, weight, None if residual is None else residual.reshape(rows.shape)), back, numbers
 
 
 def layer_norm(
@@ -150,26 +173,50 @@ def layer_norm(
     return back(_layer_norm(rows, weight, bias, check_eps(op, eps)))
 
 
+class Numbers(NamedTuple):
+    """What is known of an RMSNorm when a program is traced.
+
+    Attributes:
+        eps: Added to the mean square.
+        offset: Added to the weight, or the weight of all columns if there is none and it is not 0.
+        dtype: Dtype of the result; that of the rows by default.
+    """
+
+    eps: float
+    offset: float = 0.0
+    dtype: str | None = None
+
+    @property
+    def of_forward(self) -> dict[str, Any]:
+        """The parameters of the forward kernel; those that have their default are left out."""
+        return {"eps": self.eps, **self.of_weight, **({} if self.dtype is None else {"dtype": self.dtype})}
+
+    @property
+    def of_weight(self) -> dict[str, float]:
+        """The kernels' parameter for the offset; kernels without it serve weights without one."""
+        return {"offset": self.offset} if self.offset else {}
+
+
 @custom_vjp(nondiff_argnums=(3,))
-def _rms_norm(x: jax.Array, weight: jax.Array | None, residual: jax.Array | None, eps: float) -> Any:
-    return _rms_norm_forward(x, weight, residual, eps)[0]
+def _rms_norm(x: jax.Array, weight: jax.Array | None, residual: jax.Array | None, numbers: Numbers) -> Any:
+    return _rms_norm_forward(x, weight, residual, numbers)[0]
 
 
 def _rms_norm_forward(
-    x: jax.Array, weight: jax.Array | None, residual: jax.Array | None, eps: float
+    x: jax.Array, weight: jax.Array | None, residual: jax.Array | None, numbers: Numbers
 ) -> tuple[Any, tuple[jax.Array | None, ...]]:
     arrays = {"x": x, "weight": weight, "residual": residual}
-    y, factor, *rest = rms_norm_kernel(arrays, eps=eps)
+    y, factor, *rest = rms_norm_kernel(arrays, **numbers.of_forward)
     if residual is None:
         return y, (x, factor, weight)
     return (y, rest[0]), (rest[0], factor, weight)
 
 
-def _rms_norm_backward(eps: float, saved: Any, g: Any) -> tuple[jax.Array | None, ...]:
+def _rms_norm_backward(numbers: Numbers, saved: Any, g: Any) -> tuple[jax.Array | None, ...]:
     h, factor, weight = saved
     g, g_sum = g if isinstance(g, tuple) else (g, None)
     arrays = {"h": h, "factor": factor, "g": g, "weight": weight, "g_sum": g_sum}
-    (dh,) = rms_norm_gradient_kernel(arrays)
+    (dh,) = rms_norm_gradient_kernel(arrays, **numbers.of_weight)
     return dh, norm_weight_gradient(weight, h, factor, g), None if g_sum is None else dh
 
 
@@ -177,13 +224,13 @@ _rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
 
 
 @custom_vjp(nondiff_argnums=(3,))
-def _add_rms_norm(x: jax.Array, weight: jax.Array | None, residual: jax.Array | None, eps: float) -> Any:
-    return _rms_norm_forward(x, weight, residual, eps)[0]
+def _add_rms_norm(x: jax.Array, weight: jax.Array | None, residual: jax.Array | None, numbers: Numbers) -> Any:
+    return _rms_norm_forward(x, weight, residual, numbers)[0]
 
 
-def _add_rms_norm_backward(eps: float, saved: Any, g: Any) -> tuple[jax.Array | None, ...]:
+def _add_rms_norm_backward(numbers: Numbers, saved: Any, g: Any) -> tuple[jax.Array | None, ...]:
     g, g_sum = g
-    of_norm, of_weight, _ = _rms_norm_backward(eps, saved, g)
+    of_norm, of_weight, _ = _rms_norm_backward(numbers, saved, g)
     dh = of_norm + g_sum
     return dh, of_weight, dh
 
@@ -222,9 +269,12 @@ def norm_weight_gradient(weight: jax.Array | None, *arrays: jax.Array) -> jax.Ar
     return _weight_gradient_kernel(*arrays)[0].astype(weight.dtype)
 
 
-def _rms_norm_shapes(*, x: jax.Array, residual: jax.Array | None = None, **_: Any) -> tuple[jax.Array, ...]:
+def _rms_norm_shapes(
+    *, x: jax.Array, residual: jax.Array | None = None, dtype: str | None = None, **_: Any
+) -> tuple[jax.Array, ...]:
+    y = x if dtype is None else x.astype(dtype)
     factor = jnp.zeros((x.shape[0], 1), jnp.float32)
-    return (x, factor) if residual is None else (x, factor, x)
+    return (y, factor) if residual is None else (y, factor, x)
 
 
 def _layer_norm_shapes(*, x: jax.Array, **_: Any) -> tuple[jax.Array, ...]:

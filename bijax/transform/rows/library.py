@@ -12,8 +12,8 @@ from bijax.transform.rows.value import Place, Places, Value, chosen, combined, e
 ROWS: Final = (
     "attention attention_gradients attention_score_gradients cross_entropy cross_entropy_gradient largest layer_norm"
     " layer_norm_gradient log_softmax log_softmax_gradient logsumexp logsumexp_gradient quantize"
-    " quantize_norm quantize_swiglu rms_norm rms_norm_gradient rotate softmax softmax_gradient sum_rows variance"
-    " variance_gradient"
+    " quantize_norm quantize_swiglu rms_norm rms_norm_gradient rotate select_experts softmax softmax_gradient sum_rows"
+    " variance variance_gradient"
 )
 """Kernels whose arrays of two and more axes have rows in front, and whose other arrays are shared by all rows."""
 
@@ -57,7 +57,7 @@ def over_rows(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     return [reduced(flow, eqn, arrays, [0], 2) for _ in eqn.outvars]
 
 
-@rule("bijax_matmul bijax_k_split_matmul bijax_fused_matmul bijax_quantized_product")
+@rule("bijax_matmul bijax_joined_matmul bijax_k_split_matmul bijax_fused_matmul bijax_quantized_product")
 def matmul(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     """Returns (M, K) times (K, N); other operands belong to the rows or to the columns."""
     left, right, *more = values
@@ -144,7 +144,7 @@ def rotate_and_store(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Valu
 
 @rule("bijax_sort_by_expert bijax_rows_by_count", partly=True)
 def sort_by_expert(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
-    """Returns the places of tokens in the order of their experts; `rows_of_tokens` leads back.
+    """Returns the places of tokens in the order of their experts; `rows_of_tokens` leads back, as one result does.
 
     The scalar result says whether there was room for all rows, which is so unless the caller asked for less.
     """
@@ -154,7 +154,7 @@ def sort_by_expert(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]
             combined(values, None, varies=everywhere(v.aval.shape, flow.here(eqn, "position"))) for v in eqn.outvars
         ]
     routed = flow.here(eqn, "routed")
-    return [
+    results = [
         dataclasses.replace(
             _lost(flow, eqn, values, v.aval.shape), mixing=value.mixing | {routed}, routed=value.rows or value.routed
         )
@@ -162,6 +162,29 @@ def sort_by_expert(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]
         else Value()
         for v in eqn.outvars
     ]
+    if len(results) > _OWN_ROWS and value.rows is not None:
+        results[_OWN_ROWS] = Value(value.rows, value.mixing, value.scaled)
+    return results
+
+
+_OWN_ROWS: Final = 5
+"""Which result of a sort by expert is the row of each place, in the order of the tokens."""
+
+
+@rule("bijax_spread_to_experts", partly=True)
+def spread_to_experts(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
+    """Returns tokens in the order of their experts, the numbers of the experts' rows, and the row of each place."""
+    x, number = values
+    shapes = [v.aval.shape for v in eqn.outvars]
+    if number.rows is None and not number.routed:
+        return [combined(values, None, varies=everywhere(shape, flow.here(eqn, "position"))) for shape in shapes]
+    routed, source = flow.here(eqn, "routed"), number.rows or number.routed
+    rows = dataclasses.replace(
+        _lost(flow, eqn, [x, number], shapes[0]), mixing=x.mixing | number.mixing | {routed}, routed=source
+    )
+    count = dataclasses.replace(_lost(flow, eqn, [number], shapes[1]), mixing=number.mixing | {routed}, routed=source)
+    own = count if number.rows is None else Value(number.rows, number.mixing, number.scaled)
+    return [rows, count, own]
 
 
 @rule("bijax_rows_of_tokens")

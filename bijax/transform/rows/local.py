@@ -17,7 +17,9 @@ _WITHOUT_SHAPES: Final = (
 )
 """Operations on arrays that all hold rows, none of whose parameters is a shape."""
 
-_WEIGHTS: Final = frozenset({"bijax_k_split_matmul", "bijax_matmul", "conv_general_dilated", "dot_general"})
+_WEIGHTS: Final = frozenset(
+    {"bijax_joined_matmul", "bijax_k_split_matmul", "bijax_matmul", "conv_general_dilated", "dot_general"}
+)
 """Products of rows with an array that belongs to none."""
 
 _KERNELS: Final = frozenset(f"bijax_{name}" for name in ROWS.split())
@@ -103,6 +105,8 @@ def _is_product(name: str, params: Any, operands: Sequence[int | None], shapes: 
     if name == "conv_general_dilated" and operands[0] != params["dimension_numbers"].lhs_spec[0]:
         return False  # rows are groups of features
     first, second, *more = operands
+    if name == "bijax_joined_matmul":
+        return first is not None and second is more[0] is None
     small = all(rows is not None or len(shape) < 2 for rows, shape in zip(more, shapes[2:], strict=True))
     return first is not None and second is None and small
 

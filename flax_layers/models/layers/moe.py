@@ -1,6 +1,6 @@
 """A mixture of experts."""
 
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from ._dtypes import promote
 from ._initializers import LECUN_NORMAL, ZEROS
 from .mlp import MLP
 
+_MANY_EXPERTS: Final = 64
 _EXPERTS = nnx.initializers.lecun_normal(batch_axis=(0,))
 
 
@@ -96,9 +97,10 @@ class MoE(nnx.Module):
         """
         rows = tokens("MoE", x, self.features)
         rows, router, gate_up, down = promote(self.dtype, rows, self.router[...], self.gate_up[...], self.down[...])
-        selected, weights = route(self.ops, rows, router, self.router_bias, self.routing)
+        logits, gate = router_products(self.ops, rows, router, self.shared_gate)
+        selected, weights = select_experts(self.ops, logits, self.router_bias, self.routing)
         y = self.ops.experts(rows, selected, weights, gate_up, down)
-        return with_shared(self.ops, y.reshape(x.shape), self.shared, self.shared_gate, x)
+        return with_shared(self.ops, y.reshape(x.shape), self.shared, self.shared_gate, x, gate)
 
 
 def tokens(layer: str, x: jax.Array, features: int) -> jax.Array:
@@ -117,6 +119,20 @@ def route(ops: Ops, rows: jax.Array, router: jax.Array, bias: Any, routing: Rout
     return select_experts(ops, router_logits(ops, rows, router), bias, routing)
 
 
+def router_products(ops: Ops, rows: jax.Array, router: jax.Array, gate: Any) -> tuple[jax.Array, jax.Array | None]:
+    """Returns the router's float32 logits (T, num_experts or more) of rows (T, C), and the gate's product (T, 1).
+
+    Both are computed together where there are few experts: the weights are copied side by side, which takes longer than
+    the gate's product where there are many. The gate's product has no gradient, see `shared_outputs`. It is None if
+    there is no gate, or it is not computed here.
+    """
+    number = router.shape[1]
+    if gate is None or number >= _MANY_EXPERTS:
+        return router_logits(ops, rows, router), None
+    y = ops.joined_matmul(rows, router, gate[...].astype(rows.dtype))
+    return ops.known_matmul(rows, router, y), y[:, number : number + 1]
+
+
 def router_logits(ops: Ops, rows: jax.Array, router: jax.Array) -> jax.Array:
     """Returns the router's float32 logits (T, num_experts) of rows (T, C)."""
     return ops.matmul(rows, router, preferred_element_type=jnp.float32)
@@ -127,15 +143,26 @@ def select_experts(ops: Ops, logits: jax.Array, bias: Any, routing: Routing) -> 
     return ops.route(logits, None if bias is None else bias[...].astype(jnp.float32), routing)
 
 
-def with_shared(ops: Ops, y: jax.Array, shared: Any, gate: Any, x: jax.Array) -> jax.Array:
+def with_shared(
+    ops: Ops, y: jax.Array, shared: Any, gate: Any, x: jax.Array, known: jax.Array | None = None
+) -> jax.Array:
     """Adds the shared experts' outputs for x, times sigmoid of their gate if there is one."""
-    return y if shared is None else y + shared_outputs(ops, y.dtype, shared, gate, x)
+    return y if shared is None else y + shared_outputs(ops, y.dtype, shared, gate, x, known)
 
 
-def shared_outputs(ops: Ops, dtype: Any, shared: Any, gate: Any, x: jax.Array) -> jax.Array:
-    """Returns the shared experts' outputs for x in a dtype, times sigmoid of their gate if there is one."""
+def shared_outputs(
+    ops: Ops, dtype: Any, shared: Any, gate: Any, x: jax.Array, known: jax.Array | None = None
+) -> jax.Array:
+    """Returns the shared experts' outputs for x in a dtype, times sigmoid of their gate if there is one.
+
+    `known` is the gate's product (T, 1) for all tokens, if it was computed before.
+    """
     z: jax.Array = shared(x).astype(dtype)
     if gate is None:
         return z
     rows, kernel = promote(dtype, x, gate[...])
-    return ops.sigmoid_gate(z, ops.matmul(rows, kernel, preferred_element_type=jnp.float32))
+    if known is None:
+        product = ops.matmul(rows, kernel, preferred_element_type=jnp.float32)
+    else:
+        product = ops.known_matmul(rows, kernel, known.reshape(*x.shape[:-1], 1))
+    return ops.sigmoid_gate(z, product)

@@ -4,7 +4,7 @@ import jax
 from flax import nnx
 
 from ._dtypes import dtype_of
-from .moe import MoE, route, tokens, with_shared
+from .moe import MoE, router_products, select_experts, tokens, with_shared
 from .quant_linear import QuantizedWeight, quantize_columns
 
 
@@ -56,7 +56,8 @@ class QuantMoE(nnx.Module):
         """
         dtype = dtype_of(self.dtype, x, self.param_dtype)
         rows = tokens("QuantMoE", x, self.features).astype(dtype)
-        selected, weights = route(self.ops, rows, self.router[...].astype(dtype), self.router_bias, self.routing)
+        logits, gate = router_products(self.ops, rows, self.router[...].astype(dtype), self.shared_gate)
+        selected, weights = select_experts(self.ops, logits, self.router_bias, self.routing)
         gate_up, down = (self.gate_up[...], self.gate_up_scale[...]), (self.down[...], self.down_scale[...])
         y = self.ops.quantized_experts(rows, selected, weights, gate_up, down)
-        return with_shared(self.ops, y.reshape(x.shape), self.shared, self.shared_gate, x)
+        return with_shared(self.ops, y.reshape(x.shape), self.shared, self.shared_gate, x, gate)

@@ -51,6 +51,8 @@ _OP: Final = "pallas_kernels.matmul.hopper.launch.matmul"
 _GATED_OP: Final = "pallas_kernels.matmul.hopper.launch.gated_matmul"
 _ALIGN: Final = 8  # elements in the 16 bytes to which TMA aligns rows
 _WEIGHT_COLUMNS: Final = 16  # columns of the narrowest swizzled tile of weights stored as (K, N)
+_WHOLE_ROWS: Final = 64  # columns that are rows of 128 bytes: TMA copies narrower rows at a fraction of the speed
+_MANY_ROWS: Final = 128  # of x, for which a copy of narrow weights takes less than what it saves
 _GRADIENT_OP: Final = "pallas_kernels.matmul.hopper.launch.weight_gradient"
 _OPERANDS: Final = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
 
@@ -124,8 +126,11 @@ def matmul(
         value = jnp.broadcast_to(activate(value, activation), (*lead, m, n))
         return (value if residual is None else value + residual.astype(jnp.float32)).astype(out_dtype)
     stack = math.prod(lead)
-    x, w = pad(x, -1, _ALIGN), pad_weights(w, transpose_w, _ALIGN, _ALIGN if transpose_w else _WEIGHT_COLUMNS)
-    x, w = one_axis(x), one_axis(w)
+    columns = _ALIGN if transpose_w else _WEIGHT_COLUMNS
+    copies = n % _WEIGHT_COLUMNS > 0 or (m >= _MANY_ROWS and residual is None)
+    if copies and not transpose_w and not lead and n < _WHOLE_ROWS:
+        columns = _WHOLE_ROWS
+    x, w = one_axis(pad(x, -1, _ALIGN)), one_axis(pad_weights(w, transpose_w, _ALIGN, columns))
     if residual is not None:
         residual = one_axis(pad(residual, -1, w.shape[-2 if transpose_w else -1]))
     epilogue = Epilogue(bias, activation, residual)

@@ -35,11 +35,12 @@ def rms_norm_kernel(
     factor_ptr,
     total_ptr,
     EPS: tl.constexpr,
+    OFFSET: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     form: tl.constexpr,
 ):
-    """Computes h * factor * weight, with h = x + residual and factor = 1 / sqrt(sum(h * h) / C + EPS)."""
+    """Computes h * factor * w, with h = x + residual, factor = 1 / sqrt(sum(h * h) / C + EPS), w = weight + OFFSET."""
     BLOCKS: tl.constexpr = form.blocks
     PIECE: tl.constexpr = form.piece
     rows = rows_of(count, form)
@@ -67,8 +68,7 @@ def rms_norm_kernel(
             found = totals_of((), x, residual, rows, first, HAS_RESIDUAL, form)
         for i in tl.static_range(PIECE):
             y = found[i].to(tl.float32) * factor
-            if HAS_WEIGHT:
-                y = y * vector(weight, weight_ptr, first + i, form)
+            y = times_weight(y, weight, weight_ptr, first + i, HAS_WEIGHT, OFFSET, form)
             write(y_ptr, rows, first + i, y, form)
 
 
@@ -81,11 +81,12 @@ def rms_norm_gradient_kernel(
     g_sum_ptr,
     count,
     dh_ptr,
+    OFFSET: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
     HAS_SUM: tl.constexpr,
     form: tl.constexpr,
 ):
-    """Computes factor * (gw - n * (sum(gw * n) / C)) + g_sum, with n = h * factor and gw = g * weight."""
+    """Computes factor * (gw - n * (sum(gw * n) / C)) + g_sum, with n = h * factor, gw = g * (weight + OFFSET)."""
     BLOCKS: tl.constexpr = form.blocks
     PIECE: tl.constexpr = form.piece
     rows = rows_of(count, form)
@@ -100,7 +101,7 @@ def rms_norm_gradient_kernel(
         g_piece = piece(gs, g, rows, first, form)
         for i in tl.static_range(PIECE):
             normal = h_piece[i].to(tl.float32) * factor
-            gw = weighted(g_piece[i].to(tl.float32), weight_ptr, first + i, HAS_WEIGHT, form)
+            gw = weighted(g_piece[i].to(tl.float32), weight_ptr, first + i, HAS_WEIGHT, form, OFFSET)
             products += of_columns(gw * normal, first + i, form)
     mean = quotient(add_lanes(products, form), form.columns)
     g_sum = starts(g_sum_ptr, rows, form)
@@ -109,7 +110,7 @@ def rms_norm_gradient_kernel(
         g_piece = piece(gs, g, rows, first, form)
         for i in tl.static_range(PIECE):
             normal = h_piece[i].to(tl.float32) * factor
-            gw = weighted(g_piece[i].to(tl.float32), weight_ptr, first + i, HAS_WEIGHT, form)
+            gw = weighted(g_piece[i].to(tl.float32), weight_ptr, first + i, HAS_WEIGHT, form, OFFSET)
             dh = factor * (gw - normal * mean)
             if HAS_SUM:
                 dh += read(g_sum, rows, first + i, form).to(tl.float32)
@@ -236,8 +237,27 @@ def _centred(arrays, row, columns, exists, form: tl.constexpr):
 
 
 @triton.jit
-def weighted(g, weight_ptr, block, HAS_WEIGHT: tl.constexpr, form: tl.constexpr):
-    """Returns a block (R, L) times the weights, if there are any."""
+def weighted(g, weight_ptr, block, HAS_WEIGHT: tl.constexpr, form: tl.constexpr, OFFSET: tl.constexpr = 0.0):
+    """Returns a block (R, L) times the weights plus an offset, or times those of both that there are."""
     if HAS_WEIGHT:
-        g = g * read_vector(weight_ptr, block, form).to(tl.float32)
+        g = g * _with_offset(read_vector(weight_ptr, block, form).to(tl.float32), OFFSET)
+    elif OFFSET != 0.0:
+        g = g * OFFSET
     return g
+
+
+@triton.jit
+def times_weight(y, kept, weight_ptr, block, HAS_WEIGHT: tl.constexpr, OFFSET: tl.constexpr, form: tl.constexpr):
+    """Does what `weighted` does with weights that may be in registers."""
+    if HAS_WEIGHT:
+        y = y * _with_offset(vector(kept, weight_ptr, block, form), OFFSET)
+    elif OFFSET != 0.0:
+        y = y * OFFSET
+    return y
+
+
+@triton.jit
+def _with_offset(weight, OFFSET: tl.constexpr):
+    if OFFSET != 0.0:
+        weight = weight + OFFSET
+    return weight

@@ -47,6 +47,8 @@ def rms_norm(
     residual: jax.Array | None = None,
     *,
     eps: float,
+    offset: float = 0.0,
+    dtype: str | None = None,
     contract: RowContract,
     target: Target,
     schedule: RowSchedule | None = None,
@@ -60,10 +62,12 @@ def rms_norm(
     total = number if residual is None else row  # not written without a residual
     options: dict[str, Any] = {
         "EPS": float(eps),
+        "OFFSET": float(offset),
         "HAS_WEIGHT": weight is not None,
         "HAS_RESIDUAL": residual is not None,
     }
-    out = [row, number, total]
+    result = row if dtype is None else jax.ShapeDtypeStruct(x.shape, dtype)
+    out = [result, number, total]
     if (parts := schedule_if_parts(x, schedule)) is not None:
         has_residual, groups = residual is not None, [groups_of_each(x)]
         (sums,) = launch_parts(squares_kernel, x, [residual], groups, target, parts, HAS_RESIDUAL=has_residual)
@@ -81,6 +85,7 @@ def rms_norm_gradient(
     weight: jax.Array | None = None,
     g_sum: jax.Array | None = None,
     *,
+    offset: float = 0.0,
     contract: RowContract,
     target: Target,
     schedule: RowSchedule | None = None,
@@ -91,11 +96,11 @@ def rms_norm_gradient(
     """
     honour("rms_norm_gradient", contract, row_contract())
     out = [like(h)]
-    options: dict[str, Any] = {"HAS_WEIGHT": weight is not None, "HAS_SUM": g_sum is not None}
-    others = [factor, g, weight, g_sum]
+    of_weight: dict[str, Any] = {"OFFSET": float(offset), "HAS_WEIGHT": weight is not None}
+    options, others = of_weight | {"HAS_SUM": g_sum is not None}, [factor, g, weight, g_sum]
     if (parts := schedule_if_parts(h, schedule)) is not None:
-        has_weight, groups = weight is not None, [groups_of_each(h)]
-        (sums,) = launch_parts(rms_norm_products_kernel, h, others[:3], groups, target, parts, HAS_WEIGHT=has_weight)
+        groups = [groups_of_each(h)]
+        (sums,) = launch_parts(rms_norm_products_kernel, h, others[:3], groups, target, parts, **of_weight)
         return launch_parts(rms_norm_gradient_of_sum_kernel, h, [*others, sums], out, target, parts, **options)
     return launch_rows(rms_norm_gradient_kernel, h, others, out, target, schedule, **options)
 

@@ -7,7 +7,7 @@ before it, and would be waited for.
 import triton
 import triton.language as tl
 
-from pallas_kernels.norm.jax_triton.kernels import weighted
+from pallas_kernels.norm.jax_triton.kernels import times_weight, weighted
 from pallas_kernels.parts.jax_triton.parts_of_rows import put_groups, put_once, sum_of_groups
 from pallas_kernels.parts.jax_triton.rows import (
     held,
@@ -50,6 +50,7 @@ def rms_norm_of_sum_kernel(
     factor_ptr,
     total_ptr,
     EPS: tl.constexpr,
+    OFFSET: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     form: tl.constexpr,
@@ -65,17 +66,23 @@ def rms_norm_of_sum_kernel(
     for i in tl.static_range(BLOCKS):
         if HAS_RESIDUAL:
             write(total_ptr, rows, i, totals[i], form)
-        y = totals[i].to(tl.float32) * factor
-        if HAS_WEIGHT:
-            y = y * vector(weight, weight_ptr, i, form)
+        y = times_weight(totals[i].to(tl.float32) * factor, weight, weight_ptr, i, HAS_WEIGHT, OFFSET, form)
         write(y_ptr, rows, i, y, form)
 
 
 @triton.jit
 def rms_norm_products_kernel(
-    h_ptr, factor_ptr, g_ptr, weight_ptr, count, sums_ptr, HAS_WEIGHT: tl.constexpr, form: tl.constexpr
+    h_ptr,
+    factor_ptr,
+    g_ptr,
+    weight_ptr,
+    count,
+    sums_ptr,
+    OFFSET: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    form: tl.constexpr,
 ):
-    """Writes the sums of gw * n over groups of lanes, with n = h * factor and gw = g * weight."""
+    """Writes the sums of gw * n over groups of lanes, with n = h * factor and gw = g * (weight + OFFSET)."""
     BLOCKS: tl.constexpr = form.blocks
     rows = rows_of(count, form)
     hs, gs = held(starts(h_ptr, rows, form), rows, form), held(starts(g_ptr, rows, form), rows, form)
@@ -83,7 +90,7 @@ def rms_norm_products_kernel(
     products = zeros(tl.float32, form)
     for i in tl.static_range(BLOCKS):
         normal = hs[i].to(tl.float32) * factor
-        gw = weighted(gs[i].to(tl.float32), weight_ptr, i, HAS_WEIGHT, form)
+        gw = weighted(gs[i].to(tl.float32), weight_ptr, i, HAS_WEIGHT, form, OFFSET)
         products += of_columns(gw * normal, i, form)
     put_groups(sums_ptr, rows, products, form)
 
@@ -98,6 +105,7 @@ def rms_norm_gradient_of_sum_kernel(
     sums_ptr,
     count,
     dh_ptr,
+    OFFSET: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
     HAS_SUM: tl.constexpr,
     form: tl.constexpr,
@@ -114,9 +122,7 @@ def rms_norm_gradient_of_sum_kernel(
     mean = quotient(sum_of_groups(sums_ptr, rows, form), form.columns)
     for i in tl.static_range(BLOCKS):
         normal = hs[i].to(tl.float32) * factor
-        gw = gs[i].to(tl.float32)
-        if HAS_WEIGHT:
-            gw = gw * vector(weight, weight_ptr, i, form)
+        gw = times_weight(gs[i].to(tl.float32), weight, weight_ptr, i, HAS_WEIGHT, OFFSET, form)
         dh = factor * (gw - normal * mean)
         if HAS_SUM:
             dh += added[i].to(tl.float32)

@@ -8,7 +8,7 @@ from typing import Final
 import triton
 import triton.language as tl
 
-_LEAST: Final = tl.constexpr(-(2**31))  # below -inf
+LEAST: Final = tl.constexpr(-(2**31))  # below -inf
 _NAN: Final = tl.constexpr(0x7FC00000)  # above +inf
 
 
@@ -27,17 +27,32 @@ def largest_kernel(
     row = tl.program_id(0)
     column = tl.arange(0, COLUMNS)
     slot = tl.arange(0, SLOTS)
-    orders, tops = (), ()
+    orders = ()
     for i in tl.static_range(PARTS):
         own = column + i * COLUMNS
         x = tl.load(x_ptr + row * WIDTH + own, mask=own < WIDTH, other=0.0).to(tl.float32)
-        orders = orders + (tl.where(own < WIDTH, _in_order(x), _LEAST),)
+        orders = orders + (tl.where(own < WIDTH, in_order(x), LEAST),)
+    found = places_of_largest(orders, WIDTH, COLUMNS, PARTS, NUMBER, SLOTS)
+    wanted = slot < NUMBER
+    chosen = tl.load(x_ptr + row * WIDTH + found, mask=wanted, other=0.0).to(tl.float32)
+    tl.store(places_ptr + row * NUMBER + slot, found, mask=wanted)
+    tl.store(numbers_ptr + row * NUMBER + slot, chosen, mask=wanted)
+
+
+@triton.jit
+def places_of_largest(
+    orders, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr, NUMBER: tl.constexpr, SLOTS: tl.constexpr
+):
+    """Returns the columns (SLOTS,) of the `NUMBER` largest numbers of a row in parts, as `in_order` maps them."""
+    column = tl.arange(0, COLUMNS)
+    slot = tl.arange(0, SLOTS)
+    tops = ()
     found = tl.zeros((SLOTS,), tl.int32)
     if PARTS == 1:
         order = orders[0]
         for k in range(NUMBER):
             place = _first_of(order, tl.max(order, axis=0), column, WIDTH)
-            order = tl.where(column == place, _LEAST, order)
+            order = tl.where(column == place, LEAST, order)
             found = tl.where(slot == k, place, found)
     else:
         for i in tl.static_range(PARTS):
@@ -54,15 +69,12 @@ def largest_kernel(
                 if part == i:
                     own = column + i * COLUMNS
                     place = _first_of(order, top, own, WIDTH)
-                    order = tl.where(own == place, _LEAST, order)
+                    order = tl.where(own == place, LEAST, order)
                     own_top = tl.max(order, axis=0)
                 rest, rest_tops = rest + (order,), rest_tops + (own_top,)
             orders, tops = rest, rest_tops
             found = tl.where(slot == k, place, found)
-    wanted = slot < NUMBER
-    chosen = tl.load(x_ptr + row * WIDTH + found, mask=wanted, other=0.0).to(tl.float32)
-    tl.store(places_ptr + row * NUMBER + slot, found, mask=wanted)
-    tl.store(numbers_ptr + row * NUMBER + slot, chosen, mask=wanted)
+    return found
 
 
 @triton.jit
@@ -72,7 +84,7 @@ def _first_of(order, top, column, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _in_order(x):
+def in_order(x):
     """Maps float32 to int32 in the same order: -0 equals +0, and nan is above all other numbers."""
     bits = x.to(tl.int32, bitcast=True)
     order = bits ^ ((bits >> 31) & 0x7FFFFFFF)

@@ -1,0 +1,1 @@
+"""The experts of tokens from the router's products."""
