@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.delta_rule.hopper.rows import Tokens, rows
+from pallas_kernels.delta_rule.hopper.rows import rows
 from pallas_kernels.delta_rule.hopper.scan import Chunks, scan
+from tests.delta_rule.mosaic_tokens import kernel_tokens
 from tests.mosaic import Races, interpreter
 
 
@@ -78,24 +79,11 @@ def test_numbers(dtype: str, sizes: tuple[int, int, int, int], lengths: list[int
     assert races() == 0
 
 
-def tokens(dtype: str, sizes: tuple[int, int, int], count: int, lengths: list[int]) -> Tokens:
-    """Random tokens with nan after their ends; keys have length 1."""
-    (j, h, d), b, rng = sizes, len(lengths), np.random.default_rng(0)
-    query, key = rng.standard_normal((2, b, count, j, d))
-    key /= np.linalg.norm(key, axis=-1, keepdims=True)
-    g, beta = -np.abs(rng.standard_normal((b, count, h))) / 9, rng.uniform(0, 1, (b, count, h))
-    for i, length in enumerate(lengths):
-        for x in (query, key, g, beta):
-            x[i, length:] = np.nan
-    narrow, wide = (jnp.asarray(x, dtype) for x in (query, key)), (jnp.asarray(x, jnp.float32) for x in (g, beta))
-    return Tokens(*narrow, *wide, jnp.asarray(lengths, jnp.int32))
-
-
 @pytest.mark.tier("full")
 @pytest.mark.parametrize(("dtype", "size"), [("bfloat16", 64), ("float16", 128)])
 def test_rows_of_chunks(dtype: str, size: int, races: Races) -> None:
     lengths = [136, 70]
-    x = tokens(dtype, (1, 2, size), 136, lengths)
+    x = kernel_tokens(dtype, (1, 2, size), 136, lengths)
     x = x._replace(g=x.g.at[0, 3, 1].set(jnp.inf), key=x.key.at[1, 66, 0, 0].set(jnp.nan))
     t, p, logs, betas, grown, later = (np.asarray(a, np.float64) for a in rows(x, interpret=interpreter()))
     query, key = (np.asarray(a, np.float64) for a in x[:2])
@@ -141,5 +129,5 @@ def test_programs_for_a_gpu(keep_edges: bool) -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_program_of_rows_for_a_gpu(dtype: str) -> None:
-    x = jax.eval_shape(lambda: tokens(dtype, (1, 2, 128), 200, [200]))
+    x = jax.eval_shape(lambda: kernel_tokens(dtype, (1, 2, 128), 200, [200]))
     assert "mma.sync" in jax.jit(rows).trace(x).lower(lowering_platforms=("cuda",)).as_text()

@@ -16,7 +16,7 @@ from pallas_kernels.delta_rule.hopper.scan import Chunks, Kept, scan
 from pallas_kernels.delta_rule.schedule.jax_triton import Schedule
 from pallas_kernels.parts.jax_triton.launch import launch_p
 from pallas_kernels.target import Target
-from tests.delta_rule.test_mosaic import tokens
+from tests.delta_rule.mosaic_tokens import kernel_tokens
 from tests.jax_triton.machine_code import needs_triton
 from tests.mosaic import Races, interpreter
 
@@ -92,7 +92,7 @@ def part(x: Tokens, value: jax.Array, start: list[int], lengths: list[int], kept
     ids=["inside", "at edges"],
 )
 def test_sequences_in_parts(ends: list[list[int]], races: Races) -> None:
-    x, value = tokens("bfloat16", SIZES[:3], TOKENS, ends[-1]), values(2)
+    x, value = kernel_tokens("bfloat16", SIZES[:3], TOKENS, ends[-1]), values(2)
     expected, state, start = whole(x, value), empty(2), [0, 0]
     for at in ends:
         lengths = [end - first for first, end in zip(start, at, strict=True)]
@@ -117,7 +117,7 @@ def test_sequences_in_parts(ends: list[list[int]], races: Races) -> None:
 @pytest.mark.tier("full")
 def test_what_has_nan_is_flagged_and_left() -> None:
     """The state and the residuals of flagged columns are those from before, for the kernel that computes them again."""
-    x, value = tokens("bfloat16", SIZES[:3], TOKENS, [TOKENS]), values(1)
+    x, value = kernel_tokens("bfloat16", SIZES[:3], TOKENS, [TOKENS]), values(1)
     _, _, before = part(x, value, [0], [40], empty(1))
     _, flags, after = part(x, value.at[0, 70, 1, 3].set(jnp.inf), [40], [90], before)
     assert flags.tolist() == [0, 1]
@@ -132,7 +132,7 @@ def test_what_has_nan_is_flagged_and_left() -> None:
 @pytest.mark.parametrize("start", [3000, 0])
 def test_sequences_without_tokens_may_be_anywhere(start: int) -> None:
     """Such as those whose position is out of range: their outputs are zeros, and nothing else is written or read."""
-    x, value = tokens("bfloat16", SIZES[:3], TOKENS, [TOKENS, TOKENS]), values(2)
+    x, value = kernel_tokens("bfloat16", SIZES[:3], TOKENS, [TOKENS, TOKENS]), values(2)
     before = empty(2)._replace(edge=jnp.asarray([0, 64], jnp.int32))
     y, flags, after = part(x, value, [0, start], [40, 0], before)
     assert np.asarray(y, np.float64)[0, :40].any()

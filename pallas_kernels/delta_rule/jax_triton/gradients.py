@@ -51,6 +51,7 @@ def gated_delta_rule_gradients(
     inverse, weights, logs, betas, *_ = rows_of(x, plan=plan_of(x, target), target=target)
     plan = schedule or gradient_schedule(b * h, v, target.features)
     common: dict[str, Any] = {"fuses": False, "target": target}
+    gates, places = (logs, betas), (lengths, tokens, n)
     sized = {"SCALE": scale, "form": x.form}
 
     def of_chunks(*shape: int, dtype: Any = value.dtype) -> jax.ShapeDtypeStruct:
@@ -60,23 +61,23 @@ def gated_delta_rule_gradients(
         return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays]
 
     dv, first, after, rest = launch(
-        walk_kernel, query, key, cotangent, inverse, weights, logs, betas, state_cotangent, lengths, tokens, n,
+        walk_kernel, query, key, cotangent, inverse, weights, *gates, state_cotangent, *places,
         out=[*like(value, state_cotangent), of_chunks(d, v), of_chunks(c, v)], grid=(b * h * (v // plan.columns),),
         warps=plan.warps, stages=plan.stages, constants=sized | {"COLUMNS": plan.columns}, **common,
     )  # fmt: skip
-    left, wide, aged, inner = launch(
-        inner_kernel, query, key, value, cotangent, inverse, logs, betas, edges, rest, lengths, tokens, n,
+    *of_rows, inner = launch(
+        inner_kernel, *x.read, cotangent, inverse, *gates, edges, rest, *places,
         out=[of_chunks(c, v), of_chunks(c, c), of_chunks(c, c), of_chunks(5, c, dtype=jnp.float32)], grid=(b * h, n),
         warps=plan.inner_warps, stages=plan.inner_stages, constants=sized | {"COLUMNS": plan.inner_columns}, **common,
     )  # fmt: skip
     dq, dk, outer, held = launch(
-        outer_kernel, query, key, cotangent, logs, betas, edges, after, rest, left, wide, aged, lengths, tokens, n,
+        outer_kernel, query, key, cotangent, *gates, edges, after, rest, *of_rows, *places,
         out=[*like(query, key), of_chunks(c, dtype=jnp.float32), of_chunks(v, dtype=jnp.float32)],
         grid=(b * j * 2, n), warps=plan.outer_warps, stages=plan.outer_stages,
         constants=sized | {"COLUMNS": plan.outer_columns}, **common,
     )  # fmt: skip
     dg, dbeta = launch(
-        gates_kernel, g, logs, inner, outer, held, lengths, tokens, n, out=like(g, beta), grid=(b * h, n),
+        gates_kernel, g, logs, inner, outer, held, *places, out=like(g, beta), grid=(b * h, n),
         warps=1, stages=1, constants={"form": x.form}, **common,
     )  # fmt: skip
     return dq, dk, dv, dg, dbeta, first

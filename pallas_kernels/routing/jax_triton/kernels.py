@@ -9,8 +9,8 @@ from typing import Final
 import triton
 import triton.language as tl
 
-from pallas_kernels.parts.jax_triton.arithmetic import exponential
-from pallas_kernels.topk.jax_triton.kernels import LEAST, in_order, places_of_largest
+from pallas_kernels.parts.jax_triton.arithmetic import exponential, half_sums
+from pallas_kernels.parts.jax_triton.largest import LEAST, in_order, places_of_largest
 
 _LANES: Final = tl.constexpr(128)
 
@@ -83,16 +83,4 @@ def _finite(x):
 @triton.jit
 def _tree(x, SIZE: tl.constexpr):
     """Adds the numbers (SIZE,) by a halving tree."""
-    if SIZE >= 128:
-        x = tl.sum(tl.reshape(x, (2, 64)), axis=0)
-    if SIZE >= 64:
-        x = tl.sum(tl.reshape(x, (2, 32)), axis=0)
-    if SIZE >= 32:
-        x = tl.sum(tl.reshape(x, (2, 16)), axis=0)
-    if SIZE >= 16:
-        x = tl.sum(tl.reshape(x, (2, 8)), axis=0)
-    if SIZE >= 8:
-        x = tl.sum(tl.reshape(x, (2, 4)), axis=0)
-    if SIZE >= 4:
-        x = tl.sum(tl.reshape(x, (2, 2)), axis=0)
-    return tl.sum(x, axis=0)
+    return tl.sum(tl.reshape(half_sums(tl.reshape(x, (1, SIZE)), 1, SIZE, 1), (1,)), axis=0)
