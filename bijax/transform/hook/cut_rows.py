@@ -8,13 +8,14 @@ rows, and that no operation on the way mixes them or reads their position. Runs 
 of their programs are. Everything else is gathered as before: sums over the batch, and what nothing is known of.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 from jax.extend.core import Literal, Var
-from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
+from bijax.core.partitioning import RETYPED
 from bijax.transform.hook.arguments_cut import Cut, cuts_of
 from bijax.transform.hook.whole_values import UNMARKED
 from bijax.transform.rows import control, elementwise, indexing, library, moves, products, reductions  # noqa: F401
@@ -120,7 +121,7 @@ class _Rows:
 
         def close() -> None:
             if any(eqn.primitive.name not in UNMARKED for eqn in group):
-                equations.append(self._mapped(group))
+                equations.extend(self._mapped(group))
             else:
                 equations.extend(group)
             equations.extend(waiting)
@@ -145,8 +146,8 @@ class _Rows:
         close()
         return self._jaxpr.replace(eqns=equations)
 
-    def _mapped(self, group: list[Any]) -> Any:
-        """Returns one equation for a run of them."""
+    def _mapped(self, group: list[Any]) -> list[Any]:
+        """Returns one equation for a run of them, with the changes of types before and after it."""
         made = {v for eqn in group for v in eqn.outvars}
         inside = {id(eqn) for eqn in group}
         others = [v for eqn in self._jaxpr.eqns if id(eqn) not in inside for v in eqn.invars]
@@ -174,7 +175,25 @@ class _Rows:
         shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in given]
         with without_mesh():  # the caller's mesh may have axes of another type
             (eqn,) = jax.make_jaxpr(mapped)(*shapes).jaxpr.eqns
-        return eqn.replace(invars=given, outvars=results)
+        invars, outvars = map(self._typed, given), map(self._typed, results)
+        eqn = eqn.replace(invars=list(invars), outvars=list(outvars))
+        before = zip(given, eqn.invars, strict=True)
+        after = zip(eqn.outvars, results, strict=True)
+
+        def retyped(pairs: Iterable[tuple[Any, Any]]) -> list[Any]:
+            change = {"primitive": RETYPED, "params": {}, "effects": frozenset()}
+            return [eqn.replace(invars=[old], outvars=[new], **change) for old, new in pairs if old is not new]
+
+        return [*retyped(before), eqn, *retyped(after)]
+
+    def _typed(self, v: Any) -> Any:
+        """Returns a variable of the type that JAX takes for how a `jax.shard_map` cuts an array; often it has it."""
+        mesh = v.aval.sharding.mesh
+        if not mesh.are_all_axes_explicit_or_manual:
+            return v
+        axes = (*self._spec(v), *(None,) * v.aval.ndim)[: v.aval.ndim]
+        wanted = NamedSharding(mesh, PartitionSpec(*axes))
+        return v if v.aval.sharding == wanted else Var(v.aval.update(sharding=wanted))
 
     def _spec(self, v: Any) -> PartitionSpec:
         axis = self._program.axis(v)
