@@ -24,7 +24,7 @@ WHOLE: Final = Primitive("bijax_whole")
 
 
 RETYPED: Final = Primitive("bijax_retyped")
-"""The identity between the types of two variables of a program that is being lowered: it lowers to nothing."""
+"""The identity between variables whose types cut an array in different ways: its result is cut as `type` says."""
 
 
 def whole_array(x: jax.Array) -> jax.Array:
@@ -105,4 +105,6 @@ WHOLE.def_abstract_eval(lambda aval: aval)
 ad.deflinear2(WHOLE, lambda cotangent, _: [whole_array(cotangent)])
 batching.primitive_batchers[WHOLE] = lambda arrays, axes: (whole_array(arrays[0]), axes[0])
 mlir.register_lowering(WHOLE, _lower, cacheable=False)
-mlir.register_lowering(RETYPED, lambda ctx, value: [value], cacheable=False)
+mlir.register_lowering(
+    RETYPED, lambda ctx, value, *, type: [lower_with_sharding_in_types(ctx, value, type)], cacheable=False
+)

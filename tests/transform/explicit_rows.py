@@ -64,7 +64,11 @@ def columns() -> None:
         with jax.set_mesh(alone):  # some of the programs name axes
             expected = jax.jit(program)(*(put(alone, x, P()) for x in (X, W, V)))
         with jax.set_mesh(mesh):
-            result = jax.jit(program)(*(put(mesh, x, spec) for x, spec in zip((X, W, V), specs, strict=True)))
+            given = [put(mesh, x, spec) for x, spec in zip((X, W, V), specs, strict=True)]
+            result = jax.jit(program)(*given)
+            traced = jax.make_jaxpr(program)(*given).out_avals
+            specs_of = [jax.typeof(x).sharding.spec for x in jax.tree.leaves(result)]
+            assert specs_of == [aval.sharding.spec for aval in traced]
         assert_bits_equal(result, expected)
 
 

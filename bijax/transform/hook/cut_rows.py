@@ -175,25 +175,41 @@ class _Rows:
         shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in given]
         with without_mesh():  # the caller's mesh may have axes of another type
             (eqn,) = jax.make_jaxpr(mapped)(*shapes).jaxpr.eqns
-        invars, outvars = map(self._typed, given), map(self._typed, results)
-        eqn = eqn.replace(invars=list(invars), outvars=list(outvars))
-        before = zip(given, eqn.invars, strict=True)
-        after = zip(eqn.outvars, results, strict=True)
+        invars, outvars = [self._typed(v) for v in given], [self._typed(v) for v in results]
+        eqn = eqn.replace(invars=invars, outvars=outvars)
+        before, after = zip(given, invars, strict=True), zip(outvars, results, strict=True)
+        return [*self._retyped(eqn, before), eqn, *self._retyped(eqn, after)]
 
-        def retyped(pairs: Iterable[tuple[Any, Any]]) -> list[Any]:
-            change = {"primitive": RETYPED, "params": {}, "effects": frozenset()}
-            return [eqn.replace(invars=[old], outvars=[new], **change) for old, new in pairs if old is not new]
-
-        return [*retyped(before), eqn, *retyped(after)]
+    def _retyped(self, eqn: Any, pairs: Iterable[tuple[Any, Any]]) -> list[Any]:
+        """Returns equations like another one that make variables of others, where these are not the same."""
+        return [
+            eqn.replace(
+                primitive=RETYPED,
+                invars=[old],
+                outvars=[new],
+                params={"type": new.aval.update(sharding=self._sharding(new))},
+                effects=frozenset(),
+            )
+            for old, new in pairs
+            if old is not new
+        ]
 
     def _typed(self, v: Any) -> Any:
-        """Returns a variable of the type that JAX takes for how a `jax.shard_map` cuts an array; often it has it."""
-        mesh = v.aval.sharding.mesh
-        if not mesh.are_all_axes_explicit_or_manual:
+        """Returns a variable whose type says how `jax.shard_map` cuts the array, which it takes from types."""
+        mesh = self._sharding(v).mesh
+        explicit = {n for n, t in zip(mesh.axis_names, mesh.axis_types, strict=True) if t == AxisType.Explicit}
+        if not explicit:
             return v
-        axes = (*self._spec(v), *(None,) * v.aval.ndim)[: v.aval.ndim]
+        names = tuple(name for name in self._cut.names if name in explicit) or None
+        rows = self._program.axis(v)
+        axes = [names if axis == rows else None for axis in range(v.aval.ndim)]
         wanted = NamedSharding(mesh, PartitionSpec(*axes))
-        return v if v.aval.sharding == wanted else Var(v.aval.update(sharding=wanted))
+        return v if self._sharding(v) == wanted else Var(v.aval.update(sharding=wanted))
+
+    def _sharding(self, v: Any) -> Any:
+        """Returns how the type of a variable says that it is cut: without a mesh not at all, on that of the batch."""
+        own, batch = v.aval.sharding, next(iter(self._batch)).aval.sharding.mesh
+        return NamedSharding(batch, PartitionSpec(*(None,) * v.aval.ndim)) if own.mesh.empty else own
 
     def _spec(self, v: Any) -> PartitionSpec:
         axis = self._program.axis(v)
