@@ -12,13 +12,19 @@ from typing import Any, Final
 import jax
 import numpy as np
 from jax.extend.core import Primitive
+from jax.extend.mlir import lower_with_sharding_in_types
 from jax.interpreters import ad, batching, mlir
 
 from bijax.core import _jax_private
+from bijax.core.explicit_axes import is_cut
 from pallas_kernels.errors import UnsupportedError
 
 WHOLE: Final = Primitive("bijax_whole")
 """The identity. Where XLA may partition the program, its result is replicated; elsewhere it lowers to nothing."""
+
+
+RETYPED: Final = Primitive("bijax_retyped")
+"""The identity between variables whose types cut an array in different ways: its result is cut as `type` says."""
 
 
 def whole_array(x: jax.Array) -> jax.Array:
@@ -86,7 +92,12 @@ def _evaluate(x: jax.Array) -> jax.Array:
 
 
 def _lower(ctx: Any, value: Any) -> Sequence[Any]:
-    return [mark(ctx, value, ctx.avals_in[0]) if is_partitioned(ctx.module_context) else value]
+    if not is_partitioned(ctx.module_context):
+        return [value]
+    whole, (aval,) = mark(ctx, value, ctx.avals_in[0]), ctx.avals_out
+    # A result is cut as its type says; where the mesh has automatic axes too, nothing else would say so.
+    typed = isinstance(aval, jax.core.ShapedArray) and is_cut(aval.sharding)
+    return [lower_with_sharding_in_types(ctx, whole, aval) if typed else whole]
 
 
 WHOLE.def_impl(_evaluate)
@@ -94,3 +105,6 @@ WHOLE.def_abstract_eval(lambda aval: aval)
 ad.deflinear2(WHOLE, lambda cotangent, _: [whole_array(cotangent)])
 batching.primitive_batchers[WHOLE] = lambda arrays, axes: (whole_array(arrays[0]), axes[0])
 mlir.register_lowering(WHOLE, _lower, cacheable=False)
+mlir.register_lowering(
+    RETYPED, lambda ctx, value, *, type: [lower_with_sharding_in_types(ctx, value, type)], cacheable=False
+)

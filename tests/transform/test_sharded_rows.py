@@ -18,3 +18,8 @@ OTHERS = (
 @pytest.mark.parametrize("names", [FAST, *map(full_only, OTHERS)], ids=lambda names: names[0])
 def test_rows_stay_on_their_devices(names: tuple[str, ...]) -> None:
     assert fake_devices.run("tests.transform.sharded_rows", *names) == list(names)
+
+
+def test_explicit_meshes() -> None:
+    names = ["columns", "mixed", "control"]
+    assert fake_devices.run("tests.transform.explicit_rows", *names) == names

@@ -8,13 +8,14 @@ rows, and that no operation on the way mixes them or reads their position. Runs 
 of their programs are. Everything else is gathered as before: sums over the batch, and what nothing is known of.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 from jax.extend.core import Literal, Var
-from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
+from bijax.core.partitioning import RETYPED
 from bijax.transform.hook.arguments_cut import Cut, cuts_of
 from bijax.transform.hook.whole_values import UNMARKED
 from bijax.transform.rows import control, elementwise, indexing, library, moves, products, reductions  # noqa: F401
@@ -120,7 +121,7 @@ class _Rows:
 
         def close() -> None:
             if any(eqn.primitive.name not in UNMARKED for eqn in group):
-                equations.append(self._mapped(group))
+                equations.extend(self._mapped(group))
             else:
                 equations.extend(group)
             equations.extend(waiting)
@@ -145,8 +146,8 @@ class _Rows:
         close()
         return self._jaxpr.replace(eqns=equations)
 
-    def _mapped(self, group: list[Any]) -> Any:
-        """Returns one equation for a run of them."""
+    def _mapped(self, group: list[Any]) -> list[Any]:
+        """Returns one equation for a run of them, with the changes of types before and after it."""
         made = {v for eqn in group for v in eqn.outvars}
         inside = {id(eqn) for eqn in group}
         others = [v for eqn in self._jaxpr.eqns if id(eqn) not in inside for v in eqn.invars]
@@ -174,7 +175,41 @@ class _Rows:
         shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in given]
         with without_mesh():  # the caller's mesh may have axes of another type
             (eqn,) = jax.make_jaxpr(mapped)(*shapes).jaxpr.eqns
-        return eqn.replace(invars=given, outvars=results)
+        invars, outvars = [self._typed(v) for v in given], [self._typed(v) for v in results]
+        eqn = eqn.replace(invars=invars, outvars=outvars)
+        before, after = zip(given, invars, strict=True), zip(outvars, results, strict=True)
+        return [*self._retyped(eqn, before), eqn, *self._retyped(eqn, after)]
+
+    def _retyped(self, eqn: Any, pairs: Iterable[tuple[Any, Any]]) -> list[Any]:
+        """Returns equations like another one that make variables of others, where these are not the same."""
+        return [
+            eqn.replace(
+                primitive=RETYPED,
+                invars=[old],
+                outvars=[new],
+                params={"type": new.aval.update(sharding=self._sharding(new))},
+                effects=frozenset(),
+            )
+            for old, new in pairs
+            if old is not new
+        ]
+
+    def _typed(self, v: Any) -> Any:
+        """Returns a variable whose type says how `jax.shard_map` cuts the array, which it takes from types."""
+        mesh = self._sharding(v).mesh
+        explicit = {n for n, t in zip(mesh.axis_names, mesh.axis_types, strict=True) if t == AxisType.Explicit}
+        if not explicit:
+            return v
+        names = tuple(name for name in self._cut.names if name in explicit) or None
+        rows = self._program.axis(v)
+        axes = [names if axis == rows else None for axis in range(v.aval.ndim)]
+        wanted = NamedSharding(mesh, PartitionSpec(*axes))
+        return v if self._sharding(v) == wanted else Var(v.aval.update(sharding=wanted))
+
+    def _sharding(self, v: Any) -> Any:
+        """Returns how the type of a variable says that it is cut: without a mesh not at all, on that of the batch."""
+        own, batch = v.aval.sharding, next(iter(self._batch)).aval.sharding.mesh
+        return NamedSharding(batch, PartitionSpec(*(None,) * v.aval.ndim)) if own.mesh.empty else own
 
     def _spec(self, v: Any) -> PartitionSpec:
         axis = self._program.axis(v)

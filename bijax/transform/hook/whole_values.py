@@ -16,8 +16,8 @@ from bijax.transform.errors import NotInvariantError
 
 UNMARKED: Final = frozenset(
     {
-        *("custom_partitioning", "device_put", "jit", "mesh_cast", "optimization_barrier", "pmap", "reshard"),
-        *("shard_map", "sharding_constraint"),
+        *("bijax_retyped", "custom_partitioning", "device_put", "jit", "mesh_cast", "optimization_barrier", "pmap"),
+        *("reshard", "shard_map", "sharding_constraint"),
     }
 )
 """Operations that define shardings, that hold programs whose arguments and results have explicit shardings, or that
