@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from bijax.core.checks import check_callable, flag
+from bijax.core.explicit_axes import gathered
 from bijax.transform.invariant import invariant
 from pallas_kernels.parts.xla.manual_axes import vary_as
 from pallas_kernels.runtime.own_settings import own_tracing
@@ -127,7 +128,7 @@ class GradientAccumulation:
             found = lax.platform_dependent(
                 self._one_unit(args, unit, kwargs), cuda=lambda x: x, default=_apart_from_additions
             )
-            return jax.tree.map(lambda s, x: s + x.astype(s.dtype), sums, found), None
+            return jax.tree.map(lambda s, x: s + gathered(x).astype(s.dtype), sums, found), None
 
         sums = (total.value, total.aux, total.grads)
         (value, aux, grads), _ = invariant(lambda sums, slices: lax.scan(add_unit, sums, slices))(sums, slices)
@@ -155,7 +156,7 @@ class GradientAccumulation:
                 f"accumulate_gradients: expected positional arguments up to number {max(*self._argnums, *batched)},"
                 f" got {len(args)} of them; pass what is differentiated and what holds examples by position."
             )
-        parts = [args[i] for i in batched]
+        parts = jax.tree.map(gathered, [args[i] for i in batched])
         shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(parts)]
         sizes = {shape[0] if shape else None for shape in shapes}
         if len(sizes) != 1 or None in sizes:

@@ -87,6 +87,34 @@ def mixed() -> None:
             assert jax.typeof(bijax.invariant(jnp.tanh)(given[0])) == jax.typeof(jnp.tanh(given[0]))
 
 
+def sixteen_bits() -> None:
+    """Numbers in 16 bits are rounded where one device rounds them: nothing stands between the operations of a chain."""
+
+    def chain(x: jax.Array) -> jax.Array:
+        x = x.astype(jnp.bfloat16)
+        return jnp.exp(x - x.max(-1, keepdims=True))
+
+    def partly(x: jax.Array) -> jax.Array:
+        return jax.shard_map(chain, in_specs=P("data"), out_specs=P("data"), axis_names={"data"})(x)
+
+    expected = jax.jit(bijax.invariant(chain))(X)
+    explicit, automatic = (AxisType.Explicit,) * 2, (AxisType.Auto,) * 2
+    # Where a mesh has one device along its second axis, nothing is partitioned, but values have types.
+    for mesh in (grid(*explicit), grid(*automatic), jax.make_mesh((8, 1), ("data", "model"), axis_types=automatic)):
+        with jax.set_mesh(mesh):
+            for function, spec in ((chain, P()), (partly, P("data"))):
+                assert_bits_equal(jax.jit(bijax.invariant(function))(put(mesh, X, spec)), expected)
+
+
+def accumulated() -> None:
+    """Examples whose types cut them are gathered, as the library's operations gather them."""
+    step = bijax.accumulate_gradients(lambda w, x: jnp.mean(jnp.tanh(x @ w) ** 2), unit=2)
+    mesh = grid(AxisType.Explicit, AxisType.Explicit)
+    with jax.set_mesh(mesh):
+        given = put(mesh, W, P(None, "model")), put(mesh, X, P("data"))
+        assert_bits_equal(jax.jit(step)(*given), jax.jit(step)(W, X))
+
+
 def control() -> None:
     """Plain JAX computes other bits than one device."""
     mesh = grid(AxisType.Explicit, AxisType.Explicit)
@@ -96,7 +124,13 @@ def control() -> None:
     assert (np.asarray(result) != np.asarray(jax.jit(network)(X, W, V))).any()
 
 
-CHECKS: dict[str, Callable[[], None]] = {"columns": columns, "mixed": mixed, "control": control}
+CHECKS: dict[str, Callable[[], None]] = {
+    "columns": columns,
+    "mixed": mixed,
+    "sixteen bits": sixteen_bits,
+    "accumulated": accumulated,
+    "control": control,
+}
 
 
 if __name__ == "__main__":

@@ -21,5 +21,5 @@ def test_rows_stay_on_their_devices(names: tuple[str, ...]) -> None:
 
 
 def test_explicit_meshes() -> None:
-    names = ["columns", "mixed", "control"]
+    names = ["columns", "mixed", "sixteen bits", "accumulated", "control"]
     assert fake_devices.run("tests.transform.explicit_rows", *names) == names

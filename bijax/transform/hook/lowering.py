@@ -34,7 +34,7 @@ from bijax.transform.hook.cut_rows import with_rows_left
 from bijax.transform.hook.einsum_paths import without_batch
 from bijax.transform.hook.own_programs import OWN_PROGRAMS
 from bijax.transform.hook.state import INVARIANT, OFF, current, of_equation, requested
-from bijax.transform.hook.whole_values import with_whole_values
+from bijax.transform.hook.whole_values import has_typed_values, with_whole_values
 from bijax.transform.rules._elementwise import ELEMENTWISE, hold
 from bijax.transform.rules._kept import COUNTER, ORDER_FREE
 from bijax.transform.rules._ordered import COLLECTIVES, with_plain_addition
@@ -69,6 +69,8 @@ def _lower(ctx: Any, jaxpr: Any, lower: Callable[[Any], Any]) -> Any:
     if is_partitioned(ctx):
         jaxpr = with_rows_left(ctx, jaxpr, is_meant)
         jaxpr = with_whole_values(jaxpr, is_meant, refused(ctx))
+    elif has_typed_values(jaxpr):
+        jaxpr = with_whole_values(jaxpr, is_meant)
     if "cpu" in ctx.platforms and any(is_meant(eqn) for eqn in jaxpr.eqns):
         jaxpr = with_hidden_constants(jaxpr, is_meant)
     equations = [_requested(ctx, eqn, request.enabled) for eqn in jaxpr.eqns]

@@ -10,7 +10,6 @@ from typing import Any, Final
 import jax
 from jax.extend.core import Literal, Var
 
-from bijax.core.explicit_axes import is_cut
 from bijax.core.partitioning import WHOLE
 from bijax.transform.errors import NotInvariantError
 
@@ -57,7 +56,7 @@ def with_whole_values(jaxpr: Any, is_meant: Callable[[Any], bool], refused: str 
         invars = [v if isinstance(v, Literal) else marked.get(v, v) for v in eqn.invars]
         outvars, leaving = [], []
         for v in eqn.outvars:
-            if _is_array(v) and (v in elsewhere or is_cut(v.aval.sharding)):
+            if _is_array(v) and (v in elsewhere or _is_typed(v.aval)):
                 marked[v] = Var(_untyped(v.aval))
                 outvars.append(marked[v])
                 if v in elsewhere:
@@ -69,12 +68,23 @@ def with_whole_values(jaxpr: Any, is_meant: Callable[[Any], bool], refused: str 
     return jaxpr.replace(eqns=equations)
 
 
+def has_typed_values(jaxpr: Any) -> bool:
+    """Returns whether JAX marks some value of a program with its type, also where XLA has nothing to partition."""
+    return any(_is_array(v) and _is_typed(v.aval) for eqn in jaxpr.eqns for v in eqn.outvars)
+
+
 def _is_array(v: Any) -> bool:
     return isinstance(v.aval, jax.core.ShapedArray)
 
 
+def _is_typed(aval: Any) -> bool:
+    """Returns whether JAX marks values with their type; XLA then rounds 16-bit numbers that it does not elsewhere."""
+    mesh = aval.sharding.mesh
+    return not (mesh.empty or mesh.are_all_axes_auto or mesh.are_all_axes_manual)
+
+
 def _untyped(aval: Any) -> Any:
-    return aval.update(sharding=None) if is_cut(aval.sharding) else aval
+    return jax.core.ShapedArray(aval.shape, aval.dtype, weak_type=aval.weak_type) if _is_typed(aval) else aval
 
 
 def _marking(eqn: Any, value: Var, marked: Var) -> Any:
