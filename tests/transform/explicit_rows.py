@@ -94,15 +94,19 @@ def sixteen_bits() -> None:
         x = x.astype(jnp.bfloat16)
         return jnp.exp(x - x.max(-1, keepdims=True))
 
+    def in_a_function(x: jax.Array) -> jax.Array:
+        return jnp.exp(jax.checkpoint(lambda y: y - y.max(-1, keepdims=True))(x.astype(jnp.bfloat16)))
+
     def partly(x: jax.Array) -> jax.Array:
         return jax.shard_map(chain, in_specs=P("data"), out_specs=P("data"), axis_names={"data"})(x)
 
     expected = jax.jit(bijax.invariant(chain))(X)
+    assert_bits_equal(bijax.invariant(chain)(jnp.asarray(X)), expected)
     explicit, automatic = (AxisType.Explicit,) * 2, (AxisType.Auto,) * 2
     # Where a mesh has one device along its second axis, nothing is partitioned, but values have types.
     for mesh in (grid(*explicit), grid(*automatic), jax.make_mesh((8, 1), ("data", "model"), axis_types=automatic)):
         with jax.set_mesh(mesh):
-            for function, spec in ((chain, P()), (partly, P("data"))):
+            for function, spec in ((chain, P()), (in_a_function, P("data")), (partly, P("data"))):
                 assert_bits_equal(jax.jit(bijax.invariant(function))(put(mesh, X, spec)), expected)
 
 

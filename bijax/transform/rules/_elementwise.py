@@ -48,10 +48,12 @@ VECTORS: Final = frozenset(_VECTORS.split())
 ON_VECTORS: Final = "computed on whole vectors: XLA:CPU compiles the vector loop and its remainder differently"
 
 ROUNDED: Final = frozenset(["add", "add_any", "convert_element_type", "rem", "sqrt", "sub"])
-"""Primitives that XLA:CPU computes exactly in any context, and XLA:GPU does not."""
+"""Primitives that XLA:CPU computes exactly in any context but in 16 bits, and XLA:GPU does not."""
 
 ELEMENTWISE: Final = frozenset({*FENCED, *VECTORS, *ROUNDED})
 """Primitives that get fences in a program for a GPU, in the code of kernels too."""
+
+ROUNDING: Final = "hidden: XLA:CPU would leave out the rounding to 16 bits where a conversion to float32 follows"
 
 WIDENED: Final = "hidden from the conversion back: XLA would remove both, and subnormal numbers would stay"
 
@@ -137,6 +139,11 @@ _SPELT_OUT: Final[dict[str, Callable[..., jax.Array]]] = {"log2": _log2, "one_mi
 """Operations that these rules emit at once, each of which is fenced separately."""
 
 
+def _rounds_to_16_bits(dtypes: Dtypes) -> bool:
+    """Returns whether a result is a floating number of 16 bits."""
+    return str(dtypes[-1]) in ("bfloat16", "float16")
+
+
 def _widens_to_float64(dtypes: Dtypes) -> bool:
     """Returns whether a conversion widens shorter floating numbers to float64."""
     # The others lose no bit that an instruction would flush to zero, or are irreversible.
@@ -162,6 +169,10 @@ register(VECTORS, Rule(Kind.REPLACE, HELD, lower=_held, uses=_FUNCTION, platform
 register(ROUNDED, Rule(Kind.KEEP, EXACT))
 register(ROUNDED, Rule(Kind.REPLACE, HELD, lower=_held, platform="cuda", dtypes=is_real))
 _CONVERSION: Final = "convert_element_type"
+register(
+    ROUNDED - {_CONVERSION},
+    Rule(Kind.REPLACE, ROUNDING, lower=_product, platform="cpu", dtypes=_rounds_to_16_bits),
+)
 register(_CONVERSION, Rule(Kind.REPLACE, WIDENED, lower=_product, platform="cpu", dtypes=_widens_to_float64))
 register(
     _CONVERSION,
