@@ -12,8 +12,8 @@ class ElementwiseContract(Contract):
 
     Every addition, product, quotient and square root is rounded once, in the dtype of the program (float32 for 16-bit
     dtypes where a function is computed), and never contracted. Exception: in a whole program that a CPU runs as one
-    (`bijax.elementwise`), products are contracted with the sums that use them, always the same ones. The functions
-    (exp, log, tanh, sin, ...) are
+    (`bijax.elementwise`), products are contracted with the sums that use them, and roundings to 16 bits before a
+    conversion to float32 are left out, always the same ones. The functions (exp, log, tanh, sin, ...) are
 
     - "xla": XLA's own for the platform, on whole vectors. Their bits depend on the processor and the jaxlib version.
     - "ptx": as in the Hopper kernels. exp(x) is ex2.approx.ftz.f32 of the product with log2(e), corrected for the
