@@ -1,4 +1,4 @@
-"""Results of 16 bits are rounded whatever uses them: XLA:CPU would leave that out where a conversion follows."""
+"""Results are rounded whatever uses them: XLA:CPU leaves out roundings to 16 bits, and squares of square roots."""
 
 from collections.abc import Callable
 from typing import Final
@@ -64,6 +64,25 @@ def test_a_conversion_gets_the_rounded_number(name: str, dtype: str) -> None:
     exact = {"add": np.add, "sub": np.subtract, "rem": np.fmod, "sqrt": lambda x, y: np.sqrt(abs(x))}[name]
     expected = exact(np.asarray(x, np.float64), np.asarray(y, np.float64)).astype(x.dtype).astype(np.float32)
     assert_bits_equal(jax.jit(bijax.invariant(program))(x, y), expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_square_of_a_root_is_a_product_of_roots(dtype: str) -> None:
+    x = numbers(dtype)
+    root = jax.jit(bijax.invariant(lambda x: jnp.sqrt(abs(x))))(x)
+    expected = jax.jit(bijax.invariant(lambda r: r * r))(root)
+    for program in (lambda x: jnp.sqrt(abs(x)) ** 2, lambda x: jnp.sqrt(abs(x)) * jnp.sqrt(abs(x))):
+        assert_bits_equal(jax.jit(bijax.invariant(program))(x), expected)
+        assert_bits_equal(bijax.invariant(program)(x), expected)
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="of XLA:CPU")
+def test_xla_makes_its_argument_of_the_square_of_a_root() -> None:
+    """The control."""
+    x = numbers("float32")
+    assert (jax.jit(lambda x: jnp.sqrt(abs(x)) * jnp.sqrt(abs(x)))(x) == abs(x)).all()
+    root = jnp.sqrt(abs(x))
+    assert (root * root != abs(x)).sum() > x.size // 4
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="of XLA:CPU")

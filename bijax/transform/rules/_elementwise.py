@@ -55,6 +55,8 @@ ELEMENTWISE: Final = frozenset({*FENCED, *VECTORS, *ROUNDED})
 
 ROUNDING: Final = "hidden: XLA:CPU would leave out the rounding to 16 bits where a conversion to float32 follows"
 
+ROOT: Final = "hidden: XLA:CPU would make the argument of the product of two equal roots"
+
 WIDENED: Final = "hidden from the conversion back: XLA would remove both, and subnormal numbers would stay"
 
 NARROWED: Final = (
@@ -170,9 +172,10 @@ register(ROUNDED, Rule(Kind.KEEP, EXACT))
 register(ROUNDED, Rule(Kind.REPLACE, HELD, lower=_held, platform="cuda", dtypes=is_real))
 _CONVERSION: Final = "convert_element_type"
 register(
-    ROUNDED - {_CONVERSION},
+    ROUNDED - {_CONVERSION, "sqrt"},
     Rule(Kind.REPLACE, ROUNDING, lower=_product, platform="cpu", dtypes=_rounds_to_16_bits),
 )
+register("sqrt", Rule(Kind.REPLACE, ROOT, lower=_product, platform="cpu", dtypes=is_real))
 register(_CONVERSION, Rule(Kind.REPLACE, WIDENED, lower=_product, platform="cpu", dtypes=_widens_to_float64))
 register(
     _CONVERSION,
