@@ -44,7 +44,8 @@ def gated_delta_rule_extend(
 ) -> Arrays:
     """Computes tokens of sequences that have a state, see `pallas_kernels.delta_rule.portable.gated_delta_rule_extend`.
 
-    Programs for few tokens compute sequences in their slots; others compute them from copies of what they keep.
+    Few tokens are computed in the slots of their sequences, and so are parts of prompts on Hopper. Other kernels use
+    copies of what sequences keep.
 
     Guarantee: row-invariant: an output depends on the tokens of its sequence up to its own alone.
     """

@@ -1,11 +1,7 @@
 """The attention kernels written in Triton: machine code for every GPU, numbers by Triton's interpreter, refusals."""
 
 import functools
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any, Final
 
 import jax
@@ -18,10 +14,10 @@ from pallas_kernels.attention.schedule.jax_triton import Tile
 from pallas_kernels.contract import MmaAttentionContract, mma_attention_contract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.target import Target
+from tests.jax_triton.interpreter_process import run_interpreted
 from tests.jax_triton.machine_code import TARGETS, MachineCode, compiled, launches_of, needs_triton
 from tests.jax_triton.packages import needs_jax_triton
 
-ROOT: Final = Path(__file__).parents[2]
 SPILLED: Final = {False: 800, True: 1300}
 """Bytes of registers that a thread keeps in local memory at most: for merges of splits, and with a bias and a mask; and
 for latents of 576, whose sums take half of the registers."""
@@ -181,11 +177,8 @@ def test_the_backward_kernels_compile(target: str, kind: str) -> None:
 @pytest.mark.tier("full")
 @pytest.mark.parametrize("case", ["pages", "apart", "options", "8 bits", "gradients", "not finite", "latents"])
 def test_numbers_by_the_interpreter(case: str) -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-m", "tests.attention.interpreted_calls", case]
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.split()[-1] == "compared"
+    output = run_interpreted("-m", "tests.attention.interpreted_calls", case)
+    assert output.split()[-1] == "compared"
 
 
 def test_contracts_and_widths_that_it_refuses() -> None:

@@ -2,10 +2,6 @@
 
 import dataclasses
 import functools
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any, Final
 
 import jax
@@ -20,9 +16,9 @@ from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.parts.jax_triton.launch import Launch
 from pallas_kernels.target import Target
 from tests.delta_rule.machine_code import check
+from tests.jax_triton.interpreter_process import run_interpreted
 from tests.jax_triton.machine_code import TARGETS, compiled, launches_of, needs_triton
 
-ROOT: Final = Path(__file__).parents[2]
 FORMS: Final = ("gated_delta_rule", "gated_delta_rule_extend")
 KINDS: Final[dict[str, dict[str, Any]]] = {
     "prefill": {"batch": 4, "keep_edges": True},
@@ -94,11 +90,8 @@ def test_the_kernels_compile(target: str, kind: str) -> None:
 )
 def test_numbers_by_the_interpreter(case: str) -> None:
     """Numbers against float64; an address outside the arrays of a launch is an error."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-m", "tests.delta_rule.interpreted_calls", case]
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.split()[-1] == "compared"
+    output = run_interpreted("-m", "tests.delta_rule.interpreted_calls", case)
+    assert output.split()[-1] == "compared"
 
 
 def test_both_forms_have_the_same_contract_everywhere() -> None:

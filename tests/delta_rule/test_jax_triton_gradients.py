@@ -1,10 +1,6 @@
 """The gradients of the gated delta rule in Triton: machine code for every GPU, numbers by Triton's interpreter."""
 
 import functools
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any, Final
 
 import jax
@@ -18,9 +14,9 @@ from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.parts.jax_triton.launch import Launch
 from pallas_kernels.target import Target
 from tests.delta_rule.machine_code import check
+from tests.jax_triton.interpreter_process import run_interpreted
 from tests.jax_triton.machine_code import TARGETS, compiled, launches_of, needs_triton
 
-ROOT: Final = Path(__file__).parents[2]
 KINDS: Final[dict[str, dict[str, Any]]] = {
     "bfloat16": {"batch": 4},
     "float16, heads of 64": {"dtype": "float16", "sizes": (64, 64)},
@@ -67,11 +63,8 @@ def test_the_kernels_compile(target: str, kind: str) -> None:
 @pytest.mark.parametrize("case", ["numbers", "sizes", "nan"])
 def test_numbers_by_the_interpreter(case: str) -> None:
     """Numbers against float64, and bits; an address outside the arrays of a launch is an error."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-m", "tests.delta_rule.interpreted_gradients", case]
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.split()[-1] == "compared"
+    output = run_interpreted("-m", "tests.delta_rule.interpreted_gradients", case)
+    assert output.split()[-1] == "compared"
 
 
 def test_gradients_are_served_where_the_forward_pass_is() -> None:

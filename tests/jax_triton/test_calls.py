@@ -1,11 +1,7 @@
 """The kernels that route tokens, rotate and draw, without a GPU: results in the interpreter, and machine code."""
 
 import importlib.util
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,6 +9,7 @@ import pytest
 
 from pallas_kernels.contract import online_row_contract, row_contract
 from pallas_kernels.target import Target
+from tests.jax_triton.interpreter_process import run_interpreted
 from tests.jax_triton.machine_code import TARGETS, check_resources, compiled, launches_of, needs_triton
 
 if importlib.util.find_spec("triton"):
@@ -23,7 +20,6 @@ if importlib.util.find_spec("triton"):
     from pallas_kernels.sampling.jax_triton.launch import draw
     from pallas_kernels.topk.jax_triton.launch import largest
 
-ROOT = Path(__file__).parents[2]
 COMPARED = {"largest": 2, "select": 9, "experts": 9, "pick": 8, "rotate": 12, "draw": 4}
 
 
@@ -31,11 +27,8 @@ COMPARED = {"largest": 2, "select": 9, "experts": 9, "pick": 8, "rotate": 12, "d
 @pytest.mark.tier("full", fast=("largest", "select"))
 @pytest.mark.parametrize("name", COMPARED)
 def test_results_in_the_interpreter(name: str) -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-m", "tests.jax_triton.interpreted_calls", name]
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert int(run.stdout.split()[-1]) == COMPARED[name]
+    output = run_interpreted("-m", "tests.jax_triton.interpreted_calls", name)
+    assert int(output.split()[-1]) == COMPARED[name]
 
 
 def _shapes(*described: tuple[tuple[int, ...], str]) -> tuple[jax.ShapeDtypeStruct, ...]:

@@ -2,10 +2,6 @@
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -24,13 +20,13 @@ from pallas_kernels.contract import (
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.matmul.schedule.jax_triton import Tile, candidates, chain_tile, tensor_core_tile
 from pallas_kernels.target import Target
+from tests.jax_triton.interpreter_process import run_interpreted
 from tests.jax_triton.machine_code import TARGETS, MachineCode, check_resources, compiled, launches_of, needs_triton
 from tests.jax_triton.packages import needs_jax_triton
 
 if importlib.util.find_spec("triton"):
     from pallas_kernels.matmul.jax_triton.launch import gated_matmul, matmul, weight_gradient
 
-ROOT = Path(__file__).parents[2]
 AMPERE = Target.parse("sm_80")
 ROWS = (1, 17, 40, 100, 300, 4096)
 
@@ -251,11 +247,8 @@ print(json.dumps(errors))
 @pytest.mark.tier("full")
 @needs_triton
 def test_numbers_in_the_interpreter() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", _NUMBERS]
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    errors = json.loads(run.stdout.splitlines()[-1])
+    output = run_interpreted("-c", _NUMBERS)
+    errors = json.loads(output.splitlines()[-1])
     assert len(errors) == 19
     bounds = {"float64": 1e-14, "relu and residual": 1e-3, "gated": 1e-3}  # the last two round to float16
     assert {name: e for name, e in errors.items() if e > bounds.get(name, 2e-6)} == {}

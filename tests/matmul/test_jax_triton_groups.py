@@ -2,10 +2,6 @@
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,6 +16,7 @@ from pallas_kernels.contract import (
 )
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.target import Target
+from tests.jax_triton.interpreter_process import run_interpreted
 from tests.jax_triton.machine_code import TARGETS, check_resources, compiled, launches_of, needs_triton
 
 if importlib.util.find_spec("triton"):
@@ -27,7 +24,6 @@ if importlib.util.find_spec("triton"):
     from pallas_kernels.matmul.jax_triton.launch import matmul
     from pallas_kernels.matmul.jax_triton.quantized import quantized_groups, quantized_product
 
-ROOT = Path(__file__).parents[2]
 HOPPER = Target.parse("sm_90")
 Shapes = tuple[tuple[tuple[int, ...], str], ...]
 
@@ -225,11 +221,8 @@ print(json.dumps([errors, exact]))
 @needs_triton
 @pytest.mark.tier("full")
 def test_numbers_in_the_interpreter() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", _NUMBERS]
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    errors, exact = json.loads(run.stdout.splitlines()[-1])
+    output = run_interpreted("-c", _NUMBERS)
+    errors, exact = json.loads(output.splitlines()[-1])
     assert len(errors) == 17
     assert len(exact) == 6
     assert {name: error for name, error in errors.items() if error > 2e-6} == {}

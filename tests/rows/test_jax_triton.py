@@ -3,12 +3,8 @@
 import functools
 import importlib.util
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -25,6 +21,7 @@ from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.schedule.jax_triton.batch_sum import ChunkSchedule
 from pallas_kernels.schedule.jax_triton.rows import RowSchedule, row_schedule
 from pallas_kernels.target import Target
+from tests.jax_triton.interpreter_process import run_interpreted
 from tests.jax_triton.machine_code import TARGETS, check_resources, compiled, launches_of, needs_triton
 from tests.rows.jax_triton_calls import CONTRACT, Calls, calls
 
@@ -33,8 +30,6 @@ if importlib.util.find_spec("triton"):
     from pallas_kernels.norm.jax_triton import launch as norm
     from pallas_kernels.rows.jax_triton import launch as rows
     from pallas_kernels.softmax.jax_triton import launch as softmax
-
-ROOT = Path(__file__).parents[2]
 
 
 @needs_triton
@@ -49,11 +44,8 @@ ROOT = Path(__file__).parents[2]
 )
 def test_numbers_in_the_interpreter(columns: str, kinds: str, name: str) -> None:
     """Sums and norms have the bits of the portable programs, functions of softmax are near float64."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-m", "tests.rows.interpreted_rows", columns, kinds, name]
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert json.loads(run.stdout.splitlines()[-1]) == []
+    output = run_interpreted("-m", "tests.rows.interpreted_rows", columns, kinds, name)
+    assert json.loads(output.splitlines()[-1]) == []
 
 
 def test_another_order_has_other_bits() -> None:

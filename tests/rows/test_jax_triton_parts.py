@@ -1,9 +1,5 @@
 """Rows that several programs share, through jax-triton without a GPU: bits, machine code, refusals."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Final
 
 import jax
@@ -13,10 +9,10 @@ from pallas_kernels.contract import row_contract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.schedule.jax_triton.rows import RowSchedule, schedule_of_parts
 from pallas_kernels.target import Target
+from tests.jax_triton.interpreter_process import run_interpreted
 from tests.jax_triton.machine_code import TARGETS, check_resources, compiled, launches_of, needs_triton
 from tests.rows.jax_triton_calls import calls
 
-ROOT: Final = Path(__file__).parents[2]
 LAUNCHES: Final = {
     "rms_norm": 2,
     "rms_norm_gradient": 2,
@@ -31,11 +27,8 @@ LAUNCHES: Final = {
 @needs_triton
 @pytest.mark.tier("full")
 def test_bits_in_the_interpreter() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-m", "tests.rows.interpreted_parts", "5000"]
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.split()[-1] == "compared"
+    output = run_interpreted("-m", "tests.rows.interpreted_parts", "5000")
+    assert output.split()[-1] == "compared"
 
 
 @needs_triton

@@ -2,10 +2,6 @@
 
 import functools
 import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +13,7 @@ from bijax.sampling._draw import draw as draw_anywhere
 from pallas_kernels.contract import GumbelContract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.target import Target
+from tests.jax_triton.interpreter_process import run_interpreted
 from tests.jax_triton.machine_code import needs_triton
 from tests.sampling.draw_cases import given, wrong
 
@@ -35,11 +32,8 @@ def test_the_portable_form_draws_the_same() -> None:
 
 @needs_triton
 def test_no_score_is_above_its_bound() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-m", "tests.sampling.compare_bounds"]
-    run = subprocess.run(command, cwd=Path(__file__).parents[2], env=environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.split()[-1] == "compared"
+    output = run_interpreted("-m", "tests.sampling.compare_bounds")
+    assert output.split()[-1] == "compared"
 
 
 @needs_triton

@@ -10,9 +10,7 @@ from bijax.transform.rows.value import Value, chosen, combined, met_along
 from bijax.transform.rules._elementwise import FENCED, VECTORS
 from bijax.transform.rules._kept import EXACT, KEEP
 
-ARITHMETIC: Final = frozenset(
-    {"add", "add_any", "sub", "max", "min", "neg", "abs", "select_n", "sqrt", *FENCED, *VECTORS}
-)
+ARITHMETIC: Final = frozenset({"add", "add_any", "sub", "max", "min", "neg", "abs", "select_n", *FENCED, *VECTORS})
 """Operations on elements that count as arithmetic."""
 
 _OTHERS: Final = (

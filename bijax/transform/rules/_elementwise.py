@@ -34,6 +34,7 @@ FENCED: Final = {
     "div": "the denominator is hidden, because XLA would multiply by the reciprocal of a broadcast value; so is the"
     " quotient, because XLA would merge it with a following division",
     "one_minus_square": "treated as a product and a difference",
+    "sqrt": "hidden from a following product: XLA would make its argument of the square of a root",
 }
 """Primitives around which XLA:CPU's rewrites are stopped."""
 
@@ -47,15 +48,13 @@ VECTORS: Final = frozenset(_VECTORS.split())
 
 ON_VECTORS: Final = "computed on whole vectors: XLA:CPU compiles the vector loop and its remainder differently"
 
-ROUNDED: Final = frozenset(["add", "add_any", "convert_element_type", "rem", "sqrt", "sub"])
+ROUNDED: Final = frozenset(["add", "add_any", "convert_element_type", "rem", "sub"])
 """Primitives that XLA:CPU computes exactly in any context but in 16 bits, and XLA:GPU does not."""
 
 ELEMENTWISE: Final = frozenset({*FENCED, *VECTORS, *ROUNDED})
 """Primitives that get fences in a program for a GPU, in the code of kernels too."""
 
 ROUNDING: Final = "hidden: XLA:CPU would leave out the rounding to 16 bits where a conversion to float32 follows"
-
-ROOT: Final = "hidden: XLA:CPU would make the argument of the product of two equal roots"
 
 WIDENED: Final = "hidden from the conversion back: XLA would remove both, and subnormal numbers would stay"
 
@@ -172,10 +171,9 @@ register(ROUNDED, Rule(Kind.KEEP, EXACT))
 register(ROUNDED, Rule(Kind.REPLACE, HELD, lower=_held, platform="cuda", dtypes=is_real))
 _CONVERSION: Final = "convert_element_type"
 register(
-    ROUNDED - {_CONVERSION, "sqrt"},
+    ROUNDED - {_CONVERSION},
     Rule(Kind.REPLACE, ROUNDING, lower=_product, platform="cpu", dtypes=_rounds_to_16_bits),
 )
-register("sqrt", Rule(Kind.REPLACE, ROOT, lower=_product, platform="cpu", dtypes=is_real))
 register(_CONVERSION, Rule(Kind.REPLACE, WIDENED, lower=_product, platform="cpu", dtypes=_widens_to_float64))
 register(
     _CONVERSION,
