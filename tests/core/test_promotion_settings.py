@@ -159,6 +159,7 @@ PRIMITIVES: dict[str, Function] = {
     **vector_functions.FUNCTIONS,
     "mul": lambda x, y: x * y,
     "square": lambda x, y: lax.square(x),
+    "sqrt": lambda x, y: lax.sqrt(abs(x)),
     "integer_pow": lambda x, y: lax.integer_pow(x, 3),
     "div": lambda x, y: x / y + x / jnp.ones((4, 1), x.dtype),
     "one_minus_square": lambda x, y: jax.grad(lambda x: lax.tanh(x).sum())(x),
