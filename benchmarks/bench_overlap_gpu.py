@@ -1,7 +1,7 @@
 """Two batch and single batch overlap on two GPUs against none: the same bits, and the time of a step.
 
     python -m benchmarks.bench_overlap_gpu
-    python -m benchmarks.bench_overlap_gpu --cases prefill --programs none,two_batch
+    python -m benchmarks.bench_overlap_gpu --cases 32x512 --programs none,two_batch --kernels 15
 
 The model has the width of Qwen3-30B-A3B, two layers and a small vocabulary, in bfloat16; heads and experts are cut over
 two GPUs. A cell is a step of all blocks without the vocabulary. `none_us` is the time without overlap in the same run,
@@ -22,6 +22,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import AxisType, Mesh
 
+from benchmarks.device_time import kernel_table
 from benchmarks.harness import add_json, queued_us, save, show
 from bijax.parallel import Overlap
 from flax_layers import Llama, Routing, ServedLlama
@@ -30,8 +31,8 @@ from flax_layers.checkpoint.experts import ExpertsConfig
 
 SIZES: Final = {"hidden": 2048, "heads": 32, "kv_heads": 8, "head": 128, "inner": 768, "experts": 128, "topk": 8}
 TINY: Final = {"hidden": 256, "heads": 8, "kv_heads": 8, "head": 64, "inner": 128, "experts": 8, "topk": 2}
-CASES: Final = {"prefill": (8, 512), "decode": (128, 1)}
-"""Sequences, and new tokens of each."""
+CASES: Final = ("8x512", "32x512", "32x1024", "128x1")
+"""Sequences, and new tokens of each: one is decoding."""
 CONTEXT: Final = 1024
 PAGE: Final = 128
 EARLY: Final = {
@@ -144,6 +145,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tiny", action="store_true", help="a small model, to try the script")
+    parser.add_argument("--kernels", type=int, default=0, help="print so many kernels of both GPUs, longest first")
     add_json(parser)
     arguments = parser.parse_args()
     if len(jax.devices()) < 2:
@@ -152,14 +154,17 @@ def main() -> None:
     served = ServedLlama(whole).partitioned(mesh(jax.devices()[:2]))
     rows: list[dict[str, Any]] = []
     for case in arguments.cases.split(","):
-        sequences, length = CASES[case]
+        sequences, length = (int(number) for number in case.split("x"))
         programs = {name: Program(served, name, sequences, length) for name in arguments.programs.split(",")}
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(Program.compile, programs.values()))
         print("compiled", case, flush=True)
-        for row in measured(f"{case} {sequences}x{length}", programs, arguments.rounds):
+        for row in measured(f"{'decode' if length == 1 else 'prefill'} {case}", programs, arguments.rounds):
             print(row, flush=True)
             rows.append(row)
+        for name, program in programs.items() if arguments.kernels else ():
+            for kernel, count, us in kernel_table(program)[: arguments.kernels]:
+                print(f"{name}: {us:10.1f} µs in {count:6} of {kernel[:100]}", flush=True)
         save("overlap", rows, arguments.json)
     show("overlap", rows)
 

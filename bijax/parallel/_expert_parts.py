@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from bijax.core.checks import describe, float_array, integer
 from bijax.ops.moe._pick import pick_rows
 from bijax.parallel._axes import Axis, size_of, vary_over
-from bijax.parallel._experts import Dispatched, _inverse, _moved
+from bijax.parallel._expert_rows import inverse, moved
+from bijax.parallel._experts import Dispatched
 from bijax.parallel._transfers import Exchange, Transfer
 
 _OP = "bijax.parallel.split_dispatched"
@@ -56,7 +57,7 @@ class DispatchedPart(NamedTuple):
         size_of(_OP, axis)
         if y.ndim != 2 or y.shape[0] != self.rows.shape[0]:
             raise ValueError(f"{_OP}: rows must have the {self.rows.shape[0]} rows of the part, got {describe(y)}.")
-        return Transfer(_moved(vary_over(axis, y), self.arrival, self.order), Exchange(axis))
+        return Transfer(moved(vary_over(axis, y), self.arrival, self.order), Exchange(axis))
 
 
 def split_dispatched(dispatched: Dispatched, axis: Axis, *, parts: int = 2) -> tuple[DispatchedPart, ...]:
@@ -106,7 +107,7 @@ def split_dispatched(dispatched: Dispatched, axis: Axis, *, parts: int = 2) -> t
         before = jnp.append(jnp.zeros(1, jnp.int32), jnp.cumsum(inside, dtype=jnp.int32))
         rows = arrival[:, first:last].reshape(-1)
         own = jnp.where(rows < 0, -1, jnp.take(before, rows, mode="clip"))
-        order = _inverse(own)
+        order = inverse(own)
         counts = jnp.take(before, ends) - jnp.take(before, ends - dispatched.counts)
         found.append(DispatchedPart(jnp.where(order < 0, -1, jnp.take(rows, order, mode="clip")), counts, own, order))
     return tuple(found)

@@ -10,11 +10,10 @@ import jax
 import jax.numpy as jnp
 
 from bijax.core.checks import describe, float_array, integer, integer_array
-from bijax.core.derivative import custom_vjp
 from bijax.ops.moe._experts import sort_by_expert
-from bijax.ops.moe._pick import pick_rows
 from bijax.ops.moe.gather import moe_gather
 from bijax.parallel._axes import Axis, size_of, vary_over
+from bijax.parallel._expert_rows import Arrived, Dispatch, Sorted, before, moved
 from bijax.parallel._transfers import Exchange, Transfer
 
 _DISPATCH, _COMBINE = "bijax.parallel.moe_dispatch", "bijax.parallel.moe_combine"
@@ -39,7 +38,7 @@ class Dispatched(NamedTuple):
 
 
 def moe_dispatch(hidden_states: Any, selected_experts: Any, axis: Axis, *, num_experts: int) -> Dispatched:
-    """Sends each token to the devices of its experts (expert parallelism), with an all-to-all.
+    """Copies each token to the rows of its experts (expert parallelism), from an all-gather of the tokens.
 
     Device d has the experts [d * E / D, (d + 1) * E / D). The rows of an expert come in the order of the tokens of all
     devices, as from `bijax.moe_scatter` on one device, so `bijax.group_matmul` and the gradients of the experts'
@@ -61,7 +60,10 @@ def moe_dispatch(hidden_states: Any, selected_experts: Any, axis: Axis, *, num_e
     Guarantee: row-invariant: rows are copied. The gradient of `hidden_states` adds a token's rows by rank in its top k,
     whatever devices they were on. Any number of devices has the bits of one.
 
-    Source: the all-to-all of D. Lepikhin et al., "GShard" (https://arxiv.org/abs/2006.16668), without its capacity.
+    A token travels once to each device, not once for each of its experts.
+
+    Source: expert parallelism as in D. Lepikhin et al., "GShard" (https://arxiv.org/abs/2006.16668), without its
+    capacity, and with an all-gather instead of an all-to-all on the way there.
 
     Example:
         >>> x, experts = jnp.array([[1.0], [2.0], [3.0]]), jnp.array([[1, 0], [0, 2], [1, 0]])
@@ -85,7 +87,7 @@ def moe_dispatch_start(
         num_experts: The same.
 
     Returns:
-        The rows and counts to send, and the `offset` of `Dispatched`; both go to `moe_dispatch_done`.
+        The tokens to send, and the `offset` of `Dispatched`; what arrives and this go to `moe_dispatch_done`.
 
     Raises:
         TypeError: As `moe_dispatch`.
@@ -115,16 +117,15 @@ def moe_dispatch_start(
     own, places = experts // devices, selected.size
     x, selected = vary_over(axis, x), vary_over(axis, jnp.asarray(selected))
     sorted_rows = sort_by_expert(_DISPATCH, selected, 0, experts, places)
-    to_device = sorted_rows.count.reshape(devices, own)
-    first = _before(to_device.sum(axis=1))
-    place = jnp.arange(places, dtype=jnp.int32)
-    used = place[None] < to_device.sum(axis=1)[:, None]
-    offset = jnp.where(used, jnp.take(sorted_rows.offset, first[:, None] + place[None], mode="clip"), -1).reshape(-1)
-    return Transfer((_sent(x, offset, selected.shape[1]), to_device), Exchange(axis)), offset
+    to_device = sorted_rows.count.reshape(devices, own).sum(axis=1)
+    place = jnp.arange(places, dtype=jnp.int32)[None]
+    offset = jnp.take(sorted_rows.offset, before(to_device)[:, None] + place, mode="clip")
+    offset = jnp.where(place < to_device[:, None], offset, -1).reshape(-1)
+    return Transfer(Sorted(x, sorted_rows.offset, sorted_rows.count, offset), Dispatch(axis, selected.shape[1])), offset
 
 
-def moe_dispatch_done(arrived: tuple[jax.Array, jax.Array], offset: jax.Array) -> Dispatched:
-    """Puts rows that arrived in the order of this device's experts.
+def moe_dispatch_done(arrived: Arrived, offset: jax.Array) -> Dispatched:
+    """Joins the rows that arrived and the way back.
 
     Args:
         arrived: What the transfer of `moe_dispatch_start` returns when it is started.
@@ -135,10 +136,7 @@ def moe_dispatch_done(arrived: tuple[jax.Array, jax.Array], offset: jax.Array) -
 
     Guarantee: as `moe_dispatch`.
     """
-    sent, count = arrived
-    arrival = _arrival(count, offset.shape[0] // count.shape[0])
-    order = _inverse(arrival)
-    return Dispatched(_moved(sent, order, arrival), count.sum(axis=0, dtype=jnp.int32), order, arrival, offset)
+    return Dispatched(*arrived, offset)
 
 
 def moe_combine(
@@ -196,7 +194,7 @@ def moe_combine_start(rows: Any, dispatched: Dispatched, axis: Axis) -> Transfer
         raise ValueError(
             f"{_COMBINE}: rows must have the {dispatched.order.shape[0]} rows of `dispatched`, got {describe(y)}."
         )
-    return Transfer(_moved(vary_over(axis, y), dispatched.arrival, dispatched.order), Exchange(axis))
+    return Transfer(moved(vary_over(axis, y), dispatched.arrival, dispatched.order), Exchange(axis))
 
 
 def moe_combine_done(
@@ -220,69 +218,3 @@ def moe_combine_done(
     Guarantee: as `moe_combine`.
     """
     return moe_gather(arrived, dispatched.offset, expert_weights, preferred_element_type=preferred_element_type)
-
-
-@custom_vjp(nondiff_argnums=(2,))
-def _sent(x: jax.Array, offset: jax.Array, topk: int) -> jax.Array:
-    """Returns the token (A, C) of each place to send, zeros for unused places."""
-    return pick_rows(x, jnp.where(offset < 0, -1, offset // topk))
-
-
-def _sent_forward(x: jax.Array, offset: jax.Array, topk: int) -> tuple[jax.Array, Any]:
-    return _sent(x, offset, topk), (offset, jnp.zeros((x.shape[0], 0), x.dtype))
-
-
-def _sent_backward(topk: int, saved: Any, g: jax.Array) -> tuple[jax.Array, None]:
-    offset, like = saved
-    ones = jnp.ones((like.shape[0], topk), g.dtype)
-    return moe_gather(g, offset, ones, preferred_element_type=like.dtype), None
-
-
-_sent.defvjp(_sent_forward, _sent_backward)
-
-
-@custom_vjp()
-def _moved(x: jax.Array, source: jax.Array, destination: jax.Array) -> jax.Array:
-    """Returns the rows of x (A, C) at `source` (A,), zeros at -1; `destination` is its inverse."""
-    del destination
-    return pick_rows(x, source)
-
-
-def _moved_forward(x: jax.Array, source: jax.Array, destination: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return _moved(x, source, destination), destination
-
-
-def _moved_backward(destination: jax.Array, g: jax.Array) -> tuple[jax.Array, None, None]:
-    return pick_rows(g, destination), None, None
-
-
-_moved.defvjp(_moved_forward, _moved_backward)
-
-
-def _before(counts: jax.Array) -> jax.Array:
-    """Returns for each count the sum of those before it."""
-    return (jnp.cumsum(counts) - counts).astype(jnp.int32)
-
-
-def _arrival(count: jax.Array, places: int) -> jax.Array:
-    """Returns the row (D * places,) of each place: by expert, then by device and place; -1 for unused places.
-
-    Args:
-        count: (D, E / D) rows that each device sent to each expert, in this order.
-        places: Places of each device.
-    """
-    ends = jnp.cumsum(count, axis=1)
-    place = jnp.arange(places, dtype=jnp.int32)
-    expert = (place[None, :, None] >= ends[:, None, :]).sum(axis=2)  # the number of experts for unused places
-    row = _before(count.sum(axis=0))[None] + jnp.cumsum(count, axis=0) - count  # first row of a device and an expert
-    start = row - (ends - count)
-    found = jnp.take_along_axis(start, jnp.minimum(expert, count.shape[1] - 1), axis=1) + place[None]
-    return jnp.where(expert < count.shape[1], found, -1).reshape(-1).astype(jnp.int32)
-
-
-def _inverse(arrival: jax.Array) -> jax.Array:
-    """Returns for each row its place, -1 for unused rows."""
-    size = arrival.shape[0]
-    place = jnp.arange(size, dtype=jnp.int32)
-    at = jnp.where(arrival < 0, size + place, arrival)
-    return jnp.full(size, -1, jnp.int32).at[at].set(place, mode="drop", unique_indices=True)

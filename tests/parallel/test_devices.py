@@ -5,12 +5,11 @@ import pytest
 from tests import fake_devices
 from tests.tiers import full_only
 
-FAST = ("products", "bad input", "fingerprints")
+FAST = ("products", "bad input", "fingerprints", "experts")
 OTHERS = (
     ("sums", "rows", "weights of leaves", "gradients"),
     ("vocabulary", "lowering for Hopper", "gradients without types"),
-    ("experts", "experts on any number of devices"),
-    ("experts in parts",),
+    ("experts on any number of devices", "experts in parts"),
     ("products with cut rows",),
     ("products in bfloat16",),
     ("products of huge numbers", "leaves of 11008, 8960 and 6912"),
