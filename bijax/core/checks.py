@@ -37,7 +37,7 @@ def as_array(op: str, name: str, x: Any, holds: str) -> jax.Array | np.ndarray:
         TypeError: If it is no array of numbers, nor nested sequences of them.
     """
     if isinstance(x, jax.Array):
-        _check_sizes(op, name, x)
+        check_sizes(op, name, x)
         return gathered(x)
     try:
         array = np.asarray(x)
@@ -48,7 +48,7 @@ def as_array(op: str, name: str, x: Any, holds: str) -> jax.Array | np.ndarray:
     return array
 
 
-def _check_sizes(op: str, name: str, x: jax.Array) -> None:
+def check_sizes(op: str, name: str, x: jax.Array) -> None:
     """Checks that the size of every axis is known.
 
     Raises:
@@ -91,7 +91,7 @@ def float_array(op: str, name: str, x: Any) -> jax.Array:
         array = gathered(jnp.asarray(x))
     except (TypeError, ValueError, OverflowError) as error:  # a ValueError for None and for lists of unequal lengths
         raise TypeError(f"{op}: {name} must be an array of {' or '.join(FLOATS)}, got {type(x).__name__}.") from error
-    _check_sizes(op, name, array)
+    check_sizes(op, name, array)
     if array.dtype.name not in FLOATS:
         raise TypeError(
             f"{op}: {name} must have one of the dtypes {', '.join(FLOATS)}, got {describe(array)};"

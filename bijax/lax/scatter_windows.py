@@ -51,6 +51,9 @@ def window_starts(
     columns = [jnp.zeros(lead, jnp.int32)] * len(shape)
     inside = jnp.ones(lead, bool)
     for i, axis in enumerate(numbers.scatter_dims_to_operand_dims):
+        if shape[axis] < window[axis]:  # an axis of length 0
+            inside = jnp.zeros(lead, bool)
+            continue
         last = jnp.asarray(min(shape[axis] - window[axis], largest), indices.dtype)
         start = indices[..., i]
         if mode == lax.GatherScatterMode.CLIP:

@@ -121,7 +121,10 @@ class Adapters:
             unknown = sorted(set(lora.down) - known)
             if unknown:
                 raise ValueError(
-                    f"Adapters: {name!r} changes {unknown[0]}, which is no linear layer that adapters can change."
+                    f"Adapters: {name!r} changes {unknown[0]}, which is no linear layer that adapters can change: they"
+                    " change those of attention and MLP in the model's blocks, and neither experts nor attention with"
+                    " latents, linear attention or an output gate. Merge the adapter into the model's weights instead,"
+                    " as merge_and_unload of peft does."
                 )
         return cls(tuple(blocks), tuple(adapters), tuple(map(tuple, by_rank.values())))
 

@@ -165,7 +165,8 @@ def test_symbolic_sizes(allow: tuple[str, ...]) -> None:
     with pytest.raises(bijax.NotInvariantError, match=r"export one program for each batch size") as caught:
         jax.export.export(jax.jit(bijax.invariant(lambda x: x @ X, allow=allow)))(rows)
     assert "let it pass" not in str(caught.value)
-    for operation in (bijax.softmax, lambda x: bijax.matmul(x, X), lambda x: bijax.mean(x, axis=1)):
+    exp = bijax.elementwise(jnp.exp)
+    for operation in (bijax.softmax, lambda x: bijax.matmul(x, X), lambda x: bijax.mean(x, axis=1), exp):
         with pytest.raises(bijax.UnsupportedError, match=r"symbolic sizes .* Export one program for each batch size"):
             jax.export.export(jax.jit(operation))(rows)
 
@@ -186,3 +187,12 @@ def test_functions_of_8_bit_floats_are_refused_by_name(function: Callable[..., A
     run = jax.jit(bijax.invariant(function))
     with pytest.raises(bijax.NotInvariantError, match=rf"no invariant form for {dtype}; convert to float32 before"):
         run.lower(jnp.ones(3, dtype))
+
+
+@pytest.mark.parametrize("function", [jnp.max, jnp.min])
+def test_extremes_of_floats_without_an_order_are_refused_by_name(function: Callable[..., Any]) -> None:
+    """An audit says so too."""
+    x = jnp.ones(3, "float8_e4m3fnuz")
+    with pytest.raises(bijax.NotInvariantError, match=r"no invariant form for float8_e4m3fnuz; convert to float32"):
+        jax.jit(bijax.invariant(function)).lower(x)
+    assert [found.verdict for found in bijax.audit(bijax.invariant(function), x).variant] == ["refused"]

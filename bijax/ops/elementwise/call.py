@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bijax.core.checks import FLOATS, check_callable, describe
+from bijax.core.checks import FLOATS, check_callable, check_sizes, describe
 from bijax.core.derivative import custom_vjp
 from bijax.core.explicit_axes import gathered, gathered_once
 from bijax.core.primitive import Arrays, define_kernel, in_front
@@ -38,6 +38,7 @@ def elementwise(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     Raises:
         TypeError: When it is called, if a dtype is unsupported.
+        UnsupportedError: When it is called, if the size of an axis is symbolic.
         ValueError: When it is called, if the shapes do not broadcast, or `fn` does something that is not element-wise
             (the message names the primitive), changes the shape, or closes over an array.
 
@@ -134,6 +135,7 @@ def _argument(x: Any) -> jax.Array:
         array = gathered(jnp.asarray(x))
     except TypeError as error:
         raise TypeError(f"{_OP}: arguments must be arrays or numbers, got {type(x).__name__}.") from error
+    check_sizes(_OP, "arguments", array)
     if array.dtype.name in FLOATS or array.dtype == bool or jnp.issubdtype(array.dtype, jnp.integer):
         return array
     if array.dtype == jnp.float64 and _is_weak(array):  # a Python number with jax_enable_x64

@@ -21,6 +21,7 @@ from jax.interpreters import mlir
 from jax.interpreters.mlir import ir
 
 from bijax.transform.cpu import fences
+from bijax.transform.hook._jax_private import lower_per_platform
 from bijax.transform.rules._kept import MOVES
 from bijax.transform.rules.registry import is_program, names_of
 
@@ -262,11 +263,7 @@ def _spread_of(numbers: np.ndarray) -> float:
         numbers = np.stack([numbers.real, numbers.imag])
     sizes = np.abs(numbers.astype(np.float64))
     sizes = sizes[(sizes > 0) & (sizes < np.inf)]
-    return float(np.abs(np.log2(np.array([sizes.min(), sizes.max()]))).max()) if sizes.size else 0.0
-
-
-def _hide(_: Any, constant: Any) -> Sequence[Any]:
-    return [fences.hide_constant(constant)]
+    return float(np.abs(np.log2([sizes.min(), sizes.max()])).max()) if sizes.size else 0.0
 
 
 def _hold(ctx: Any, constant: Any) -> Sequence[Any]:
@@ -275,7 +272,8 @@ def _hold(ctx: Any, constant: Any) -> Sequence[Any]:
     if getattr(constant.owner, "name", "") != "stablehlo.constant":
         return [constant]
     numbers = _numbers(constant.owner.attributes, ctx.avals_in[0])
-    return [constant] if numbers is not None and _spread_of(numbers) <= _OF_ARRAYS else _hide(ctx, constant)
+    is_normal = numbers is not None and _spread_of(numbers) <= _OF_ARRAYS
+    return [constant if is_normal else fences.hide_constant(constant)]
 
 
 def _numbers(attributes: Any, aval: Any) -> np.ndarray | None:
@@ -289,12 +287,13 @@ def _numbers(attributes: Any, aval: Any) -> np.ndarray | None:
 
 
 def _primitive(name: str, rule: Callable[..., Sequence[Any]]) -> Primitive:
-    primitive = Primitive(name)
-    mlir.register_lowering(primitive, lambda _, constant: [constant])
-    # A rule that JAX caches receives the parameters of a function instead of the constants.
-    mlir.register_lowering(primitive, rule, platform="cpu", cacheable=False)
+    def lower(ctx: Any, constant: Any) -> Sequence[Any]:
+        return lower_per_platform(ctx, name, {"cpu": rule}, lambda _, constant: [constant], constant)
+
+    # A cached rule receives a function's parameters, not the constants. JAX 0.12 takes only one rule without a cache.
+    mlir.register_lowering(primitive := Primitive(name), lower, cacheable=False)
     return primitive
 
 
-_HIDDEN: Final = _primitive("bijax_hidden_constant", _hide)
+_HIDDEN: Final = _primitive("bijax_hidden_constant", lambda _, constant: [fences.hide_constant(constant)])
 _HELD: Final = _primitive("bijax_held_constant", _hold)

@@ -22,6 +22,8 @@ def scatter_mul(
 
     Disjoint windows are gathered, multiplied and written back at once; others one after another.
     """
+    if operand.size == 0:  # no window fits into it
+        return operand
     mode = lax.GatherScatterMode.from_any(mode)
     if apart(indices, dimension_numbers) or (unique_indices and mode != lax.GatherScatterMode.CLIP):
         windows = gather_windows(operand, indices, updates.shape, dimension_numbers) * updates

@@ -37,9 +37,9 @@ def fft(x: jax.Array, *, fft_type: Any, fft_lengths: Sequence[int]) -> jax.Array
     kind = fft_type if isinstance(fft_type, str) else fft_type.name
     *outer, last = (int(n) for n in fft_lengths)
     if x.size == 0:
-        shape = list(x.shape)
-        shape[-1] = last // 2 + 1 if kind == "RFFT" else shape[-1]
-        return jnp.zeros(shape, jnp.result_type(x, jnp.complex64))
+        columns = {"RFFT": last // 2 + 1, "IRFFT": last}.get(kind, x.shape[-1])
+        dtype = x.real.dtype if kind == "IRFFT" else jnp.result_type(x, jnp.complex64)
+        return jnp.zeros((*x.shape[:-1], columns), dtype)
     sign = 1 if kind.startswith("I") else -1
     parts: Parts
     if kind == "RFFT":

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import jax
+import jax.numpy as jnp
 from jax.interpreters import mlir
 
 from bijax.core.tag import kernel_code
@@ -49,6 +50,7 @@ from bijax.transform.rules.registry import (
 from bijax.transform.rules.results import ARRANGEMENT
 from bijax.transform.rules.uses import by_tracing, fixed
 from pallas_kernels.contract import FoldContract, PairContract, TreeContract
+from pallas_kernels.parts.xla.total_order import has_order
 
 Replacement = Callable[..., Any]
 
@@ -111,8 +113,8 @@ _ON_GPU: Final = {
 }
 """Those with another implementation for GPUs, with the same bits."""
 
-_ANY_FLOATS: Final = frozenset({"reduce_max", "reduce_min"})
-"""Those that support every floating dtype."""
+_EXTREMES: Final = frozenset({"reduce_max", "reduce_min"})
+"""Those that support every floating dtype with an order."""
 
 _WITH_PROGRAMS: Final[dict[str, Replacement]] = {
     "scatter_apply": scatter_apply,
@@ -195,6 +197,10 @@ def _has_no_order(dtypes: Dtypes) -> bool:
     return not has_an_order(dtypes)
 
 
+def _has_total_order(dtypes: Dtypes) -> bool:
+    return is_real(dtypes) and all(has_order(jnp.dtype(d)) for d in dtypes if jnp.issubdtype(d, jnp.floating))
+
+
 def _in_floats_or_complex(dtypes: Dtypes) -> bool:
     return is_in_floats(dtypes) or is_complex(dtypes)
 
@@ -216,7 +222,7 @@ register(
     ),
 )
 for _name, (_, _why) in ORDERED.items():
-    _dtypes = is_real if _name in _ANY_FLOATS else is_in_floats
+    _dtypes = _has_total_order if _name in _EXTREMES else is_in_floats
     _uses = by_tracing(functools.partial(replacement, _name))
     register(_name, Rule(Kind.REPLACE, _why, lower=_replaced, uses=_uses, dtypes=_dtypes))
 register(

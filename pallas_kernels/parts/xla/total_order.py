@@ -66,6 +66,16 @@ def choose_of_two(x: jax.Array, y: jax.Array, *, smallest: bool) -> jax.Array:
     return lax.bitcast_convert_type(chosen, x.dtype)
 
 
+def has_order(dtype: np.dtype) -> bool:
+    """Returns whether numbers of a dtype can be ordered as integers.
+
+    Example:
+        >>> has_order(jnp.dtype("bfloat16")), has_order(jnp.dtype("float8_e4m3fnuz"))
+        (True, False)
+    """
+    return dtype.name in _SIGNED
+
+
 def has_infinity(dtype: np.dtype) -> bool:
     """Returns whether a floating dtype has infinities.
 
@@ -102,7 +112,7 @@ def ordered_nan(dtype: np.dtype, *, nan_first: bool) -> int:
 
 
 def _bits(x: jax.Array) -> jax.Array:
-    if x.dtype.name not in _SIGNED:
+    if not has_order(x.dtype):
         raise UnsupportedError(
             f"maximum or minimum: a batch-invariant order is defined for {', '.join(_SIGNED)}, got {x.dtype.name};"
             " convert the operand to a wider dtype."
