@@ -22,6 +22,9 @@ from pallas_kernels.parts.hopper.tile import Arithmetic, across, i32, thread_of_
 MERGED_ROWS: Final = 4
 """Rows of a block."""
 
+WIDEST: Final = 256
+"""Most columns of a block: TMA copies no more at once."""
+
 WARP: Final = 32
 _MOST: Final = 128  # splits whose factors are found side by side
 _TOGETHER: Final = 16  # splits whose values are copied together

@@ -319,3 +319,32 @@ def gradient_schedule(head_size: int, sees_all: bool, value_size: int | None = N
         heads=_GRADIENT_HEADS[sees_all],
         to_and_fro=not sees_all,
     )
+
+
+@dataclass(frozen=True)
+class LatentSchedule:
+    """Tiles of 64 rows of latent attention, each with one split of the keys or with all of them.
+
+    Attributes:
+        whole: Whether an item has all keys of a tile, so that there are no splits to merge.
+        stages: Stages of keys.
+        blocks: Most blocks.
+        registers: Registers of a thread that computes and of one that copies.
+    """
+
+    whole: bool = False
+    stages: int = 2
+    blocks: int = SMS
+    registers: tuple[int, int] = (240, 24)
+
+
+def latent_schedule(batch: int, rows: int, splits: int) -> LatentSchedule:
+    """Returns the schedule of latent attention.
+
+    Args:
+        batch: Sequences.
+        rows: Rows of each: queries times heads.
+        splits: Splits of the keys.
+    """
+    tiles = batch * -(-rows // _UNIT)
+    return LatentSchedule(whole=splits == 1 or tiles >= SMS)

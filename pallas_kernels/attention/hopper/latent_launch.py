@@ -1,0 +1,103 @@
+"""From a call of latent attention to its kernel."""
+
+from dataclasses import replace
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.attention.call import AttentionCall
+from pallas_kernels.attention.hopper._keys import KeySource
+from pallas_kernels.attention.hopper._latent_items import Items
+from pallas_kernels.attention.hopper._mask_bounds import MaskBounds
+from pallas_kernels.attention.hopper._online import LN2, Stats
+from pallas_kernels.attention.hopper._operands import padded
+from pallas_kernels.attention.hopper._setup import Lengths
+from pallas_kernels.attention.hopper.latent import run
+from pallas_kernels.attention.hopper.merge import merge
+from pallas_kernels.attention.schedule.hopper import LatentSchedule, latent_schedule
+from pallas_kernels.contract import MmaAttentionContract
+from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.parts.hopper.logarithm import log2
+from pallas_kernels.parts.hopper.tile import Arithmetic, across
+from pallas_kernels.parts.in_32_bits import in_32_bits
+
+_LOG2E: Final = float(np.float32(np.log2(np.e)))
+_ROWS: Final = 8  # TMA reads tiles of so many rows
+
+
+@in_32_bits
+def latent_attention(
+    call: AttentionCall,
+    *,
+    contract: MmaAttentionContract,
+    schedule: LatentSchedule | None = None,
+    interpret: Any = False,
+) -> tuple[jax.Array, jax.Array]:
+    """Attends to latents in a contiguous or a paged cache.
+
+    Args:
+        call: The call: bfloat16 or float16, one key head, values that are the first columns of the keys.
+        contract: Order of all sums.
+        schedule: By default `latent_schedule` chooses.
+        interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
+
+    Returns:
+        The outputs (B, T, N, V) of the query's dtype and the log-sum-exp (B, T, N) of the scores, float32. A query
+        that sees no key gives zeros and -inf.
+
+    Raises:
+        UnsupportedError: If the kernel does not serve the call.
+
+    Guarantee: row-invariant; a row is a query with the keys that it sees.
+    """
+    if not isinstance(contract, MmaAttentionContract):
+        raise UnsupportedError(f"latent attention on a Hopper GPU: expected an MmaAttentionContract, got {contract!r}.")
+    (batch, length, heads, size), capacity = call.query.shape, call.capacity
+    source = KeySource(contract.key_block)
+    if call.page_table is not None:
+        source = KeySource(contract.key_block, call.key.shape[1], call.key.shape[0])
+    else:
+        call = replace(call, key=padded(call.key))
+    items = Items(
+        contract=contract,
+        schedule=schedule or latent_schedule(batch, length * heads, -(-capacity // contract.split)),
+        factor=float(np.float32(call.options.scale * _LOG2E)),
+        mask_bounds=MaskBounds.of(call.options),
+        source=source,
+        batch=batch,
+        queries=length,
+        heads=heads,
+        size=size,
+        value_size=call.value_size,
+        capacity=capacity,
+        interpret=interpret,
+    )
+    rows = call.query.reshape(batch, items.rows, size)
+    rows = jnp.pad(rows, ((0, 0), (0, -items.rows % _ROWS), (0, 0)))
+    call = replace(call, query=rows, limits=Lengths.within(call.limits, length, capacity).numbers)
+    out, lse, *_ = run(call, items)
+    if not items.schedule.whole:
+        out, lse = merge(
+            out,
+            lse,
+            call,
+            setup=items,
+            rows=items.rows,
+            dtype=rows.dtype,
+            splits_of=items.splits_seen,
+            result_of=_result,
+        )
+    out, lse = (x[:, : items.rows].reshape(batch, length, heads, *x.shape[2:]) for x in (out, lse))
+    return out, lse
+
+
+def _result(values: jax.Array, stats: Stats, sink: None, math_: Arithmetic) -> tuple[jax.Array, jax.Array]:
+    """Returns the outputs (rows, n) and the log-sum-exp (rows,); zeros and -inf for a total of 0."""
+    columns = values.shape[1]
+    some = stats.total != 0
+    sums = jnp.where(some, stats.total, 1.0)
+    out = math_.fused(values, across(math_.reciprocal(sums), columns), 0.0)
+    lse = math_.scaled(stats.maximum + log2(sums, math_.interpret, math_.layout.reduce(1)), LN2)
+    return jnp.where(across(some, columns), out, 0.0), jnp.where(some, lse, -jnp.inf)
