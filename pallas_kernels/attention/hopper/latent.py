@@ -293,34 +293,69 @@ class Body:
         if part == 0:
             pl.when(begin == item.blocks.first)(partial(plgpu.barrier_wait, m.queries_full))
             state = State(filled((ROWS, self.half), 0), no_keys().maximum, no_weights(self.interpret))
-            step = partial(self.first_step, item, position - begin, turn)
-            state = lax.fori_loop(begin, end, step, state)
+            origin = position - begin
+            if items.schedule.ahead:
+
+                def ahead(block: Any, carry: tuple[State, jax.Array]) -> tuple[State, jax.Array]:
+                    state, scores = carry
+                    state = self.start_values(item, origin, turn, block, state, scores)
+                    scores = self.start_scores(origin + block + 1)
+                    (values,) = finish(1, state.values, interpret=self.interpret)
+                    plgpu.barrier_arrive(m.keys_free.at[self.slot(origin + block)])
+                    return state._replace(values=values), self.finish_scores(item, block + 1, scores)
+
+                scores = self.finish_scores(item, begin, self.start_scores(position))
+                state, scores = lax.fori_loop(begin, end - 1, ahead, (state, scores))
+                state = self.finish_values(
+                    origin + end - 1, self.start_values(item, origin, turn, end - 1, state, scores)
+                )
+            else:
+
+                def step(block: Any, state: State) -> State:
+                    scores = self.finish_scores(item, block, self.start_scores(origin + block))
+                    return self.finish_values(
+                        origin + block, self.start_values(item, origin, turn, block, state, scores)
+                    )
+
+                state = lax.fori_loop(begin, end, step, state)
             values, stats = state.values, Stats(state.maximum, total(state.sums, self.interpret))
         else:
             step = partial(self.second_step, position - begin)
             values, stats = lax.fori_loop(begin, end, step, filled((ROWS, self.half), 0)), no_keys()
         return self.checked(part, item, (begin, end), turn, values, stats)
 
-    def first_step(self, item: Item, origin: Any, turn: Any, block: Any, state: State) -> State:
-        """Takes a block of keys: scores, weights, and the left half of the values."""
-        m, items, math_ = self.memory, self.items, self.math
-        place = origin + block
-        slot = lax.rem(place, items.schedule.stages)
-        keys = m.keys.at[slot]
+    def slot(self, place: Any) -> Any:
+        """Returns the stage of a pipeline position."""
+        return lax.rem(place, self.items.schedule.stages)
+
+    def start_scores(self, place: Any) -> jax.Array:
+        """Starts the products of the queries and the keys at a pipeline position."""
+        m, slot = self.memory, self.slot(place)
         plgpu.barrier_wait(m.keys_full.at[slot])
         # A zero that ptxas does not know: constant operand descriptors would be hoisted out of the loop and spilled.
         queries = m.queries.at[place >> _NEVER]
-        scores = start(None, (queries,), (keys,), interpret=self.interpret)
+        return start(None, (queries,), (m.keys.at[slot],), interpret=self.interpret)
+
+    def finish_scores(self, item: Item, block: Any, scores: jax.Array) -> jax.Array:
+        """Returns scores, -inf where a key is not seen."""
         (scores,) = finish(0, scores, interpret=self.interpret)
-        pl.when(block + 1 == item.blocks.last)(partial(plgpu.barrier_arrive, m.queries_free))
-        in_part = item.blocks.in_part(block)
-        scores = lax.cond(in_part, partial(self.masked, item, block), lambda scores: scores, scores)
+        pl.when(block + 1 == item.blocks.last)(partial(plgpu.barrier_arrive, self.memory.queries_free))
+        return lax.cond(
+            item.blocks.in_part(block), partial(self.masked, item, block), lambda scores: scores, scores
+        )
+
+    def start_values(
+        self, item: Item, origin: Any, turn: Any, block: Any, state: State, scores: jax.Array
+    ) -> State:
+        """Makes weights of the scores of a block, sends them, and starts the left half of the values."""
+        m, items, math_ = self.memory, self.items, self.math
+        keys = m.keys.at[self.slot(origin + block)]
         maximum = jnp.maximum(state.maximum, math_.scaled(scores.max(axis=1), items.factor))
         weights = math_.exp2(math_.fused(scores, items.factor, across(-maximum, items.contract.key_block)))
         decay = math_.exp2(state.maximum - maximum)
         sums = add_weights(state.sums, decay, weights, self.interpret)
 
-        @pl.when(in_part)
+        @pl.when(item.blocks.in_part(block))
         def _() -> None:
             seen = item.blocks.end - block * items.contract.key_block
             zero_fill_values(keys, items.value_size, seen, m.marks.at[lax.rem(turn, 2), 0], turn + 1, self.interpret)
@@ -331,9 +366,13 @@ class Body:
         values = math_.product(state.values, across(decay, self.half))
         pieces = (keys.at[:, pl.ds(0, self.half)],)
         values = start(values, rounded, pieces, right_along=False, interpret=self.interpret)
-        (values,) = finish(0, values, interpret=self.interpret)
-        plgpu.barrier_arrive(m.keys_free.at[slot])
         return State(values, maximum, sums)
+
+    def finish_values(self, place: Any, state: State) -> State:
+        """Waits for the values of the block at a pipeline position."""
+        (values,) = finish(0, state.values, interpret=self.interpret)
+        plgpu.barrier_arrive(self.memory.keys_free.at[self.slot(place)])
+        return state._replace(values=values)
 
     def second_step(self, origin: Any, block: Any, values: jax.Array) -> jax.Array:
         """Takes a block of keys: the right half of the values."""

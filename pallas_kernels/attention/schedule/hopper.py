@@ -329,12 +329,14 @@ class LatentSchedule:
         whole: Whether an item has all keys of a tile, so that there are no splits to merge.
         stages: Stages of keys.
         blocks: Most blocks.
+        ahead: Whether the scores of a block are started before the values of the block before it are there.
         registers: Registers of a thread that computes and of one that copies.
     """
 
     whole: bool = False
     stages: int = 2
     blocks: int = SMS
+    ahead: bool = False
     registers: tuple[int, int] = (240, 24)
 
 
