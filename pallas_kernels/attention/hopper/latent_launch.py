@@ -12,11 +12,11 @@ from pallas_kernels.attention.hopper._keys import KeySource
 from pallas_kernels.attention.hopper._latent_items import Items
 from pallas_kernels.attention.hopper._mask_bounds import MaskBounds
 from pallas_kernels.attention.hopper._online import LN2, Stats
-from pallas_kernels.attention.hopper._operands import padded
 from pallas_kernels.attention.hopper._setup import Lengths
 from pallas_kernels.attention.hopper.latent import run
+from pallas_kernels.attention.hopper.launch import of_no_keys
 from pallas_kernels.attention.hopper.merge import merge
-from pallas_kernels.attention.schedule.hopper import LatentSchedule, latent_schedule
+from pallas_kernels.attention.schedule.hopper import LatentSchedule, latent_schedule, takes_scores
 from pallas_kernels.contract import MmaAttentionContract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.parts.hopper.logarithm import log2
@@ -25,6 +25,10 @@ from pallas_kernels.parts.in_32_bits import in_32_bits
 
 _LOG2E: Final = float(np.float32(np.log2(np.e)))
 _ROWS: Final = 8  # TMA reads tiles of so many rows
+_BLOCK: Final = 64
+_SIZE: Final = 576
+_VALUE_SIZE: Final = 512
+_ARRAYS: Final = frozenset(("page_table", "common_prefix"))
 
 
 @in_32_bits
@@ -52,14 +56,13 @@ def latent_attention(
 
     Guarantee: row-invariant; a row is a query with the keys that it sees.
     """
-    if not isinstance(contract, MmaAttentionContract):
-        raise UnsupportedError(f"latent attention on a Hopper GPU: expected an MmaAttentionContract, got {contract!r}.")
+    check(call, contract)
+    if call.is_empty:
+        return of_no_keys(call)
     (batch, length, heads, size), capacity = call.query.shape, call.capacity
     source = KeySource(contract.key_block)
     if call.page_table is not None:
         source = KeySource(contract.key_block, call.key.shape[1], call.key.shape[0])
-    else:
-        call = replace(call, key=padded(call.key))
     items = Items(
         contract=contract,
         schedule=schedule or latent_schedule(batch, length * heads, -(-capacity // contract.split)),
@@ -76,7 +79,7 @@ def latent_attention(
     )
     rows = call.query.reshape(batch, items.rows, size)
     rows = jnp.pad(rows, ((0, 0), (0, -items.rows % _ROWS), (0, 0)))
-    call = replace(call, query=rows, limits=Lengths.within(call.limits, length, capacity).numbers)
+    call = replace(call, query=rows, common_prefix=None, limits=Lengths.within(call.limits, length, capacity).numbers)
     out, lse, *_ = run(call, items)
     if not items.schedule.whole:
         out, lse = merge(
@@ -91,6 +94,44 @@ def latent_attention(
         )
     out, lse = (x[:, : items.rows].reshape(batch, length, heads, *x.shape[2:]) for x in (out, lse))
     return out, lse
+
+
+def serves(call: AttentionCall) -> bool:
+    """Returns whether the kernel serves a call of latents; the kernel of Triton serves others with the same bits."""
+    options, page = call.options, call.key.shape[1]
+    copied = page % _ROWS == 0 and (call.page_table is None or _BLOCK % page == 0 or page % _BLOCK == 0)
+    return (
+        call.value is None
+        and (call.query.shape[3], call.value_size) == (_SIZE, _VALUE_SIZE)
+        and call.key.shape[2] == 1
+        and call.key.dtype == call.query.dtype
+        and call.query.dtype.name in ("bfloat16", "float16")
+        and options.window is None
+        and options.soft_cap is None
+        and takes_scores(options.scale, None)
+        and _ARRAYS.issuperset(call.present)
+        and copied
+    )
+
+
+def check(call: AttentionCall, contract: MmaAttentionContract) -> None:
+    """Checks what the kernel is given.
+
+    Raises:
+        UnsupportedError: If the kernel does not serve the call, or not under the contract.
+    """
+    if not isinstance(contract, MmaAttentionContract) or (contract.version, contract.key_block) != (3, _BLOCK):
+        raise UnsupportedError(
+            "latent attention on a Hopper GPU: expected an MmaAttentionContract of version 3 with blocks of"
+            f" {_BLOCK} keys, got {contract!r}."
+        )
+    if not serves(call):
+        raise UnsupportedError(
+            f"latent attention on a Hopper GPU: expected {_SIZE} columns of 16 bits, {_VALUE_SIZE} of them values, in a"
+            f" cache of a multiple of {_ROWS} latents or in pages that divide {_BLOCK} or are multiples of it, with"
+            f" nothing but causality that hides a latent; got queries {call.query.shape}, latents {call.key.shape} of"
+            f" {call.key.dtype}, {call.options}, optional arrays {list(call.present)}."
+        )
 
 
 def _result(values: jax.Array, stats: Stats, sink: None, math_: Arithmetic) -> tuple[jax.Array, jax.Array]:
