@@ -64,7 +64,17 @@ class KeySource:
         entries = jnp.minimum(lax.div(keys + (self.page - 1), self.page), table.shape[1])
         return any_outside(table, sequence, entries, self.count, interpret)
 
-    def copy(self, cache: Any, pages: Pages, target: Any, barrier: Any, sequence: Any, index: Any, head: Any) -> None:
+    def copy(
+        self,
+        cache: Any,
+        pages: Pages,
+        target: Any,
+        barrier: Any,
+        sequence: Any,
+        index: Any,
+        head: Any,
+        cluster: str | None = None,
+    ) -> None:
         """Starts the copies of a block into shared memory (block, H), which arrive at `barrier`.
 
         Args:
@@ -75,13 +85,15 @@ class KeySource:
             sequence: Index of the sequence.
             index: Index of the block in the sequence.
             head: Index of the key head.
+            cluster: The axis of blocks that all start the same copy: each reads a part and all get all of them.
         """
+        shared = {} if cluster is None else {"collective_axes": cluster}
         if self.page is None:
-            plgpu.copy_gmem_to_smem(cache.at[sequence, pl.ds(index * self.block, self.block), head], target, barrier)
+            plgpu.copy_gmem_to_smem(cache.at[sequence, pl.ds(index * self.block, self.block), head], target, barrier, **shared)
         elif self.page >= self.block:
             start = lax.rem(index, self.page // self.block) * self.block
-            plgpu.copy_gmem_to_smem(cache.at[pages[0], pl.ds(start, self.block), head], target, barrier)
+            plgpu.copy_gmem_to_smem(cache.at[pages[0], pl.ds(start, self.block), head], target, barrier, **shared)
         else:
             for i, page in enumerate(pages):
                 part = target.at[pl.ds(i * self.page, self.page)]
-                plgpu.copy_gmem_to_smem(cache.at[page, :, head], part, barrier)
+                plgpu.copy_gmem_to_smem(cache.at[page, :, head], part, barrier, **shared)

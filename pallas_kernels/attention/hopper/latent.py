@@ -78,7 +78,9 @@ class Memory(NamedTuple):
     @classmethod
     def types(cls, items: Items, dtype: Any) -> "Memory":
         """Returns the types."""
-        stages, block = items.schedule.stages, items.contract.key_block
+        stages, block, free = items.schedule.stages, items.contract.key_block, plgpu.Barrier
+        if items.schedule.cluster > 1:
+            free = partial(plgpu.ClusterBarrier, collective_axes=("pair",))  # type: ignore[assignment]
         return cls(
             queries=plgpu.SMEM((1, ROWS, items.size), dtype, transforms=tiled(dtype, items.size)),
             keys=plgpu.SMEM((stages, block, items.size), dtype, transforms=tiled(dtype, items.size)),
@@ -88,7 +90,7 @@ class Memory(NamedTuple):
             queries_full=plgpu.Barrier(),
             queries_free=plgpu.Barrier(),
             keys_full=plgpu.Barrier(num_arrivals=items.source.copies, num_barriers=stages),
-            keys_free=plgpu.Barrier(num_arrivals=_PARTS, num_barriers=stages),
+            keys_free=free(num_arrivals=_PARTS, num_barriers=stages),
             weights_full=plgpu.Barrier(),
             weights_free=plgpu.Barrier(),
             split_ends=plgpu.Barrier(num_arrivals=_PARTS),
@@ -148,6 +150,7 @@ class Body:
     def produce(self) -> None:
         """Copies queries and keys of all items of this block of the grid."""
         m, items, block = self.memory, self.items, lax.axis_index("block")
+        cluster = "pair" if items.schedule.cluster > 1 else None
 
         def one(index: Any, carry: Any) -> Any:
             position, done = carry
@@ -159,9 +162,8 @@ class Body:
                 place = position + (at - first)
                 slot = lax.rem(place, items.schedule.stages)
                 await_free(place, items.schedule.stages, m.keys_free.at[slot])
-                items.source.copy(
-                    self.refs.key, pages, m.keys.at[slot], m.keys_full.at[slot], item.sequence, at, 0
-                )
+                keys, full = m.keys.at[slot], m.keys_full.at[slot]
+                items.source.copy(self.refs.key, pages, keys, full, item.sequence, at, 0, cluster)
 
                 @pl.when(at == first)
                 def _() -> None:
@@ -232,7 +234,10 @@ class Body:
                 plgpu.barrier_wait(m.weights_full)
                 kept, taken = reload_rows(m.numbers, self.interpret)
                 plgpu.barrier_arrive(m.weights_free)
-            held = self.held.at[lax.axis_index("block"), part]
+            block = lax.axis_index("block")
+            if items.schedule.cluster > 1:
+                block = block * items.schedule.cluster + lax.axis_index("pair")
+            held = self.held.at[block, part]
             values = self.math.product(values, across(taken, self.half))
 
             def merged(values: jax.Array) -> jax.Array:
@@ -449,14 +454,14 @@ def run(call: AttentionCall, items: Items) -> tuple[jax.Array, ...]:
         The results (B, R, V) and the log-sum-exp (B, R), float32; or, with items of one split, the values
         (B, splits, R', V) of each and their maxima and sums (B, 2, R', splits'), float32. R' is at least R.
     """
-    dtype, size = call.query.dtype, items.value_size
+    dtype, size, clusters = call.query.dtype, items.value_size, items.schedule.cluster
     if items.schedule.whole:
         outputs = [
             jax.ShapeDtypeStruct((items.batch, items.rows, size), dtype),
             jax.ShapeDtypeStruct((items.batch, items.rows), jnp.float32),
         ]
         if items.splits > 1:
-            outputs.append(jax.ShapeDtypeStruct((items.grid, _PARTS, ROWS * size // _PARTS), jnp.float32))
+            outputs.append(jax.ShapeDtypeStruct((items.grid * clusters, _PARTS, ROWS * size // _PARTS), jnp.float32))
     else:
         outputs = [
             jax.ShapeDtypeStruct((items.batch, items.splits, items.padded, size), jnp.float32),
@@ -485,6 +490,7 @@ def run(call: AttentionCall, items: Items) -> tuple[jax.Array, ...]:
         outputs,
         {"block": items.grid},
         [Memory.types(items, dtype)],
+        cluster={"pair": clusters} if clusters > 1 else None,
         warpgroups={"warpgroup": _PARTS + 1},
         parameters=PARAMETERS,
         interpret=items.interpret,

@@ -329,6 +329,7 @@ class LatentSchedule:
         whole: Whether an item has all keys of a tile, so that there are no splits to merge.
         stages: Stages of keys.
         blocks: Most blocks.
+        cluster: Blocks of the grid that read keys together, each for a tile of its own: 1 or 2.
         ahead: Whether the scores of a block are started before the values of the block before it are there.
         registers: Registers of a thread that computes and of one that copies.
     """
@@ -336,6 +337,7 @@ class LatentSchedule:
     whole: bool = False
     stages: int = 2
     blocks: int = SMS
+    cluster: int = 1
     ahead: bool = False
     registers: tuple[int, int] = (240, 24)
 
