@@ -93,6 +93,11 @@ class Items:
         return -(-self.rows // ROWS)
 
     @property
+    def widths(self) -> tuple[int, int, int]:
+        """Columns of the halves of the values, and the others of a latent."""
+        return self.value_size // 2, self.value_size // 2, self.size - self.value_size
+
+    @property
     def pairs(self) -> int:
         """Tiles of a sequence, or pairs of them for the blocks of a cluster."""
         return -(-self.tiles // self.schedule.cluster)

@@ -48,15 +48,17 @@ class Memory(NamedTuple):
 
     Attributes:
         queries: (1, 64, size).
-        keys: (stages, 64, size).
+        keys: Their columns in three arrays (stages, 64, width): the halves of the values, and the others.
         weights: (1, 64, 64), of a block of keys.
         numbers: (2, 64) float32, from the first warpgroup to the second: the decay of a block; at the end of a split
             the factors it is merged with, after the last one the inverse of the sum.
         marks: (2, 2, 1) int32: whether a warpgroup met what is not finite, for every second split.
         queries_full: A barrier.
         queries_free: A barrier.
-        keys_full: A barrier for each stage.
-        keys_free: A barrier for each stage.
+        keys_full: A barrier for each stage, for the left half of the values and the others, and for the right half.
+        keys_free: The same, at which the warpgroup arrives that reads a half last.
+        scores_done: A barrier: the scores of a block are there, and the tensor core is free for the right half of the
+            values of the block before it.
         weights_full: A barrier.
         weights_free: A barrier.
         split_ends: A barrier, at which the computing warpgroups meet.
@@ -73,6 +75,7 @@ class Memory(NamedTuple):
     keys_free: Any
     weights_full: Any
     weights_free: Any
+    scores_done: Any
     split_ends: Any
 
     @classmethod
@@ -83,16 +86,21 @@ class Memory(NamedTuple):
             free = partial(plgpu.ClusterBarrier, collective_axes=("pair",))  # type: ignore[assignment]
         return cls(
             queries=plgpu.SMEM((1, ROWS, items.size), dtype, transforms=tiled(dtype, items.size)),
-            keys=plgpu.SMEM((stages, block, items.size), dtype, transforms=tiled(dtype, items.size)),
+            keys=tuple(
+                plgpu.SMEM((stages, block, width), dtype, transforms=tiled(dtype, width)) for width in items.widths
+            ),
             weights=plgpu.SMEM((1, ROWS, block), dtype, transforms=tiled(dtype, block)),
             numbers=plgpu.SMEM((2, ROWS), jnp.float32),
             marks=plgpu.SMEM((2, _PARTS, 1), jnp.int32),
             queries_full=plgpu.Barrier(),
             queries_free=plgpu.Barrier(),
-            keys_full=plgpu.Barrier(num_arrivals=items.source.copies, num_barriers=stages),
-            keys_free=free(num_arrivals=_PARTS, num_barriers=stages),
+            keys_full=tuple(
+                plgpu.Barrier(num_arrivals=count * items.source.copies, num_barriers=stages) for count in (2, 1)
+            ),
+            keys_free=tuple(free(num_arrivals=1, num_barriers=stages) for _ in range(_PARTS)),
             weights_full=plgpu.Barrier(),
             weights_free=plgpu.Barrier(),
+            scores_done=plgpu.Barrier(),
             split_ends=plgpu.Barrier(num_arrivals=_PARTS),
         )
 
@@ -161,9 +169,12 @@ class Body:
                 following = items.source.pages(self.refs.page_table, item.sequence, at + 1)
                 place = position + (at - first)
                 slot = lax.rem(place, items.schedule.stages)
-                await_free(place, items.schedule.stages, m.keys_free.at[slot])
-                keys, full = m.keys.at[slot], m.keys_full.at[slot]
-                items.source.copy(self.refs.key, pages, keys, full, item.sequence, at, 0, cluster)
+                for columns, half in ((0, 0), (2, 0), (1, 1)):
+                    if columns != 2:
+                        await_free(place, items.schedule.stages, m.keys_free[half].at[slot])
+                    cache = self.refs.key.at[:, :, :, pl.ds(columns * self.half, items.widths[columns])]
+                    keys, full = m.keys[columns].at[slot], m.keys_full[half].at[slot]
+                    items.source.copy(cache, pages, keys, full, item.sequence, at, 0, cluster)
 
                 @pl.when(at == first)
                 def _() -> None:
@@ -179,7 +190,7 @@ class Body:
             return position + count, done + jnp.minimum(count, 1)
 
         position, done = lax.fori_loop(0, items.count_of(self.lengths, block), one, (jnp.int32(0), jnp.int32(0)))
-        drain((m.keys_free,), items.schedule.stages, position)
+        drain(m.keys_free, items.schedule.stages, position)
         pl.when(done > 0)(partial(plgpu.barrier_wait, m.queries_free))
 
     # Computing.
@@ -306,14 +317,16 @@ class Body:
                     state = self.start_values(item, origin, turn, block, state, scores)
                     scores = self.start_scores(origin + block + 1)
                     (values,) = finish(1, state.values, interpret=self.interpret)
-                    plgpu.barrier_arrive(m.keys_free.at[self.slot(origin + block)])
-                    return state._replace(values=values), self.finish_scores(item, block + 1, scores)
+                    plgpu.barrier_arrive(m.keys_free[0].at[self.slot(origin + block)])
+                    scores = self.finish_scores(item, block + 1, scores)
+                    plgpu.barrier_arrive(m.scores_done)
+                    return state._replace(values=values), scores
 
                 scores = self.finish_scores(item, begin, self.start_scores(position))
                 state, scores = lax.fori_loop(begin, end - 1, ahead, (state, scores))
-                state = self.finish_values(
-                    origin + end - 1, self.start_values(item, origin, turn, end - 1, state, scores)
-                )
+                state = self.start_values(item, origin, turn, end - 1, state, scores)
+                plgpu.barrier_arrive(m.scores_done)
+                state = self.finish_values(origin + end - 1, state)
             else:
 
                 def step(block: Any, state: State) -> State:
@@ -336,10 +349,14 @@ class Body:
     def start_scores(self, place: Any) -> jax.Array:
         """Starts the products of the queries and the keys at a pipeline position."""
         m, slot = self.memory, self.slot(place)
-        plgpu.barrier_wait(m.keys_full.at[slot])
         # A zero that ptxas does not know: constant operand descriptors would be hoisted out of the loop and spilled.
         queries = m.queries.at[place >> _NEVER]
-        return start(None, (queries,), (m.keys.at[slot],), interpret=self.interpret)
+        left, right, others = (keys.at[slot] for keys in m.keys)
+        columns = [queries.at[:, pl.ds(at * self.half, width)] for at, width in enumerate(self.items.widths)]
+        plgpu.barrier_wait(m.keys_full[0].at[slot])
+        scores = start(None, (columns[0],), (left,), interpret=self.interpret)
+        plgpu.barrier_wait(m.keys_full[1].at[slot])
+        return start(scores, tuple(columns[1:]), (right, others), interpret=self.interpret)
 
     def finish_scores(self, item: Item, block: Any, scores: jax.Array) -> jax.Array:
         """Returns scores, -inf where a key is not seen."""
@@ -354,7 +371,7 @@ class Body:
     ) -> State:
         """Makes weights of the scores of a block, sends them, and starts the left half of the values."""
         m, items, math_ = self.memory, self.items, self.math
-        keys = m.keys.at[self.slot(origin + block)]
+        left, right, _ = (keys.at[self.slot(origin + block)] for keys in m.keys)
         maximum = jnp.maximum(state.maximum, math_.scaled(scores.max(axis=1), items.factor))
         weights = math_.exp2(math_.fused(scores, items.factor, across(-maximum, items.contract.key_block)))
         decay = math_.exp2(state.maximum - maximum)
@@ -363,20 +380,21 @@ class Body:
         @pl.when(item.blocks.in_part(block))
         def _() -> None:
             seen = item.blocks.end - block * items.contract.key_block
-            zero_fill_values(keys, items.value_size, seen, m.marks.at[lax.rem(turn, 2), 0], turn + 1, self.interpret)
+            for half in (left, right):
+                marks = m.marks.at[lax.rem(turn, 2), 0]
+                zero_fill_values(half, self.half, seen, marks, turn + 1, self.interpret)
             plgpu.commit_smem()
 
         rounded = weights.astype(m.weights.dtype)
         self.send((decay, decay), rounded)
         values = math_.product(state.values, across(decay, self.half))
-        pieces = (keys.at[:, pl.ds(0, self.half)],)
-        values = start(values, rounded, pieces, right_along=False, interpret=self.interpret)
+        values = start(values, rounded, (left,), right_along=False, interpret=self.interpret)
         return State(values, maximum, sums)
 
     def finish_values(self, place: Any, state: State) -> State:
         """Waits for the values of the block at a pipeline position."""
         (values,) = finish(0, state.values, interpret=self.interpret)
-        plgpu.barrier_arrive(self.memory.keys_free.at[self.slot(place)])
+        plgpu.barrier_arrive(self.memory.keys_free[0].at[self.slot(place)])
         return state._replace(values=values)
 
     def second_step(self, origin: Any, block: Any, values: jax.Array) -> jax.Array:
@@ -386,12 +404,13 @@ class Body:
         plgpu.barrier_wait(m.weights_full)
         decay, _ = reload_rows(m.numbers, self.interpret)
         values = self.math.product(values, across(decay, self.half))
-        pieces = (m.keys.at[slot, :, pl.ds(self.half, self.half)],)
+        if self.items.schedule.ahead:
+            plgpu.barrier_wait(m.scores_done)
         weights = (m.weights.at[(origin + block) >> _NEVER],)
-        values = start(values, weights, pieces, right_along=False, interpret=self.interpret)
+        values = start(values, weights, (m.keys[1].at[slot],), right_along=False, interpret=self.interpret)
         (values,) = finish(0, values, interpret=self.interpret)
         plgpu.barrier_arrive(m.weights_free)
-        plgpu.barrier_arrive(m.keys_free.at[slot])
+        plgpu.barrier_arrive(m.keys_free[1].at[slot])
         return values
 
     def send(self, numbers: tuple[jax.Array, jax.Array], weights: jax.Array | None = None) -> None:
