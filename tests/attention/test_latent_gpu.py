@@ -1,5 +1,6 @@
 """Latent attention of DeepSeek's width on a GPU: bits in any batch and under every schedule, and accuracy."""
 
+import contextlib
 import functools
 
 import jax
@@ -9,6 +10,10 @@ import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
+from pallas_kernels.attention.call import AttentionCall, AttentionOptions
+from pallas_kernels.attention.hopper import latent_attention
+from pallas_kernels.attention.schedule.hopper import LatentSchedule
+from pallas_kernels.contract import mma_attention_contract
 from tests.attention.reference import reference, visible_keys
 from tests.goldens import cases
 
@@ -18,6 +23,13 @@ BEFORE, TOKENS = 700, 700
 """Tokens in the cache before the queries, and the queries: of two splits."""
 
 attend = jax.jit(functools.partial(bijax.latent_attention, value_size=512, scale=576**-0.5))
+
+
+@pytest.fixture
+def on_hopper() -> None:
+    """Skips a test of the kernel for Hopper on other GPUs."""
+    if jax.devices()[0].compute_capability != "9.0":
+        pytest.skip("needs a Hopper GPU")
 
 
 def arrays(heads: int, tokens: int = TOKENS) -> tuple[jax.Array, jax.Array]:
@@ -49,6 +61,66 @@ def test_values_that_are_not_finite_reach_only_the_rows_that_see_them() -> None:
     found = attend(query, latents.at[0, place, 7].set(jnp.inf), query_offset=BEFORE)
     assert_bits_equal(found[:, :300], whole[:, :300])
     assert not jnp.isfinite(found[0, 300:]).all(axis=(1, 2)).any()
+
+
+@pytest.mark.usefixtures("on_hopper")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("heads", [12, 16, 128])
+def test_the_kernel_for_hopper_has_the_bits_of_the_one_in_triton(heads: int, dtype: str) -> None:
+    """Of empty, short and long sequences, in pages too, with nan behind them, hostile numbers and values not finite."""
+    lengths = np.array([0, 1, 63, 64, 65, 1023, 1024, 1025, 2100, 2304], np.int32)
+    for kind, seed in (("plain", 0), ("wide", 1), ("not finite", 2)):
+        rng = np.random.default_rng(seed)
+        query, latents = (rng.standard_normal((len(lengths), n, 576)) for n in (3 * heads, 2304))
+        if kind == "wide":
+            latents *= 2.0 ** rng.integers(-12, 4, (len(lengths), 2304, 1))
+            latents[rng.random(latents.shape) < 0.01] = 1e-39
+        for row, length in enumerate(lengths):
+            latents[row, length:] = np.nan
+            if kind == "not finite" and row % 2:
+                latents[row, rng.integers(length), rng.integers(576)] = (np.nan, np.inf, -np.inf)[row % 3]
+        query, latents = (jnp.asarray(x, dtype) for x in (query.reshape(len(lengths), 3, heads, 576), latents))
+        table = rng.permutation(len(lengths) * 36).reshape(-1, 36)
+        pages = jnp.zeros((table.size, 64, 576), dtype).at[table].set(latents.reshape(-1, 36, 64, 576))
+        table = np.where(np.arange(36) * 64 < lengths[:, None], table, -1)  # entries after the last are ignored
+        for count in (1, 3):
+            used = np.minimum(lengths, count)
+            options = {"query_offset": lengths - used, "query_seq_lengths": used}
+            found = []
+            for backend in (contextlib.nullcontext(), bijax.prefer_backend("jax_triton")):
+                with backend:
+                    together = jax.jit(functools.partial(bijax.latent_attention, value_size=512, scale=0.08))(
+                        query[:, :count], latents, key_value_seq_lengths=lengths, **options
+                    )
+                    paged = jax.jit(functools.partial(bijax.paged_latent_attention, value_size=512, scale=0.08))(
+                        query[:, :count], pages, table.astype(np.int32), lengths, **options
+                    )
+                found.append((together, paged))
+            assert_bits_equal(found[0][0], found[0][1])
+            assert_bits_equal(found[0], found[1])
+
+
+@pytest.mark.usefixtures("on_hopper")
+@pytest.mark.parametrize("tokens", [1, 5, 200])
+def test_schedules_have_the_same_bits(tokens: int) -> None:
+    query, latents = arrays(16, 2048)
+    limits = jnp.asarray([[BEFORE, tokens, BEFORE + tokens], [2748 - tokens, tokens, 2748]], jnp.int32)
+    latents = jnp.pad(latents, ((0, 0), (0, 4), (0, 0)))  # the kernel reads multiples of 8
+    options = AttentionOptions(0.05, True, latent_value_size=512)
+    call = AttentionCall(query[:, :tokens], latents[:, :, None], None, limits, options)
+    expected, *others = (
+        jax.jit(
+            functools.partial(latent_attention, contract=mma_attention_contract("bfloat16", 576), schedule=schedule)
+        )(call)
+        for schedule in (
+            LatentSchedule(whole=whole, ahead=ahead, cluster=cluster)
+            for whole in (False, True)
+            for ahead in (False, True)
+            for cluster in (1, 2)
+        )
+    )
+    for other in others:
+        assert_bits_equal(other, expected)
 
 
 def test_against_float64() -> None:

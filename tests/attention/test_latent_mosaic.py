@@ -1,4 +1,4 @@
-"""The kernel of latent attention for Hopper under Mosaic's interpreter, which finds races, and as a program for a GPU."""
+"""The kernel of latent attention for Hopper under Mosaic's interpreter, which finds races."""
 
 import dataclasses
 import functools

@@ -87,9 +87,11 @@ class KeySource:
             head: Index of the key head.
             cluster: The axis of blocks that all start the same copy: each reads a part and all get all of them.
         """
-        shared = {} if cluster is None else {"collective_axes": cluster}
+        shared: dict[str, Any] = {} if cluster is None else {"collective_axes": cluster}
         if self.page is None:
-            plgpu.copy_gmem_to_smem(cache.at[sequence, pl.ds(index * self.block, self.block), head], target, barrier, **shared)
+            plgpu.copy_gmem_to_smem(
+                cache.at[sequence, pl.ds(index * self.block, self.block), head], target, barrier, **shared
+            )
         elif self.page >= self.block:
             start = lax.rem(index, self.page // self.block) * self.block
             plgpu.copy_gmem_to_smem(cache.at[pages[0], pl.ds(start, self.block), head], target, barrier, **shared)

@@ -70,8 +70,10 @@ class Items:
     capacity: int
     interpret: Any
 
-    unit = 1.0
-    """Unit of 8-bit values; see `Setup`."""
+    @property
+    def unit(self) -> float:
+        """Unit of 8-bit values, of which there are none."""
+        return 1.0
 
     @property
     def group(self) -> int:
@@ -144,7 +146,7 @@ class Items:
     def item(self, lengths: Lengths, block: Any, index: Any) -> Item:
         """Returns an item of a block of the grid: tiles with the last queries first.
 
-        The blocks of a cluster have neighbouring tiles, the last of which may have no rows, and the same blocks of keys.
+        The blocks of a cluster have neighbouring tiles, the last of which may have no rows, and the same keys.
         """
         number = block + index * self.grid
         if self.schedule.whole:

@@ -159,9 +159,7 @@ def first_not_finite(
         kind, zero = ir.VectorType.get((4,), word), i32(0)
         sequence, begin, end = (x.registers.item() for x in (sequence, begin, end))
         base, lane, last = mgpu.utils.memref_ptr(cache), thread_of_warp(), arith.subi(end, i32(1))
-        steps = arith.divui(
-            arith.addi(arith.maxsi(arith.subi(end, begin), zero), i32(_AT_ONCE - 1)), i32(_AT_ONCE)
-        )
+        steps = arith.divui(arith.addi(arith.maxsi(arith.subi(end, begin), zero), i32(_AT_ONCE - 1)), i32(_AT_ONCE))
 
         def entry(key: Any) -> Any:
             if not tables:

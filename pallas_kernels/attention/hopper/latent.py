@@ -6,7 +6,6 @@ formulas: the bits are those of the Triton kernel.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -179,9 +178,9 @@ class Body:
                 @pl.when(at == first)
                 def _() -> None:
                     pl.when(done > 0)(partial(plgpu.barrier_wait, m.queries_free))
-                    rows = pl.ds(item.tile * ROWS, items.loaded)
-                    target = m.queries.at[0, pl.ds(0, items.loaded)]
-                    plgpu.copy_gmem_to_smem(self.refs.query.at[item.sequence, rows], target, m.queries_full)
+                    query: Any = self.refs.query
+                    rows = query.at[item.sequence, pl.ds(item.tile * ROWS, items.loaded)]
+                    plgpu.copy_gmem_to_smem(rows, m.queries.at[0, pl.ds(0, items.loaded)], m.queries_full)
 
                 return following
 
@@ -233,9 +232,9 @@ class Body:
         splits = lax.div(last + (items.blocks_of_split - 1), items.blocks_of_split)
 
         def one(split: Any, carry: Any) -> Any:
-            _, before = carry
-            begin, _ = items.of_split(item, split)
-            values, stats = self.split(part, item, split, position + (begin - first), turn + split)
+            before = carry[1]
+            start = items.of_split(item, split)[0] - first
+            values, stats = self.split(part, item, split, position + start, turn + split)
             if items.splits == 1:
                 return values, stats
             if part == 0:
@@ -263,8 +262,7 @@ class Body:
 
             return values, stats
 
-        start_ = filled((ROWS, self.half), 0), no_keys()
-        values, stats = lax.fori_loop(0, splits, one, start_)
+        values, stats = lax.fori_loop(0, splits, one, (filled((ROWS, self.half), 0), no_keys()))
         self.finish(part, item, values, stats)
         return turn + splits
 
@@ -338,8 +336,8 @@ class Body:
                 state = lax.fori_loop(begin, end, step, state)
             values, stats = state.values, Stats(state.maximum, total(state.sums, self.interpret))
         else:
-            step = partial(self.second_step, position - begin)
-            values, stats = lax.fori_loop(begin, end, step, filled((ROWS, self.half), 0)), no_keys()
+            values = filled((ROWS, self.half), 0)
+            values, stats = lax.fori_loop(begin, end, partial(self.second_step, position - begin), values), no_keys()
         return self.checked(part, item, (begin, end), turn, values, stats)
 
     def slot(self, place: Any) -> Any:
@@ -362,16 +360,12 @@ class Body:
         """Returns scores, -inf where a key is not seen."""
         (scores,) = finish(0, scores, interpret=self.interpret)
         pl.when(block + 1 == item.blocks.last)(partial(plgpu.barrier_arrive, self.memory.queries_free))
-        return lax.cond(
-            item.blocks.in_part(block), partial(self.masked, item, block), lambda scores: scores, scores
-        )
+        return lax.cond(item.blocks.in_part(block), partial(self.masked, item, block), lambda scores: scores, scores)
 
-    def start_values(
-        self, item: Item, origin: Any, turn: Any, block: Any, state: State, scores: jax.Array
-    ) -> State:
+    def start_values(self, item: Item, origin: Any, turn: Any, block: Any, state: State, scores: jax.Array) -> State:
         """Makes weights of the scores of a block, sends them, and starts the left half of the values."""
         m, items, math_ = self.memory, self.items, self.math
-        left, right, _ = (keys.at[self.slot(origin + block)] for keys in m.keys)
+        left, right = (keys.at[self.slot(origin + block)] for keys in m.keys[:2])
         maximum = jnp.maximum(state.maximum, math_.scaled(scores.max(axis=1), items.factor))
         weights = math_.exp2(math_.fused(scores, items.factor, across(-maximum, items.contract.key_block)))
         decay = math_.exp2(state.maximum - maximum)

@@ -9,7 +9,7 @@ time: when one sequence is decoded, a block is alone on its multiprocessor and c
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.experimental.pallas as pl
@@ -23,11 +23,34 @@ from jaxlib.mlir.dialects import arith, llvm
 from pallas_kernels.attention.call import AttentionCall
 from pallas_kernels.attention.hopper._merge_loop import MERGED_ROWS, WARP, WIDEST, Form, MergeLoop
 from pallas_kernels.attention.hopper._online import of_queries, result
-from pallas_kernels.attention.hopper._setup import Lengths, Setup
+from pallas_kernels.attention.hopper._setup import Lengths
 from pallas_kernels.parts.hopper.inline import fragmented, held, inline
 from pallas_kernels.parts.hopper.launch import launch
 from pallas_kernels.parts.hopper.registers import count, with_number
 from pallas_kernels.parts.hopper.tile import Arithmetic, i32, store_few, thread_of_warpgroup
+
+
+class Setup(Protocol):
+    """What a merge knows before it runs; see `_setup.Setup`."""
+
+    @property
+    def queries(self) -> int:
+        """Queries of each sequence."""
+
+    @property
+    def group(self) -> int:
+        """Query heads per key head."""
+
+    @property
+    def unit(self) -> float:
+        """Unit of 8-bit values; 1 for others."""
+
+    @property
+    def interpret(self) -> Any:
+        """False, or parameters of Mosaic's interpreter."""
+
+    def leads_outside(self, table: Any, sequence: Any, keys: Any) -> jax.Array | None:
+        """Returns whether the page table of a sequence leads outside of the cache; None without pages."""
 
 
 def merge(
