@@ -113,10 +113,10 @@ def test_schedules_have_the_same_bits(tokens: int) -> None:
             functools.partial(latent_attention, contract=mma_attention_contract("bfloat16", 576), schedule=schedule)
         )(call)
         for schedule in (
-            LatentSchedule(whole=whole, ahead=ahead, cluster=cluster)
+            LatentSchedule(whole=whole, ahead=ahead, prefetched=prefetched)
             for whole in (False, True)
             for ahead in (False, True)
-            for cluster in (1, 2)
+            for prefetched in (0, 3)
         )
     )
     for other in others:

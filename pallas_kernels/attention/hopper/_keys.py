@@ -1,5 +1,6 @@
 """Where blocks of keys and values come from: a contiguous cache, or pages listed in a table."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,17 +65,7 @@ class KeySource:
         entries = jnp.minimum(lax.div(keys + (self.page - 1), self.page), table.shape[1])
         return any_outside(table, sequence, entries, self.count, interpret)
 
-    def copy(
-        self,
-        cache: Any,
-        pages: Pages,
-        target: Any,
-        barrier: Any,
-        sequence: Any,
-        index: Any,
-        head: Any,
-        cluster: str | None = None,
-    ) -> None:
+    def copy(self, cache: Any, pages: Pages, target: Any, barrier: Any, sequence: Any, index: Any, head: Any) -> None:
         """Starts the copies of a block into shared memory (block, H), which arrive at `barrier`.
 
         Args:
@@ -85,17 +76,22 @@ class KeySource:
             sequence: Index of the sequence.
             index: Index of the block in the sequence.
             head: Index of the key head.
-            cluster: The axis of blocks that all start the same copy: each reads a part and all get all of them.
         """
-        shared: dict[str, Any] = {} if cluster is None else {"collective_axes": cluster}
+        for part, rows in self._parts(cache, pages, sequence, index, head):
+            plgpu.copy_gmem_to_smem(part, target if rows is None else target.at[rows], barrier)
+
+    def prefetch(self, cache: Any, pages: Pages, sequence: Any, index: Any, head: Any) -> None:
+        """Starts to read a block into the L2 cache; arguments as for `copy`."""
+        for part, _ in self._parts(cache, pages, sequence, index, head):
+            plgpu.async_prefetch(part)
+
+    def _parts(self, cache: Any, pages: Pages, sequence: Any, index: Any, head: Any) -> Iterator[tuple[Any, Any]]:
+        """Yields the parts of a block in GPU memory, and their rows of the block; None for all of them."""
         if self.page is None:
-            plgpu.copy_gmem_to_smem(
-                cache.at[sequence, pl.ds(index * self.block, self.block), head], target, barrier, **shared
-            )
+            yield cache.at[sequence, pl.ds(index * self.block, self.block), head], None
         elif self.page >= self.block:
             start = lax.rem(index, self.page // self.block) * self.block
-            plgpu.copy_gmem_to_smem(cache.at[pages[0], pl.ds(start, self.block), head], target, barrier, **shared)
+            yield cache.at[pages[0], pl.ds(start, self.block), head], None
         else:
             for i, page in enumerate(pages):
-                part = target.at[pl.ds(i * self.page, self.page)]
-                plgpu.copy_gmem_to_smem(cache.at[page, :, head], part, barrier, **shared)
+                yield cache.at[page, :, head], pl.ds(i * self.page, self.page)

@@ -100,11 +100,6 @@ class Items:
         return self.value_size // 2, self.value_size // 2, self.size - self.value_size
 
     @property
-    def pairs(self) -> int:
-        """Tiles of a sequence, or pairs of them for the blocks of a cluster."""
-        return -(-self.tiles // self.schedule.cluster)
-
-    @property
     def padded(self) -> int:
         """Rows of a sequence in arrays of what items with one split give."""
         return -(-self.rows // MERGED_ROWS) * MERGED_ROWS
@@ -126,13 +121,13 @@ class Items:
 
     @property
     def count(self) -> int:
-        """Items of all blocks, or clusters, of the grid."""
-        return self.batch * self.pairs * (1 if self.schedule.whole else self.splits)
+        """Items of all blocks of the grid."""
+        return self.batch * self.tiles * (1 if self.schedule.whole else self.splits)
 
     @property
     def grid(self) -> int:
-        """Blocks, or clusters, of the grid."""
-        return min(self.schedule.blocks // self.schedule.cluster, self.count)
+        """Blocks of the grid."""
+        return min(self.schedule.blocks, self.count)
 
     def count_of(self, lengths: Lengths, block: Any) -> Any:
         """Returns the number of items of a block of the grid.
@@ -144,23 +139,20 @@ class Items:
         return lax.div(self.count - 1 - block + self.grid, self.grid) + unknown
 
     def item(self, lengths: Lengths, block: Any, index: Any) -> Item:
-        """Returns an item of a block of the grid: tiles with the last queries first.
-
-        The blocks of a cluster have neighbouring tiles, the last of which may have no rows, and the same keys.
-        """
+        """Returns an item of a block of the grid: tiles with the last queries first."""
         number = block + index * self.grid
         if self.schedule.whole:
             rest, sequence = lax.div(number, self.batch), lax.rem(number, self.batch)
-            pair = self.pairs - 1 - rest
-            return Item(sequence, self._tile(pair), jnp.int32(0), self._of_pair(lengths, sequence, pair))
+            tile = self.tiles - 1 - rest
+            return Item(sequence, tile, jnp.int32(0), self._of_tile(lengths, sequence, tile))
         # The tiles of a split follow one another: they read the same keys.
-        rest, pair = lax.div(number, self.pairs), lax.rem(number, self.pairs)
+        rest, tile = lax.div(number, self.tiles), lax.rem(number, self.tiles)
         sequence, split = lax.rem(rest, self.batch), lax.div(rest, self.batch)
         seen = self._of_sequence(lengths, sequence)
         length, some = self.blocks_of_split, lengths.queries[sequence] > 0
         start = split * length
         end = jnp.where(some, jnp.minimum(start + length, seen.last), start)
-        return Item(sequence, self._tile(pair), split, seen._replace(first=start, last=end))
+        return Item(sequence, tile, split, seen._replace(first=start, last=end))
 
     def splits_seen(self, offset: Any, queries: Any, keys: Any) -> tuple[Any, Any]:
         """Returns the first and the end of the splits of a sequence that are computed, if items have one each."""
@@ -187,13 +179,10 @@ class Items:
         offset, keys = lengths.offsets[sequence], lengths.keys[sequence]
         return self.mask_bounds.blocks(offset, offset + (self.queries - 1), keys, self.contract.key_block)
 
-    def _tile(self, pair: Any) -> Any:
-        return pair if self.schedule.cluster == 1 else pair * self.schedule.cluster + lax.axis_index("pair")
-
-    def _of_pair(self, lengths: Lengths, sequence: Any, pair: Any) -> Blocks:
-        offset, keys, rows = lengths.offsets[sequence], lengths.keys[sequence], ROWS * self.schedule.cluster
-        first = lax.div(pair * rows, self.heads)
-        last = lax.div(jnp.minimum(pair * rows + (rows - 1), self.rows - 1), self.heads)
+    def _of_tile(self, lengths: Lengths, sequence: Any, tile: Any) -> Blocks:
+        offset, keys = lengths.offsets[sequence], lengths.keys[sequence]
+        first = lax.div(tile * ROWS, self.heads)
+        last = lax.div(jnp.minimum(tile * ROWS + (ROWS - 1), self.rows - 1), self.heads)
         blocks = self.mask_bounds.blocks(offset + first, offset + last, keys, self.contract.key_block)
         # After the sequence's last query nothing is seen; one fully masked block is processed.
         some = first < lengths.queries[sequence]

@@ -80,9 +80,7 @@ class Memory(NamedTuple):
     @classmethod
     def types(cls, items: Items, dtype: Any) -> "Memory":
         """Returns the types."""
-        stages, block, free = items.schedule.stages, items.contract.key_block, plgpu.Barrier
-        if items.schedule.cluster > 1:
-            free = partial(plgpu.ClusterBarrier, collective_axes=("pair",))  # type: ignore[assignment]
+        stages, block = items.schedule.stages, items.contract.key_block
         return cls(
             queries=plgpu.SMEM((1, ROWS, items.size), dtype, transforms=tiled(dtype, items.size)),
             keys=tuple(
@@ -96,7 +94,7 @@ class Memory(NamedTuple):
             keys_full=tuple(
                 plgpu.Barrier(num_arrivals=count * items.source.copies, num_barriers=stages) for count in (2, 1)
             ),
-            keys_free=tuple(free(num_arrivals=1, num_barriers=stages) for _ in range(_PARTS)),
+            keys_free=tuple(plgpu.Barrier(num_barriers=stages) for _ in range(_PARTS)),
             weights_full=plgpu.Barrier(),
             weights_free=plgpu.Barrier(),
             scores_done=plgpu.Barrier(),
@@ -157,7 +155,7 @@ class Body:
     def produce(self) -> None:
         """Copies queries and keys of all items of this block of the grid."""
         m, items, block = self.memory, self.items, lax.axis_index("block")
-        cluster = "pair" if items.schedule.cluster > 1 else None
+        ahead = items.schedule.prefetched
 
         def one(index: Any, carry: Any) -> Any:
             position, done = carry
@@ -166,14 +164,15 @@ class Body:
 
             def fill(at: Any, pages: Any) -> Any:
                 following = items.source.pages(self.refs.page_table, item.sequence, at + 1)
+                if ahead and not self.interpret:
+                    pl.when(at + ahead < last)(partial(self.prefetch, item, at + ahead))
                 place = position + (at - first)
                 slot = lax.rem(place, items.schedule.stages)
                 for columns, half in ((0, 0), (2, 0), (1, 1)):
                     if columns != 2:
                         await_free(place, items.schedule.stages, m.keys_free[half].at[slot])
-                    cache = self.refs.key.at[:, :, :, pl.ds(columns * self.half, items.widths[columns])]
                     keys, full = m.keys[columns].at[slot], m.keys_full[half].at[slot]
-                    items.source.copy(cache, pages, keys, full, item.sequence, at, 0, cluster)
+                    items.source.copy(self.columns(columns), pages, keys, full, item.sequence, at, 0)
 
                 @pl.when(at == first)
                 def _() -> None:
@@ -191,6 +190,18 @@ class Body:
         position, done = lax.fori_loop(0, items.count_of(self.lengths, block), one, (jnp.int32(0), jnp.int32(0)))
         drain(m.keys_free, items.schedule.stages, position)
         pl.when(done > 0)(partial(plgpu.barrier_wait, m.queries_free))
+
+    def columns(self, part: int) -> Any:
+        """Returns the columns of all keys that `Memory.keys` has in an array."""
+        key: Any = self.refs.key
+        return key.at[:, :, :, pl.ds(part * self.half, self.items.widths[part])]
+
+    def prefetch(self, item: Item, block: Any) -> None:
+        """Starts to read a block of keys into the L2 cache."""
+        source = self.items.source
+        pages = source.pages(self.refs.page_table, item.sequence, block)
+        for part in range(len(self.items.widths)):
+            source.prefetch(self.columns(part), pages, item.sequence, block, 0)
 
     # Computing.
 
@@ -233,8 +244,8 @@ class Body:
 
         def one(split: Any, carry: Any) -> Any:
             before = carry[1]
-            start = items.of_split(item, split)[0] - first
-            values, stats = self.split(part, item, split, position + start, turn + split)
+            done = items.of_split(item, split)[0] - first
+            values, stats = self.split(part, item, split, position + done, turn + split)
             if items.splits == 1:
                 return values, stats
             if part == 0:
@@ -244,10 +255,7 @@ class Body:
                 plgpu.barrier_wait(m.weights_full)
                 kept, taken = reload_rows(m.numbers, self.interpret)
                 plgpu.barrier_arrive(m.weights_free)
-            block = lax.axis_index("block")
-            if items.schedule.cluster > 1:
-                block = block * items.schedule.cluster + lax.axis_index("pair")
-            held = self.held.at[block, part]
+            held = self.held.at[lax.axis_index("block"), part]
             values = self.math.product(values, across(taken, self.half))
 
             def merged(values: jax.Array) -> jax.Array:
@@ -467,14 +475,14 @@ def run(call: AttentionCall, items: Items) -> tuple[jax.Array, ...]:
         The results (B, R, V) and the log-sum-exp (B, R), float32; or, with items of one split, the values
         (B, splits, R', V) of each and their maxima and sums (B, 2, R', splits'), float32. R' is at least R.
     """
-    dtype, size, clusters = call.query.dtype, items.value_size, items.schedule.cluster
+    dtype, size = call.query.dtype, items.value_size
     if items.schedule.whole:
         outputs = [
             jax.ShapeDtypeStruct((items.batch, items.rows, size), dtype),
             jax.ShapeDtypeStruct((items.batch, items.rows), jnp.float32),
         ]
         if items.splits > 1:
-            outputs.append(jax.ShapeDtypeStruct((items.grid * clusters, _PARTS, ROWS * size // _PARTS), jnp.float32))
+            outputs.append(jax.ShapeDtypeStruct((items.grid, _PARTS, ROWS * size // _PARTS), jnp.float32))
     else:
         outputs = [
             jax.ShapeDtypeStruct((items.batch, items.splits, items.padded, size), jnp.float32),
@@ -503,7 +511,6 @@ def run(call: AttentionCall, items: Items) -> tuple[jax.Array, ...]:
         outputs,
         {"block": items.grid},
         [Memory.types(items, dtype)],
-        cluster={"pair": clusters} if clusters > 1 else None,
         warpgroups={"warpgroup": _PARTS + 1},
         parameters=PARAMETERS,
         interpret=items.interpret,

@@ -25,6 +25,7 @@ from pallas_kernels.parts.in_32_bits import in_32_bits
 
 _LOG2E: Final = float(np.float32(np.log2(np.e)))
 _ROWS: Final = 8  # TMA reads tiles of so many rows
+_MERGED_TOGETHER: Final = 2  # splits: many are of the capacity alone
 _BLOCK: Final = 64
 _SIZE: Final = 576
 _VALUE_SIZE: Final = 512
@@ -91,6 +92,7 @@ def latent_attention(
             dtype=rows.dtype,
             splits_of=items.splits_seen,
             result_of=_result,
+            together=_MERGED_TOGETHER,
         )
     out, lse = (x[:, : items.rows].reshape(batch, length, heads, *x.shape[2:]) for x in (out, lse))
     return out, lse

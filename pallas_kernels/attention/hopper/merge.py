@@ -21,7 +21,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
 from pallas_kernels.attention.call import AttentionCall
-from pallas_kernels.attention.hopper._merge_loop import MERGED_ROWS, WARP, WIDEST, Form, MergeLoop
+from pallas_kernels.attention.hopper._merge_loop import MERGED_ROWS, TOGETHER, WARP, WIDEST, Form, MergeLoop
 from pallas_kernels.attention.hopper._online import of_queries, result
 from pallas_kernels.attention.hopper._setup import Lengths
 from pallas_kernels.parts.hopper.inline import fragmented, held, inline
@@ -65,6 +65,7 @@ def merge(
     room: tuple[int, int] | None = None,
     place_of: Callable[[Any, Any], tuple[Any, Any]] = lambda sequence, row: (sequence, row),
     result_of: Callable[..., tuple[jax.Array, jax.Array]] = result,
+    together: int = TOGETHER,
 ) -> tuple[jax.Array, jax.Array]:
     """Merges the splits of each row.
 
@@ -80,6 +81,7 @@ def merge(
         room: B and R of the results, if they differ from `values` and `stats`.
         place_of: Maps a sequence of the results and the first of four rows to their position in `values` and `stats`.
         result_of: Gives outputs and the log-sum-exp of what was merged, as `result` does.
+        together: Most splits whose values are copied together, whether or not they were computed; a power of two.
 
     Returns:
         The outputs (B, R, H) of `dtype` and the log-sum-exp (B, R), float32.
@@ -87,7 +89,7 @@ def merge(
     batch, splits, padded, size = values.shape
     batch, padded = room or (batch, padded)
     slices = -(-size // WIDEST)
-    form = Form(splits, size // slices, bool(setup.interpret))
+    form = Form(splits, size // slices, bool(setup.interpret), together)
     own = call.only("page_table", "sinks", "value_scale")
     own = replace(own, query=None, key=None, value=None)  # type: ignore[arg-type]
     math = Arithmetic(form.layout, form.interpret)

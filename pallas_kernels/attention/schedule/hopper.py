@@ -41,6 +41,9 @@ _PREFILL_STEP: Final = {2: 1.4, 3: 1.7}  # of a tile, by number of warpgroups
 _WIDENING: Final = 2.0  # factor of a step with 8-bit keys
 _PACKING_STEPS: Final = 3.0  # queries and results are transposed
 _MERGE_STEPS: Final = 3.0
+_LATENT_VALUES: Final = 512
+_MANY_ROUNDS: Final = 4  # of whole tiles, of which some may then be longer than others
+_FEW_TILES: Final = 4  # of a sequence; with more, latents come from the L2 cache
 _STEP_BYTES: Final = 3_000_000  # read or written in GPU memory
 
 
@@ -329,16 +332,17 @@ class LatentSchedule:
         whole: Whether an item has all keys of a tile, so that there are no splits to merge.
         stages: Stages of keys.
         blocks: Most blocks.
-        cluster: Blocks of the grid that read keys together, each for a tile of its own: 1 or 2.
-        ahead: Whether the scores of a block are started before the values of the block before it are there.
+        ahead: Whether the scores of a block are started before the left half of the values of the block before it are
+            there, whose right half then waits until the scores are.
+        prefetched: By how many blocks of keys reading into the L2 cache is ahead of copying; 0 for not at all.
         registers: Registers of a thread that computes and of one that copies.
     """
 
     whole: bool = False
     stages: int = 2
     blocks: int = SMS
-    cluster: int = 1
     ahead: bool = False
+    prefetched: int = 0
     registers: tuple[int, int] = (240, 24)
 
 
@@ -349,6 +353,16 @@ def latent_schedule(batch: int, rows: int, splits: int) -> LatentSchedule:
         batch: Sequences.
         rows: Rows of each: queries times heads.
         splits: Splits of the keys.
+
+    Example:
+        >>> latent_schedule(8, 128, 8)
+        LatentSchedule(whole=False, stages=2, blocks=132, ahead=False, prefetched=0, registers=(240, 24))
+        >>> latent_schedule(1, 2048 * 16, 2).ahead
+        True
     """
-    tiles = batch * -(-rows // _UNIT)
-    return LatentSchedule(whole=splits == 1 or tiles >= SMS)
+    of_sequence = -(-rows // _UNIT)
+    tiles, scratch = batch * of_sequence, 4 * batch * rows * splits * _LATENT_VALUES
+    rounds = -(-tiles // SMS)
+    fill = tiles >= _BUSY * rounds * SMS and (splits <= _WHOLE_SPLITS or rounds > _MANY_ROUNDS)
+    whole = splits == 1 or fill or scratch > _SPLIT_BYTES
+    return LatentSchedule(whole=whole, ahead=of_sequence > _FEW_TILES)
