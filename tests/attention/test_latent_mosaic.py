@@ -92,7 +92,7 @@ def seen_by(case: Case, sequence: int) -> np.ndarray:
     return seen & (key <= case.offsets[sequence] + query) if case.causal else seen
 
 
-@pytest.mark.tier("full", fast=("a chunk over a split's edge-splits", "a chunk over a split's edge-whole, ahead"))
+@pytest.mark.tier("full", fast=("a chunk over a split's edge-whole, ahead",))
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", CASES)
 def test_it_attends(name: str, schedule: str, races: Races) -> None:

@@ -133,14 +133,14 @@ class Items:
         """Returns the number of items of a block of the grid.
 
         A zero that compilers do not know keeps the loop over items if there is one for each block: without it, ptxas
-        would not compute the descriptors of operands in uniform registers.
+        would not compute the descriptors of operands in uniform registers. Were it 1, each would do an item twice.
         """
-        unknown = jnp.maximum(lengths.keys[0], 0) >> _NEVER
+        unknown = jnp.clip(lengths.keys[0], 0, 1 << _NEVER) >> _NEVER
         return lax.div(self.count - 1 - block + self.grid, self.grid) + unknown
 
     def item(self, lengths: Lengths, block: Any, index: Any) -> Item:
         """Returns an item of a block of the grid: tiles with the last queries first."""
-        number = block + index * self.grid
+        number = jnp.minimum(block + index * self.grid, self.count - 1)
         if self.schedule.whole:
             rest, sequence = lax.div(number, self.batch), lax.rem(number, self.batch)
             tile = self.tiles - 1 - rest
@@ -156,6 +156,7 @@ class Items:
 
     def splits_seen(self, offset: Any, queries: Any, keys: Any) -> tuple[Any, Any]:
         """Returns the first and the end of the splits of a sequence that are computed, if items have one each."""
+        keys = jnp.minimum(keys, self.capacity)
         seen = self.mask_bounds.blocks(offset, offset + (self.queries - 1), keys, self.contract.key_block)
         length = self.blocks_of_split
         end = jnp.minimum(lax.div(seen.last + (length - 1), length), self.splits)
@@ -171,16 +172,20 @@ class Items:
         row = item.tile * ROWS + plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROW)
         return lax.div(row, jnp.full_like(row, self.heads))
 
+    def keys_of(self, lengths: Lengths, sequence: Any) -> Any:
+        """Returns the keys of a sequence, no more than there is room for."""
+        return jnp.minimum(lengths.keys[sequence], self.capacity)
+
     def rows_left(self, lengths: Lengths, item: Item) -> Any:
         """Returns how many rows from the first one of a tile on are of queries; may be negative."""
         return jnp.minimum(self.queries, lengths.queries[item.sequence]) * self.heads - item.tile * ROWS
 
     def _of_sequence(self, lengths: Lengths, sequence: Any) -> Blocks:
-        offset, keys = lengths.offsets[sequence], lengths.keys[sequence]
+        offset, keys = lengths.offsets[sequence], self.keys_of(lengths, sequence)
         return self.mask_bounds.blocks(offset, offset + (self.queries - 1), keys, self.contract.key_block)
 
     def _of_tile(self, lengths: Lengths, sequence: Any, tile: Any) -> Blocks:
-        offset, keys = lengths.offsets[sequence], lengths.keys[sequence]
+        offset, keys = lengths.offsets[sequence], self.keys_of(lengths, sequence)
         first = lax.div(tile * ROWS, self.heads)
         last = lax.div(jnp.minimum(tile * ROWS + (ROWS - 1), self.rows - 1), self.heads)
         blocks = self.mask_bounds.blocks(offset + first, offset + last, keys, self.contract.key_block)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, memref, vector
+from jaxlib.mlir.dialects import arith, llvm, memref, scf, vector
 
 from pallas_kernels.parts.hopper.inline import held, inline
 from pallas_kernels.parts.hopper.registers import element
@@ -170,10 +170,9 @@ def first_not_finite(
             first = arith.muli(arith.extsi(long, found), mgpu.c(page, long))
             return arith.addi(first, arith.extsi(long, arith.remui(key, i32(page))))
 
-        @mgpu.fori(steps, i32(_NOWHERE))  # type: ignore[untyped-decorator]
-        def nearest(step: Any, found: Any) -> Any:
-            first = arith.addi(begin, arith.muli(step, i32(_AT_ONCE)))
-            keys = [arith.minsi(arith.addi(first, i32(i)), last) for i in range(_AT_ONCE)]
+        def among(first: Any) -> Any:
+            """Returns the first such key among a few, the same for all threads of a warp."""
+            found, keys = i32(_NOWHERE), [arith.minsi(arith.addi(first, i32(i)), last) for i in range(_AT_ONCE)]
             loads = []
             for key in keys:
                 place = arith.muli(entry(key), mgpu.c(width * 2 // _CHUNK, long))
@@ -191,11 +190,20 @@ def first_not_finite(
                         total = mgpu.utils.inline_ptx(multiply, element(chunk, i), zero, total, result_types=word)
                 bad = arith.cmpi(arith.CmpIPredicate.ne, arith.andi(total, i32(0x7FFF7FFF)), zero)
                 found = arith.minsi(found, arith.select(bad, key, i32(_NOWHERE)))
-            return found
+            return mgpu.utils.inline_ptx(
+                "redux.sync.min.s32 $0, $1, 0xffffffff;", found, result_types=word, has_side_effects=True
+            )
 
-        smallest = mgpu.utils.inline_ptx(
-            "redux.sync.min.s32 $0, $1, 0xffffffff;", nearest.result, result_types=word, has_side_effects=True
-        )
+        @mgpu.fori(steps, i32(_NOWHERE))  # type: ignore[untyped-decorator]
+        def nearest(step: Any, found: Any) -> Any:
+            more = scf.IfOp(arith.cmpi(arith.CmpIPredicate.eq, found, i32(_NOWHERE)), [word], has_else=True)
+            with ir.InsertionPoint(more.then_block):
+                scf.yield_([among(arith.addi(begin, arith.muli(step, i32(_AT_ONCE))))])
+            with ir.InsertionPoint(more.else_block):
+                scf.yield_([found])
+            return more.result
+
+        smallest = nearest.result
         return mgpu.FragmentedArray.splat(smallest, (), is_signed=True)
 
     numbers = [jnp.asarray(x, jnp.int32) for x in (sequence, begin, end)]

@@ -279,7 +279,7 @@ class Body:
         m, items, sequence = self.memory, self.items, item.sequence
         numbers: tuple[Any, ...] = ()
         if part == 0:
-            wrong = items.leads_outside(self.refs.page_table, sequence, self.lengths.keys[sequence])
+            wrong = items.leads_outside(self.refs.page_table, sequence, items.keys_of(self.lengths, sequence))
             stats = of_queries(stats, items.query_of_rows(item), self.lengths.queries[sequence], wrong)
             some = stats.total != 0
             inverse = self.math.reciprocal(jnp.where(some, stats.total, 1.0))
@@ -435,7 +435,7 @@ class Body:
     def seen(self, item: Item) -> jax.Array:
         """Returns the end of the keys that each row of a tile sees, (64,) int32."""
         positions = self.lengths.offsets[item.sequence] + self.items.query_of_rows(item)
-        return self.items.mask_bounds.range(positions, self.lengths.keys[item.sequence])[1]
+        return self.items.mask_bounds.range(positions, self.items.keys_of(self.lengths, item.sequence))[1]
 
     def checked(
         self, part: int, item: Item, blocks: tuple[Any, Any], turn: Any, values: jax.Array, stats: Stats
@@ -449,7 +449,7 @@ class Body:
         some = (marks[0, 0] == stamp) | (marks[1, 0] == stamp)
 
         def look(values: jax.Array, sums: jax.Array) -> tuple[jax.Array, jax.Array]:
-            block, keys = items.contract.key_block, self.lengths.keys[item.sequence]
+            block, keys = items.contract.key_block, self.items.keys_of(self.lengths, item.sequence)
             begin, end = blocks[0] * block, jnp.minimum(blocks[1] * block, keys)
             place = first_not_finite(
                 self.refs.key, self.refs.page_table, items.value_size, item.sequence, begin, end, self.interpret

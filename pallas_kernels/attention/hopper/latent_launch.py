@@ -12,7 +12,6 @@ from pallas_kernels.attention.hopper._keys import KeySource
 from pallas_kernels.attention.hopper._latent_items import Items
 from pallas_kernels.attention.hopper._mask_bounds import MaskBounds
 from pallas_kernels.attention.hopper._online import LN2, Stats
-from pallas_kernels.attention.hopper._setup import Lengths
 from pallas_kernels.attention.hopper.latent import run
 from pallas_kernels.attention.hopper.launch import of_no_keys
 from pallas_kernels.attention.hopper.merge import merge
@@ -80,7 +79,7 @@ def latent_attention(
     )
     rows = call.query.reshape(batch, items.rows, size)
     rows = jnp.pad(rows, ((0, 0), (0, -items.rows % _ROWS), (0, 0)))
-    call = replace(call, query=rows, common_prefix=None, limits=Lengths.within(call.limits, length, capacity).numbers)
+    call = replace(call, query=rows, common_prefix=None, limits=jnp.asarray(call.limits, jnp.int32))
     out, lse, *_ = run(call, items)
     if not items.schedule.whole:
         out, lse = merge(
