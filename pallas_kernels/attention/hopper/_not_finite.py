@@ -196,7 +196,7 @@ def first_not_finite(
 
         @mgpu.fori(steps, i32(_NOWHERE))  # type: ignore[untyped-decorator]
         def nearest(step: Any, found: Any) -> Any:
-            more = scf.IfOp(arith.cmpi(arith.CmpIPredicate.eq, found, i32(_NOWHERE)), [word], has_else=True)
+            more = scf.IfOp(arith.cmpi(arith.CmpIPredicate.eq, found, i32(_NOWHERE)), [word], has_else=True)  # type: ignore[call-arg]
             with ir.InsertionPoint(more.then_block):
                 scf.yield_([among(arith.addi(begin, arith.muli(step, i32(_AT_ONCE))))])
             with ir.InsertionPoint(more.else_block):
