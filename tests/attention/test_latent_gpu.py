@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,11 @@ def on_hopper() -> None:
     """Skips a test of the kernel for Hopper on other GPUs."""
     if jax.devices()[0].compute_capability != "9.0":
         pytest.skip("needs a Hopper GPU")
+
+
+def triton() -> contextlib.AbstractContextManager[None]:
+    """Makes Triton's kernels serve."""
+    return bijax.prefer_backend("jax_triton")
 
 
 def arrays(heads: int, tokens: int = TOKENS) -> tuple[jax.Array, jax.Array]:
@@ -63,41 +69,53 @@ def test_values_that_are_not_finite_reach_only_the_rows_that_see_them() -> None:
     assert not jnp.isfinite(found[0, 300:]).all(axis=(1, 2)).any()
 
 
+LENGTHS = np.array([0, 1, 63, 64, 65, 1023, 1024, 1025, 2100, 2304], np.int32)
+
+
+def hostile(kind: str, heads: int, dtype: str) -> tuple[jax.Array, jax.Array]:
+    """Three queries of each sequence, and latents with nan after the last one."""
+    rng = np.random.default_rng(len(kind))
+    query, latents = (rng.standard_normal((len(LENGTHS), n, 576)) for n in (3 * heads, LENGTHS.max()))
+    if kind == "wide":
+        latents *= 2.0 ** rng.integers(-12, 4, (*latents.shape[:2], 1))
+        latents[rng.random(latents.shape) < 0.01] = 1e-39
+    for row, length in enumerate(LENGTHS):
+        latents[row, length:] = np.nan
+        if kind == "not finite" and row % 2:
+            latents[row, rng.integers(length), rng.integers(576)] = (np.nan, np.inf, -np.inf)[row % 3]
+    return jnp.asarray(query.reshape(len(LENGTHS), 3, heads, 576), dtype), jnp.asarray(latents, dtype)
+
+
+def kernels() -> tuple[Any, Any]:
+    """Latent attention of latents in one piece, and the same in pages."""
+    together, paged = (
+        jax.jit(functools.partial(f, value_size=512, scale=0.08))
+        for f in (bijax.latent_attention, bijax.paged_latent_attention)
+    )
+    return together, paged
+
+
 @pytest.mark.usefixtures("on_hopper")
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("heads", [12, 16, 128])
+@pytest.mark.parametrize(("heads", "dtype"), [(12, "float16"), (16, "bfloat16"), (128, "bfloat16")])
 def test_the_kernel_for_hopper_has_the_bits_of_the_one_in_triton(heads: int, dtype: str) -> None:
-    """Of empty, short and long sequences, in pages too, with nan behind them, hostile numbers and values not finite."""
-    lengths = np.array([0, 1, 63, 64, 65, 1023, 1024, 1025, 2100, 2304], np.int32)
-    for kind, seed in (("plain", 0), ("wide", 1), ("not finite", 2)):
-        rng = np.random.default_rng(seed)
-        query, latents = (rng.standard_normal((len(lengths), n, 576)) for n in (3 * heads, 2304))
-        if kind == "wide":
-            latents *= 2.0 ** rng.integers(-12, 4, (len(lengths), 2304, 1))
-            latents[rng.random(latents.shape) < 0.01] = 1e-39
-        for row, length in enumerate(lengths):
-            latents[row, length:] = np.nan
-            if kind == "not finite" and row % 2:
-                latents[row, rng.integers(length), rng.integers(576)] = (np.nan, np.inf, -np.inf)[row % 3]
-        query, latents = (jnp.asarray(x, dtype) for x in (query.reshape(len(lengths), 3, heads, 576), latents))
-        table = rng.permutation(len(lengths) * 36).reshape(-1, 36)
-        pages = jnp.zeros((table.size, 64, 576), dtype).at[table].set(latents.reshape(-1, 36, 64, 576))
-        table = np.where(np.arange(36) * 64 < lengths[:, None], table, -1)  # entries after the last are ignored
+    """Of empty, short and long sequences, in pages too."""
+    entries, ours, theirs = LENGTHS.max() // 64, kernels(), kernels()
+    for kind in ("plain", "wide", "not finite"):
+        query, latents = hostile(kind, heads, dtype)
+        table = np.random.default_rng(0).permutation(len(LENGTHS) * entries).reshape(-1, entries)
+        pages = jnp.zeros((table.size, 64, 576), dtype).at[table].set(latents.reshape(*table.shape, 64, 576))
+        # Entries after the last page of a sequence are ignored.
+        table = np.where(np.arange(entries) * 64 < LENGTHS[:, None], table, -1).astype(np.int32)
         for count in (1, 3):
-            used = np.minimum(lengths, count)
-            options = {"query_offset": lengths - used, "query_seq_lengths": used}
+            used = np.minimum(LENGTHS, count)
+            options = {"query_offset": LENGTHS - used, "query_seq_lengths": used}
             found = []
-            for backend in (contextlib.nullcontext(), bijax.prefer_backend("jax_triton")):
+            for backend, (together, paged) in ((contextlib.nullcontext(), ours), (triton(), theirs)):
                 with backend:
-                    together = jax.jit(functools.partial(bijax.latent_attention, value_size=512, scale=0.08))(
-                        query[:, :count], latents, key_value_seq_lengths=lengths, **options
-                    )
-                    paged = jax.jit(functools.partial(bijax.paged_latent_attention, value_size=512, scale=0.08))(
-                        query[:, :count], pages, table.astype(np.int32), lengths, **options
-                    )
-                found.append((together, paged))
-            assert_bits_equal(found[0][0], found[0][1])
-            assert_bits_equal(found[0], found[1])
+                    one = together(query[:, :count], latents, key_value_seq_lengths=LENGTHS, **options)
+                    found += [one, paged(query[:, :count], pages, table, LENGTHS, **options)]
+            for other in found[1:]:
+                assert_bits_equal(other, found[0])
 
 
 @pytest.mark.usefixtures("on_hopper")
@@ -112,12 +130,7 @@ def test_schedules_have_the_same_bits(tokens: int) -> None:
         jax.jit(
             functools.partial(latent_attention, contract=mma_attention_contract("bfloat16", 576), schedule=schedule)
         )(call)
-        for schedule in (
-            LatentSchedule(whole=whole, ahead=ahead, prefetched=prefetched)
-            for whole in (False, True)
-            for ahead in (False, True)
-            for prefetched in (0, 3)
-        )
+        for schedule in (LatentSchedule(whole=whole, ahead=ahead) for whole in (False, True) for ahead in (False, True))
     )
     for other in others:
         assert_bits_equal(other, expected)

@@ -1,6 +1,5 @@
 """Where blocks of keys and values come from: a contiguous cache, or pages listed in a table."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,21 +76,12 @@ class KeySource:
             index: Index of the block in the sequence.
             head: Index of the key head.
         """
-        for part, rows in self._parts(cache, pages, sequence, index, head):
-            plgpu.copy_gmem_to_smem(part, target if rows is None else target.at[rows], barrier)
-
-    def prefetch(self, cache: Any, pages: Pages, sequence: Any, index: Any, head: Any) -> None:
-        """Starts to read a block into the L2 cache; arguments as for `copy`."""
-        for part, _ in self._parts(cache, pages, sequence, index, head):
-            plgpu.async_prefetch(part)
-
-    def _parts(self, cache: Any, pages: Pages, sequence: Any, index: Any, head: Any) -> Iterator[tuple[Any, Any]]:
-        """Yields the parts of a block in GPU memory, and their rows of the block; None for all of them."""
         if self.page is None:
-            yield cache.at[sequence, pl.ds(index * self.block, self.block), head], None
+            plgpu.copy_gmem_to_smem(cache.at[sequence, pl.ds(index * self.block, self.block), head], target, barrier)
         elif self.page >= self.block:
             start = lax.rem(index, self.page // self.block) * self.block
-            yield cache.at[pages[0], pl.ds(start, self.block), head], None
+            plgpu.copy_gmem_to_smem(cache.at[pages[0], pl.ds(start, self.block), head], target, barrier)
         else:
             for i, page in enumerate(pages):
-                yield cache.at[page, :, head], pl.ds(i * self.page, self.page)
+                part = target.at[pl.ds(i * self.page, self.page)]
+                plgpu.copy_gmem_to_smem(cache.at[page, :, head], part, barrier)

@@ -155,7 +155,6 @@ class Body:
     def produce(self) -> None:
         """Copies queries and keys of all items of this block of the grid."""
         m, items, block = self.memory, self.items, lax.axis_index("block")
-        ahead = items.schedule.prefetched
 
         def one(index: Any, carry: Any) -> Any:
             position, done = carry
@@ -164,8 +163,6 @@ class Body:
 
             def fill(at: Any, pages: Any) -> Any:
                 following = items.source.pages(self.refs.page_table, item.sequence, at + 1)
-                if ahead and not self.interpret:
-                    pl.when(at + ahead < last)(partial(self.prefetch, item, at + ahead))
                 place = position + (at - first)
                 slot = lax.rem(place, items.schedule.stages)
                 for columns, half in ((0, 0), (2, 0), (1, 1)):
@@ -195,13 +192,6 @@ class Body:
         """Returns the columns of all keys that `Memory.keys` has in an array."""
         key: Any = self.refs.key
         return key.at[:, :, :, pl.ds(part * self.half, self.items.widths[part])]
-
-    def prefetch(self, item: Item, block: Any) -> None:
-        """Starts to read a block of keys into the L2 cache."""
-        source = self.items.source
-        pages = source.pages(self.refs.page_table, item.sequence, block)
-        for part in range(len(self.items.widths)):
-            source.prefetch(self.columns(part), pages, item.sequence, block, 0)
 
     # Computing.
 

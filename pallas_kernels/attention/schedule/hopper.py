@@ -334,7 +334,6 @@ class LatentSchedule:
         blocks: Most blocks.
         ahead: Whether the scores of a block are started before the left half of the values of the block before it are
             there, whose right half then waits until the scores are.
-        prefetched: By how many blocks of keys reading into the L2 cache is ahead of copying; 0 for not at all.
         registers: Registers of a thread that computes and of one that copies.
     """
 
@@ -342,7 +341,6 @@ class LatentSchedule:
     stages: int = 2
     blocks: int = SMS
     ahead: bool = False
-    prefetched: int = 0
     registers: tuple[int, int] = (240, 24)
 
 
@@ -356,7 +354,7 @@ def latent_schedule(batch: int, rows: int, splits: int) -> LatentSchedule:
 
     Example:
         >>> latent_schedule(8, 128, 8)
-        LatentSchedule(whole=False, stages=2, blocks=132, ahead=False, prefetched=0, registers=(240, 24))
+        LatentSchedule(whole=False, stages=2, blocks=132, ahead=False, registers=(240, 24))
         >>> latent_schedule(1, 2048 * 16, 2).ahead
         True
     """
