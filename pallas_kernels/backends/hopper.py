@@ -158,7 +158,7 @@ KERNELS: Final = (
         _attention,
         serves=_reads_all,
     ),
-    # Of calls under this contract, Triton's kernel serves the others, with the same bits.
+    # Under the contract of the one in Triton, which serves other widths and dtypes.
     Kernel(
         "attention",
         _ON,

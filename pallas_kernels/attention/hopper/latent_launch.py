@@ -12,6 +12,7 @@ from pallas_kernels.attention.hopper._keys import KeySource
 from pallas_kernels.attention.hopper._latent_items import Items
 from pallas_kernels.attention.hopper._mask_bounds import MaskBounds
 from pallas_kernels.attention.hopper._online import LN2, Stats
+from pallas_kernels.attention.hopper._operands import gathered, in_whole_rows, padded
 from pallas_kernels.attention.hopper.latent import run
 from pallas_kernels.attention.hopper.launch import of_no_keys
 from pallas_kernels.attention.hopper.merge import merge
@@ -42,7 +43,8 @@ def latent_attention(
     """Attends to latents in a contiguous or a paged cache.
 
     Args:
-        call: The call: bfloat16 or float16, one key head, values that are the first columns of the keys.
+        call: The call: bfloat16 or float16, one key head of 576 columns, of which the first 512 are the values. A cache
+            of other than a multiple of 8 latents is copied, and pages that neither divide 64 nor are multiples of it.
         contract: Order of all sums.
         schedule: By default `latent_schedule` chooses.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
@@ -61,7 +63,11 @@ def latent_attention(
         return of_no_keys(call)
     (batch, length, heads, size), capacity = call.query.shape, call.capacity
     source = KeySource(contract.key_block)
-    if call.page_table is not None:
+    if call.page_table is not None and not in_whole_rows(call.key.shape[1], contract.key_block):
+        call = gathered(call)
+    if call.page_table is None:
+        call = replace(call, key=padded(call.key))
+    else:
         source = KeySource(contract.key_block, call.key.shape[1], call.key.shape[0])
     items = Items(
         contract=contract,
@@ -98,9 +104,8 @@ def latent_attention(
 
 
 def serves(call: AttentionCall) -> bool:
-    """Returns whether the kernel serves a call of latents; the kernel of Triton serves others with the same bits."""
-    options, page = call.options, call.key.shape[1]
-    copied = page % _ROWS == 0 and (call.page_table is None or _BLOCK % page == 0 or page % _BLOCK == 0)
+    """Returns whether the kernel serves a call; the answer depends neither on the batch nor on the cache's size."""
+    options = call.options
     return (
         call.value is None
         and (call.query.shape[3], call.value_size) == (_SIZE, _VALUE_SIZE)
@@ -111,7 +116,6 @@ def serves(call: AttentionCall) -> bool:
         and options.soft_cap is None
         and takes_scores(options.scale, None)
         and _ARRAYS.issuperset(call.present)
-        and copied
     )
 
 
@@ -128,8 +132,7 @@ def check(call: AttentionCall, contract: MmaAttentionContract) -> None:
         )
     if not serves(call):
         raise UnsupportedError(
-            f"latent attention on a Hopper GPU: expected {_SIZE} columns of 16 bits, {_VALUE_SIZE} of them values, in a"
-            f" cache of a multiple of {_ROWS} latents or in pages that divide {_BLOCK} or are multiples of it, with"
+            f"latent attention on a Hopper GPU: expected {_SIZE} columns of 16 bits, {_VALUE_SIZE} of them values, and"
             f" nothing but causality that hides a latent; got queries {call.query.shape}, latents {call.key.shape} of"
             f" {call.key.dtype}, {call.options}, optional arrays {list(call.present)}."
         )
