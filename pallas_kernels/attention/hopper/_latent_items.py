@@ -82,7 +82,9 @@ class Items:
 
     def leads_outside(self, table: Any, sequence: Any, keys: Any) -> jax.Array | None:
         """Returns whether the page table of a sequence leads outside of the cache; None without pages."""
-        return None if table is None else self.source.leads_outside(table, sequence, keys, bool(self.interpret))
+        if table is None:
+            return None
+        return self.source.leads_outside(table, sequence, jnp.minimum(keys, self.capacity), bool(self.interpret))
 
     @property
     def rows(self) -> int:

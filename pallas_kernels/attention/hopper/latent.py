@@ -164,7 +164,7 @@ class Body:
             def fill(at: Any, pages: Any) -> Any:
                 following = items.source.pages(self.refs.page_table, item.sequence, at + 1)
                 place = position + (at - first)
-                slot = lax.rem(place, items.schedule.stages)
+                slot = self.slot(place)
                 for columns, half in ((0, 0), (2, 0), (1, 1)):
                     if columns != 2:
                         await_free(place, items.schedule.stages, m.keys_free[half].at[slot])
@@ -269,7 +269,7 @@ class Body:
         m, items, sequence = self.memory, self.items, item.sequence
         numbers: tuple[Any, ...] = ()
         if part == 0:
-            wrong = items.leads_outside(self.refs.page_table, sequence, items.keys_of(self.lengths, sequence))
+            wrong = items.leads_outside(self.refs.page_table, sequence, self.lengths.keys[sequence])
             stats = of_queries(stats, items.query_of_rows(item), self.lengths.queries[sequence], wrong)
             some = stats.total != 0
             inverse = self.math.reciprocal(jnp.where(some, stats.total, 1.0))
@@ -392,7 +392,7 @@ class Body:
     def second_step(self, origin: Any, block: Any, values: jax.Array) -> jax.Array:
         """Takes a block of keys: the right half of the values."""
         m = self.memory
-        slot = lax.rem(origin + block, self.items.schedule.stages)
+        slot = self.slot(origin + block)
         plgpu.barrier_wait(m.weights_full)
         decay, _ = reload_rows(m.numbers, self.interpret)
         values = self.math.product(values, across(decay, self.half))
@@ -413,7 +413,7 @@ class Body:
             share(weights, m.weights.at[0], self.interpret)
         spill_rows(numbers, m.numbers, self.interpret)
         if self.interpret:
-            plgpu.commit_smem()
+            plgpu.commit_smem()  # ordinary writes
         plgpu.barrier_arrive(m.weights_full)
 
     def masked(self, item: Item, block: Any, scores: jax.Array) -> jax.Array:
@@ -439,7 +439,7 @@ class Body:
         some = (marks[0, 0] == stamp) | (marks[1, 0] == stamp)
 
         def look(values: jax.Array, sums: jax.Array) -> tuple[jax.Array, jax.Array]:
-            block, keys = items.contract.key_block, self.items.keys_of(self.lengths, item.sequence)
+            block, keys = items.contract.key_block, items.keys_of(self.lengths, item.sequence)
             begin, end = blocks[0] * block, jnp.minimum(blocks[1] * block, keys)
             place = first_not_finite(
                 self.refs.key, self.refs.page_table, items.value_size, item.sequence, begin, end, self.interpret
