@@ -109,9 +109,9 @@ def _reads_all(call: Any, *_: Any, arrays: frozenset[str] = _ATTENTION_ARRAYS, *
 
 
 def _reads_latents(call: Any, *_: Any, **__: Any) -> bool:
-    from pallas_kernels.attention.hopper.latent_launch import serves  # when the target has matched
+    from pallas_kernels.attention.schedule.hopper_latents import takes_latents  # when the target has matched
 
-    return serves(call)
+    return takes_latents(call)
 
 
 KERNELS: Final = (

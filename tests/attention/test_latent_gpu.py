@@ -13,7 +13,7 @@ import bijax
 from bijax.testing import assert_bits_equal
 from pallas_kernels.attention.call import AttentionCall, AttentionOptions
 from pallas_kernels.attention.hopper import latent_attention
-from pallas_kernels.attention.schedule.hopper import LatentSchedule
+from pallas_kernels.attention.schedule.hopper_latents import LatentSchedule
 from pallas_kernels.contract import mma_attention_contract
 from tests.attention.reference import reference, visible_keys
 from tests.goldens import cases

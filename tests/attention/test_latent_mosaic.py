@@ -12,7 +12,7 @@ import pytest
 from bijax.testing import assert_bits_equal
 from pallas_kernels.attention.call import AttentionCall, AttentionOptions
 from pallas_kernels.attention.hopper import latent_attention
-from pallas_kernels.attention.schedule.hopper import LatentSchedule
+from pallas_kernels.attention.schedule.hopper_latents import LatentSchedule
 from pallas_kernels.contract import MmaAttentionContract, mma_attention_contract
 from pallas_kernels.errors import UnsupportedError
 from tests.attention.programs import INTERPRETER

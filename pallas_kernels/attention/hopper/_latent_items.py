@@ -12,7 +12,7 @@ from pallas_kernels.attention.hopper._keys import KeySource
 from pallas_kernels.attention.hopper._mask_bounds import Blocks, MaskBounds
 from pallas_kernels.attention.hopper._merge_loop import MERGED_ROWS
 from pallas_kernels.attention.hopper._setup import Lengths
-from pallas_kernels.attention.schedule.hopper import LatentSchedule
+from pallas_kernels.attention.schedule.hopper_latents import LatentSchedule
 from pallas_kernels.contract import MmaAttentionContract
 from pallas_kernels.parts.hopper.tile import ROW, ROWS
 

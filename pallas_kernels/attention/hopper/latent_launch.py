@@ -16,7 +16,12 @@ from pallas_kernels.attention.hopper._operands import gathered, in_whole_rows, p
 from pallas_kernels.attention.hopper.latent import run
 from pallas_kernels.attention.hopper.launch import of_no_keys
 from pallas_kernels.attention.hopper.merge import merge
-from pallas_kernels.attention.schedule.hopper import LatentSchedule, latent_schedule, takes_scores
+from pallas_kernels.attention.schedule.hopper_latents import (
+    LATENT_SIZES,
+    LatentSchedule,
+    latent_schedule,
+    takes_latents,
+)
 from pallas_kernels.contract import MmaAttentionContract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.parts.hopper.logarithm import log2
@@ -27,9 +32,6 @@ _LOG2E: Final = float(np.float32(np.log2(np.e)))
 _ROWS: Final = 8  # TMA reads tiles of so many rows
 _MERGED_TOGETHER: Final = 2  # splits: many are of the capacity alone
 _BLOCK: Final = 64
-_SIZE: Final = 576
-_VALUE_SIZE: Final = 512
-_ARRAYS: Final = frozenset(("page_table", "common_prefix"))
 
 
 @in_32_bits
@@ -103,22 +105,6 @@ def latent_attention(
     return out, lse
 
 
-def serves(call: AttentionCall) -> bool:
-    """Returns whether the kernel serves a call; the answer depends neither on the batch nor on the cache's size."""
-    options = call.options
-    return (
-        call.value is None
-        and (call.query.shape[3], call.value_size) == (_SIZE, _VALUE_SIZE)
-        and call.key.shape[2] == 1
-        and call.key.dtype == call.query.dtype
-        and call.query.dtype.name in ("bfloat16", "float16")
-        and options.window is None
-        and options.soft_cap is None
-        and takes_scores(options.scale, None)
-        and _ARRAYS.issuperset(call.present)
-    )
-
-
 def check(call: AttentionCall, contract: MmaAttentionContract) -> None:
     """Checks what the kernel is given.
 
@@ -130,9 +116,10 @@ def check(call: AttentionCall, contract: MmaAttentionContract) -> None:
             "latent attention on a Hopper GPU: expected an MmaAttentionContract of version 3 with blocks of"
             f" {_BLOCK} keys, got {contract!r}."
         )
-    if not serves(call):
+    if not takes_latents(call):
+        size, values = LATENT_SIZES
         raise UnsupportedError(
-            f"latent attention on a Hopper GPU: expected {_SIZE} columns of 16 bits, {_VALUE_SIZE} of them values, and"
+            f"latent attention on a Hopper GPU: expected {size} columns of 16 bits, {values} of them values, and"
             f" nothing but causality that hides a latent; got queries {call.query.shape}, latents {call.key.shape} of"
             f" {call.key.dtype}, {call.options}, optional arrays {list(call.present)}."
         )

@@ -41,9 +41,6 @@ _PREFILL_STEP: Final = {2: 1.4, 3: 1.7}  # of a tile, by number of warpgroups
 _WIDENING: Final = 2.0  # factor of a step with 8-bit keys
 _PACKING_STEPS: Final = 3.0  # queries and results are transposed
 _MERGE_STEPS: Final = 3.0
-_LATENT_VALUES: Final = 512
-_MANY_ROUNDS: Final = 4  # of whole tiles, of which some may then be longer than others
-_FEW_TILES: Final = 4  # of a sequence; with more, latents come from the L2 cache
 _STEP_BYTES: Final = 3_000_000  # read or written in GPU memory
 
 
@@ -322,45 +319,3 @@ def gradient_schedule(head_size: int, sees_all: bool, value_size: int | None = N
         heads=_GRADIENT_HEADS[sees_all],
         to_and_fro=not sees_all,
     )
-
-
-@dataclass(frozen=True)
-class LatentSchedule:
-    """Tiles of 64 rows of latent attention, each with one split of the keys or with all of them.
-
-    Attributes:
-        whole: Whether an item has all keys of a tile, so that there are no splits to merge.
-        stages: Stages of keys.
-        blocks: Most blocks.
-        ahead: Whether the scores of a block are started before the left half of the values of the block before it are
-            there, whose right half then waits until the scores are.
-        registers: Registers of a thread that computes and of one that copies.
-    """
-
-    whole: bool = False
-    stages: int = 2
-    blocks: int = SMS
-    ahead: bool = False
-    registers: tuple[int, int] = (240, 24)
-
-
-def latent_schedule(batch: int, rows: int, splits: int) -> LatentSchedule:
-    """Returns the schedule of latent attention.
-
-    Args:
-        batch: Sequences.
-        rows: Rows of each: queries times heads.
-        splits: Splits of the keys.
-
-    Example:
-        >>> latent_schedule(8, 128, 8)
-        LatentSchedule(whole=False, stages=2, blocks=132, ahead=False, registers=(240, 24))
-        >>> latent_schedule(1, 2048 * 16, 2).ahead
-        True
-    """
-    of_sequence = -(-rows // _UNIT)
-    tiles, scratch = batch * of_sequence, 4 * batch * rows * splits * _LATENT_VALUES
-    rounds = -(-tiles // SMS)
-    fill = tiles >= _BUSY * rounds * SMS and (splits <= _WHOLE_SPLITS or rounds > _MANY_ROUNDS)
-    whole = splits == 1 or fill or scratch > _SPLIT_BYTES
-    return LatentSchedule(whole=whole, ahead=of_sequence > _FEW_TILES)
