@@ -7,6 +7,7 @@ from pallas_kernels.contract import (
     AttentionGradientContract,
     ElementwiseContract,
     Float8Contract,
+    MmaAttentionContract,
     PartsChunkContract,
     PartsContract,
     ProductSpec,
@@ -20,6 +21,7 @@ from pallas_kernels.contract import (
     WgmmaContract,
     attention_gradient_contract,
     chunk_contract,
+    mma_attention_contract,
     online_row_contract,
     row_contract,
     split_attention_contract,
@@ -37,6 +39,8 @@ _ATTENTION_ARRAYS: Final = frozenset(
 )
 """The optional arrays that attention reads; calls with others are left to the kernels of other targets."""
 _16_BITS: Final = ("bfloat16", "float16")
+_LATENT_SIZES: Final = (576, 512)
+"""Columns of a latent and of its values with a kernel of their own."""
 
 
 def _wgmma(product: ProductSpec) -> WgmmaContract | None:
@@ -87,6 +91,12 @@ def _attention(widths: tuple[int, str, int]) -> SplitAttentionContract | None:
     return split_attention_contract(*widths)
 
 
+def _latents(widths: tuple[int, str, int]) -> MmaAttentionContract | None:
+    size, dtype, value_size = widths
+    served = (size, value_size) == _LATENT_SIZES and dtype in _16_BITS
+    return mma_attention_contract(dtype, size) if served else None
+
+
 def _attention_gradients(widths: tuple[int, str, int]) -> AttentionGradientContract | None:
     return attention_gradient_contract(*widths)
 
@@ -96,6 +106,12 @@ def _reads_all(call: Any, *_: Any, arrays: frozenset[str] = _ATTENTION_ARRAYS, *
 
     takes = call.value is not None and takes_scores(call.options.scale, call.options.soft_cap)
     return takes and arrays.issuperset(call.present)
+
+
+def _reads_latents(call: Any, *_: Any, **__: Any) -> bool:
+    from pallas_kernels.attention.schedule.hopper_latents import takes_latents  # when the target has matched
+
+    return takes_latents(call)
 
 
 KERNELS: Final = (
@@ -141,6 +157,14 @@ KERNELS: Final = (
         f"{_OPS}.attention.hopper:attention",
         _attention,
         serves=_reads_all,
+    ),
+    # Under the contract of the one in Triton, which serves other widths and dtypes.
+    Kernel(
+        "attention",
+        _ON,
+        f"{_OPS}.attention.hopper:latent_attention",
+        _latents,
+        serves=_reads_latents,
     ),
     Kernel(
         "attention_gradients",

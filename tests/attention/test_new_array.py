@@ -29,6 +29,12 @@ def call_of(kind: type[AttentionCall]) -> AttentionCall:
     return kind(query, query, query, limits, AttentionOptions(0.125))  # type: ignore[arg-type]
 
 
+def latents_of(kind: type[AttentionCall]) -> AttentionCall:
+    query, key = (jax.ShapeDtypeStruct((1, 8, heads, 576), jnp.bfloat16) for heads in (2, 1))
+    limits = jax.ShapeDtypeStruct((1, 3), jnp.int32)
+    return kind(query, key, None, limits, AttentionOptions(0.125, latent_value_size=512))  # type: ignore[arg-type]
+
+
 def kernel_for(kind: type[AttentionCall], architecture: str) -> str:
     return str(find("attention", Target.parse(architecture), WIDTHS, call_of(kind)).function.__module__)
 
@@ -45,9 +51,11 @@ def test_portable_programs_serve_a_call_with_an_array_that_no_backend_lists(arch
 @pytest.mark.parametrize("operation", ["attention", "attention_gradients"])
 @pytest.mark.parametrize("backend", [hopper, jax_triton])
 def test_kernels_of_a_backend_refuse_an_array_that_it_does_not_list(backend: Any, operation: str) -> None:
-    (kernel,) = (k for k in backend.KERNELS if k.operation == operation)
-    assert kernel.serves(call_of(AttentionCall))
-    assert not kernel.serves(call_of(WithMore))
+    kernels = [k for k in backend.KERNELS if k.operation == operation]
+    assert kernels
+    for kernel in kernels:
+        assert any(kernel.serves(call(AttentionCall)) for call in (call_of, latents_of))
+        assert not any(kernel.serves(call(WithMore)) for call in (call_of, latents_of))
 
 
 @pytest.mark.parametrize("backend", [hopper, jax_triton])

@@ -47,8 +47,8 @@ def latent_attention(
     would give other bits.
 
     Latents are processed in blocks at absolute positions, under the contracts of `dot_product_attention`: on a GPU
-    from Ampere on by Triton (`pallas_kernels.contract.MmaAttentionContract`), Hopper included, for latents of at most
-    576 columns.
+    from Ampere on by Triton (`pallas_kernels.contract.MmaAttentionContract`), for latents of at most 576 columns. On
+    Hopper, latents of 512 + 64 columns of 16 bits have a kernel of their own, with the same bits.
 
     Args:
         query: (B, T, N, W) float32, bfloat16 or float16.

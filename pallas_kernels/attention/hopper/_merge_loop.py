@@ -22,9 +22,14 @@ from pallas_kernels.parts.hopper.tile import Arithmetic, across, i32, thread_of_
 MERGED_ROWS: Final = 4
 """Rows of a block."""
 
+WIDEST: Final = 256
+"""Most columns of a block: TMA copies no more at once."""
+
 WARP: Final = 32
 _MOST: Final = 128  # splits whose factors are found side by side
-_TOGETHER: Final = 16  # splits whose values are copied together
+TOGETHER: Final = 16
+"""Splits whose values are copied together."""
+
 _COPIED_BYTES: Final = 192 * 1024  # at once
 
 
@@ -53,11 +58,13 @@ class Form:
         splits: Splits that there is room for.
         size: Width of a head of the values.
         interpret: Whether the kernel runs in Mosaic's interpreter.
+        most: Most splits whose values are copied together, a power of two.
     """
 
     splits: int
     size: int
     interpret: bool
+    most: int = TOGETHER
 
     @property
     def layout(self) -> Any:
@@ -77,7 +84,7 @@ class Form:
     @property
     def together(self) -> int:
         """Splits whose values are copied together."""
-        return min(_TOGETHER, self.splits)
+        return min(self.most, self.splits)
 
     @property
     def stages(self) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 from pallas_kernels.contract import LEAST, SplitAttentionContract
 from pallas_kernels.parts.hopper.tile import ROWS, Arithmetic, across, add_to_lanes, filled
 
-_LN2: Final = float(np.float32(math.log(2)))
+LN2: Final = float(np.float32(math.log(2)))
 
 
 class Stats(NamedTuple):
@@ -118,5 +118,5 @@ def result(values: jax.Array, stats: Stats, sink: jax.Array | None, math_: Arith
     factor = inverse if factor is None else math_.product(factor, inverse)
     out = math_.fused(values, across(factor, columns), across(poisoned, columns))
     out = jnp.where(across(stats.total, columns) != 0, out, 0.0)
-    lse = math_.scaled(merged.maximum + math_.log2(merged.total), _LN2) + poisoned
+    lse = math_.scaled(merged.maximum + math_.log2(merged.total), LN2) + poisoned
     return out, jnp.where(stats.total != 0, lse, -jnp.inf)

@@ -24,13 +24,9 @@ def readable(call: AttentionCall, block: int, *, packed: bool) -> AttentionCall:
         packed: Whether the kernel for a few queries runs; it packs queries itself and reads 8-bit keys. The one for
             many reads 16 bits: as many queries read the cache, it is cheap to make them once.
     """
-    copies, page = call.key_scale is not None and not packed, call.key.shape[1]
-    if call.page_table is not None and (copies or page % _ROWS or (block % page and page % block)):
-        limits = jnp.asarray(call.limits, jnp.int32)
-        inside = pages_inside(call.page_table, limits[:, 2], page, call.key.shape[0])
-        limits = jnp.stack([limits[:, 0], jnp.where(inside, limits[:, 1], -1), limits[:, 2]], axis=1)
-        key, value = (_gathered(x, call.page_table) for x in (call.key, call.values))
-        call = replace(call, key=key, value=value, limits=limits, page_table=None)
+    copies = call.key_scale is not None and not packed
+    if call.page_table is not None and (copies or not in_whole_rows(call.key.shape[1], block)):
+        call = gathered(call)
     if copies and call.key_scale is not None:
         query = scaled_queries(call.query, call.key_scale, call.key.dtype)
         key, value = (numbers(x, query.dtype) for x in (call.key, call.values))
@@ -38,6 +34,22 @@ def readable(call: AttentionCall, block: int, *, packed: bool) -> AttentionCall:
     if call.page_table is None:
         call = replace(call, key=padded(call.key), value=padded(call.values))
     return call if packed else replace(call, query=padded(call.query))
+
+
+def in_whole_rows(page: int, block: int) -> bool:
+    """Returns whether blocks of keys can be copied from pages of a size."""
+    return page % _ROWS == 0 and (block % page == 0 or page % block == 0)
+
+
+def gathered(call: AttentionCall) -> AttentionCall:
+    """Returns a call of pages with contiguous caches, its sequences with pages outside of the cache marked."""
+    table: Any = call.page_table
+    limits, value = jnp.asarray(call.limits, jnp.int32), call.value
+    inside = pages_inside(table, limits[:, 2], call.key.shape[1], call.key.shape[0])
+    limits = jnp.stack([limits[:, 0], jnp.where(inside, limits[:, 1], -1), limits[:, 2]], axis=1)
+    if value is not None:
+        value = _gathered(value, table)
+    return replace(call, key=_gathered(call.key, table), value=value, limits=limits, page_table=None)
 
 
 def with_whole_factors(call: AttentionCall) -> AttentionCall:

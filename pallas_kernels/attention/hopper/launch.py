@@ -57,7 +57,7 @@ def attention(
         raise UnsupportedError(f"attention on a Hopper GPU: expected a SplitAttentionContract, got {contract!r}.")
     scoring = Scoring.of(call.options)
     if call.is_empty:
-        return _of_no_keys(call)
+        return of_no_keys(call)
     length, capacity, page = call.query.shape[1], call.capacity, call.key.shape[1]
     problem = _problem(call, contract)
     schedule = attention_schedule(problem) if schedule is None else schedule
@@ -97,7 +97,7 @@ def attention(
     return decode(replace(call, common_prefix=shared), body)
 
 
-def _of_no_keys(call: AttentionCall) -> tuple[jax.Array, jax.Array]:
+def of_no_keys(call: AttentionCall) -> tuple[jax.Array, jax.Array]:
     """Returns the results of a call without anything to compute."""
     rows = call.query.shape[:3]
     wrong = jnp.asarray(call.limits)[:, 1, None, None] < 0

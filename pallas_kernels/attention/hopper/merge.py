@@ -8,7 +8,8 @@ time: when one sequence is decoded, a block is alone on its multiprocessor and c
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import jax
 import jax.experimental.pallas as pl
@@ -20,13 +21,36 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
 from pallas_kernels.attention.call import AttentionCall
-from pallas_kernels.attention.hopper._merge_loop import MERGED_ROWS, WARP, Form, MergeLoop
+from pallas_kernels.attention.hopper._merge_loop import MERGED_ROWS, TOGETHER, WARP, WIDEST, Form, MergeLoop
 from pallas_kernels.attention.hopper._online import of_queries, result
-from pallas_kernels.attention.hopper._setup import Lengths, Setup
+from pallas_kernels.attention.hopper._setup import Lengths
 from pallas_kernels.parts.hopper.inline import fragmented, held, inline
 from pallas_kernels.parts.hopper.launch import launch
 from pallas_kernels.parts.hopper.registers import count, with_number
 from pallas_kernels.parts.hopper.tile import Arithmetic, i32, store_few, thread_of_warpgroup
+
+
+class Setup(Protocol):
+    """What a merge knows before it runs; see `_setup.Setup`."""
+
+    @property
+    def queries(self) -> int:
+        """Queries of each sequence."""
+
+    @property
+    def group(self) -> int:
+        """Query heads per key head."""
+
+    @property
+    def unit(self) -> float:
+        """Unit of 8-bit values; 1 for others."""
+
+    @property
+    def interpret(self) -> Any:
+        """False, or parameters of Mosaic's interpreter."""
+
+    def leads_outside(self, table: Any, sequence: Any, keys: Any) -> jax.Array | None:
+        """Returns whether the page table of a sequence leads outside of the cache; None without pages."""
 
 
 def merge(
@@ -40,6 +64,8 @@ def merge(
     splits_of: Callable[[Any, Any, Any], tuple[Any, Any]],
     room: tuple[int, int] | None = None,
     place_of: Callable[[Any, Any], tuple[Any, Any]] = lambda sequence, row: (sequence, row),
+    result_of: Callable[..., tuple[jax.Array, jax.Array]] = result,
+    together: int = TOGETHER,
 ) -> tuple[jax.Array, jax.Array]:
     """Merges the splits of each row.
 
@@ -54,13 +80,16 @@ def merge(
         splits_of: Maps the limits of a sequence to the first and the end of its computed splits.
         room: B and R of the results, if they differ from `values` and `stats`.
         place_of: Maps a sequence of the results and the first of four rows to their position in `values` and `stats`.
+        result_of: Gives outputs and the log-sum-exp of what was merged, as `result` does.
+        together: Most splits whose values are copied together, whether or not they were computed; a power of two.
 
     Returns:
         The outputs (B, R, H) of `dtype` and the log-sum-exp (B, R), float32.
     """
     batch, splits, padded, size = values.shape
     batch, padded = room or (batch, padded)
-    form = Form(splits, size, bool(setup.interpret))
+    slices = -(-size // WIDEST)
+    form = Form(splits, size // slices, bool(setup.interpret), together)
     own = call.only("page_table", "sinks", "value_scale")
     own = replace(own, query=None, key=None, value=None)  # type: ignore[arg-type]
     math = Arithmetic(form.layout, form.interpret)
@@ -74,6 +103,9 @@ def merge(
         keys = numbers.keys[sequence]
         span = splits_of(numbers.offsets[sequence], queries, keys)
         place, first = place_of(sequence, part.start)
+        if slices > 1:
+            columns = pl.ds(lax.axis_index("slice") * form.size, form.size)
+            values_ref, out_ref = values_ref.at[:, :, :, columns], out_ref.at[:, :, columns]
         key_loop = MergeLoop.of(
             form, values_ref, stats_ref, (place, pl.ds(first, MERGED_ROWS)), span, (copied, arrived)
         )
@@ -83,7 +115,7 @@ def merge(
         factors = None
         if given.value_scale is not None:
             of_sequence = given.value_scale.at[sequence if given.value_scale.shape[0] > 1 else 0]
-            like = form.full((MERGED_ROWS, size), 0)
+            like = form.full((MERGED_ROWS, form.size), 0)
             factors = math.scaled(_of_heads(of_sequence, part.start, rows, like, form), 1 / setup.unit)
         stats, total = key_loop.run()
         query = jnp.int32(0)
@@ -95,18 +127,19 @@ def merge(
         if given.sinks is not None:
             of_rows = given.sinks.at[sequence if given.sinks.shape[0] > 1 else 0, part]
             sink = plgpu.load(of_rows, layout=form.rows, optimized=False)
-        out, lse = result(total, stats, sink, math)
+        out, lse = result_of(total, stats, sink, math)
         out = out.astype(dtype)
         if factors is not None:
             out = math.product(out.astype(jnp.float32), factors).astype(dtype)
         store_few(out_ref.at[sequence, part], out, form.interpret)
-        store_few(lse_ref.at[sequence, part], lse, form.interpret)
+        store_lse = partial(store_few, lse_ref.at[sequence, part], lse, form.interpret)
+        store_lse() if slices == 1 else pl.when(lax.axis_index("slice") == 0)(store_lse)
 
     out, lse = launch(
         "attention_merge",
         kernel,
         [jax.ShapeDtypeStruct((batch, padded, size), dtype), jax.ShapeDtypeStruct((batch, padded), jnp.float32)],
-        {"part": padded // MERGED_ROWS, "sequence": batch},
+        {"part": padded // MERGED_ROWS, "sequence": batch} | ({"slice": slices} if slices > 1 else {}),
         form.scratch(),
         parameters=plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         interpret=setup.interpret,
