@@ -64,6 +64,7 @@ _ATTENTION_ARRAYS: Final = frozenset(
     ("page_table", "alibi_slopes", "sinks", "key_scale", "value_scale", "common_prefix", "bias", "mask")
 )
 """The optional arrays that the kernels of attention read. Calls with others are left to the portable programs."""
+_CONV: Final = "causal_conv.jax_triton.launch"
 _DELTA_RULE: Final = "delta_rule.extend"
 _DELTA_WIDTHS: Final = (64, 128)
 
@@ -156,6 +157,11 @@ def _routing(contracts: Any) -> OnlineRowContract | RowContract | None:
     given = dict(contracts.softmax)
     served = isinstance(given["contract"], OnlineRowContract | RowContract) and given.get("functions") == PTX_FUNCTIONS
     return given["contract"] if served and contracts.sums == _ROWS else None
+
+
+def _of_heads(norm: RowContract | None) -> RowContract | None:
+    """Returns the order of the norm of heads, for kernels that compute it after the convolution."""
+    return norm if norm == _ROWS else None
 
 
 def _delta_rule(sizes: tuple[str, int, int]) -> MmaDeltaRuleContract | None:
@@ -251,5 +257,9 @@ KERNELS: Final = (
     _on_all("rows_of_tokens", f"{_EXPERTS}:rows_of_tokens"),
     _on_all("pick_rows", "pick.jax_triton.launch:pick_rows"),
     _on_all("rotate_and_store", "rotary.jax_triton.launch:rotate_and_store", None, XLA_FUNCTIONS),
+    _on_all("causal_conv", f"{_CONV}:causal_conv", None, XLA_FUNCTIONS),
+    _on_all("causal_conv", f"{_CONV}:causal_conv", _of_heads, XLA_FUNCTIONS),
+    _on_all("causal_conv_extend", f"{_CONV}:causal_conv_extend", None, XLA_FUNCTIONS),
+    _on_all("causal_conv_extend", f"{_CONV}:causal_conv_extend", _of_heads, XLA_FUNCTIONS),
     _on_all("draw", "sampling.jax_triton.launch:draw", GUMBEL),
 )

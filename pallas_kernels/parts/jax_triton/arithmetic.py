@@ -1,6 +1,7 @@
 """Element-wise functions of Triton kernels as fixed sequences of PTX instructions, with explicit rounding.
 
-They are sequences of the kernels for Hopper, and have their contract (`pallas_kernels.contract.PTX_FUNCTIONS`).
+They are sequences of the kernels for Hopper, and have their contract (`pallas_kernels.contract.PTX_FUNCTIONS`), except
+for `xla_silu`.
 """
 
 from typing import Final
@@ -15,13 +16,17 @@ from pallas_kernels.parts.ptx import (
     INTEGER_QUOTIENT,
     LARGE_POWER,
     PLAIN_EXPONENTIAL,
+    SHORT_XLA_SILU,
     SILU,
     SMALL_SCALE,
+    XLA_SILU,
 )
 
 _EXPONENTIAL: Final = tl.constexpr(EXPONENTIAL)
 _PLAIN_EXPONENTIAL: Final = tl.constexpr(PLAIN_EXPONENTIAL)
 _SILU: Final = tl.constexpr(SILU)
+_XLA_SILU: Final = tl.constexpr(XLA_SILU)
+_SHORT_XLA_SILU: Final = tl.constexpr(SHORT_XLA_SILU)
 _INTEGER_QUOTIENT: Final = tl.constexpr(INTEGER_QUOTIENT)
 _FLOAT_QUOTIENT: Final = tl.constexpr(FLOAT_QUOTIENT)
 _SMALL_SCALE: Final = tl.constexpr(float(SMALL_SCALE))
@@ -51,6 +56,13 @@ def logarithm(x):
 def silu(x):
     """Returns x / (1 + exp(-x)) of float32."""
     return tl.inline_asm_elementwise(_SILU, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def xla_silu(x, SHORT: tl.constexpr):
+    """Returns x / (1 + exp(-x)) of float32 with the bits of XLA."""
+    ptx: tl.constexpr = _SHORT_XLA_SILU if SHORT else _XLA_SILU
+    return tl.inline_asm_elementwise(ptx, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit

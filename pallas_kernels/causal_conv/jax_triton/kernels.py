@@ -1,0 +1,241 @@
+"""Bodies of the Triton kernels of the causal convolution: a program has some tokens of a sequence, and 128 channels.
+
+Its channels are four blocks of 32. Every product and sum is rounded, in the order of the portable program: the launch
+does not let the compiler fuse them. Heads of queries and keys have 128 channels, so a program has all that their norm
+adds.
+"""
+
+import triton
+import triton.language as tl
+
+from pallas_kernels.parts.jax_triton.arithmetic import xla_silu
+from pallas_kernels.parts.jax_triton.quarters import sum_of_quarters
+from pallas_kernels.parts.jax_triton.rows import quotient, reciprocal
+
+
+@triton.jit
+def whole_kernel(x_ptr, weight_ptr, bias_ptr, before_ptr, tokens, y_ptr, form: tl.constexpr):
+    """Convolves sequences; the tokens before the first one are zeros or those of `before`."""
+    TAPS: tl.constexpr = form.taps
+    sequence = tl.program_id(2).to(tl.int64)
+    _convolve((x_ptr, weight_ptr, bias_ptr, before_ptr), sequence, sequence, TAPS - 1, tokens, tokens, y_ptr, form)
+
+
+@triton.jit
+def whole_heads_kernel(
+    x_ptr, weight_ptr, bias_ptr, before_ptr, tokens, query_ptr, key_ptr, value_ptr, form: tl.constexpr
+):
+    """Convolves sequences and divides the heads of queries and keys by their lengths."""
+    TAPS: tl.constexpr = form.taps
+    sequence = tl.program_id(2).to(tl.int64)
+    results = (query_ptr, key_ptr, value_ptr)
+    _convolve((x_ptr, weight_ptr, bias_ptr, before_ptr), sequence, sequence, TAPS - 1, tokens, tokens, results, form)
+
+
+@triton.jit
+def extend_kernel(
+    x_ptr, weight_ptr, bias_ptr, given_ptr, first_ptr, count_ptr, slot_ptr, tokens, y_ptr, state_ptr, form: tl.constexpr
+):
+    """Continues sequences after the tokens that the state holds, and stores their last tokens in it, in place."""
+    arrays = (x_ptr, weight_ptr, bias_ptr, state_ptr)
+    _extend(arrays, (first_ptr, count_ptr, slot_ptr), tokens, y_ptr, form)
+
+
+@triton.jit
+def extend_heads_kernel(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    given_ptr,
+    first_ptr,
+    count_ptr,
+    slot_ptr,
+    tokens,
+    query_ptr,
+    key_ptr,
+    value_ptr,
+    state_ptr,
+    form: tl.constexpr,
+):
+    """Does what `extend_kernel` does, and divides the heads of queries and keys by their lengths."""
+    arrays = (x_ptr, weight_ptr, bias_ptr, state_ptr)
+    _extend(arrays, (first_ptr, count_ptr, slot_ptr), tokens, (query_ptr, key_ptr, value_ptr), form)
+
+
+@triton.jit
+def _extend(arrays, places, tokens, results, form: tl.constexpr):
+    ROWS: tl.constexpr = form.rows
+    KEPT: tl.constexpr = form.kept
+    LAST: tl.constexpr = form.last
+    SOURCE: tl.constexpr = form.source
+    CHANNELS: tl.constexpr = form.channels
+    sequence = tl.program_id(2).to(tl.int64)
+    first = tl.load(places[0] + sequence)
+    count = tl.load(places[1] + sequence)
+    slot = tl.load(places[2] + sequence).to(tl.int64)
+    _convolve(arrays, sequence, slot, first, count, tokens, results, form)
+    if tl.program_id(1) == 0:
+        # Only this program reads these channels of the state, and all of its threads have read them.
+        tl.debug_barrier()
+        column = (tl.program_id(0) * 128 + tl.arange(0, 128))[None, :]
+        stored = (tl.maximum(count - KEPT, 0) + tl.arange(0, LAST))[:, None]
+        there = (stored < count) & (column < CHANNELS)
+        x = tl.load(arrays[0] + (sequence * tokens + stored) * SOURCE + column, mask=there)
+        tl.store(arrays[3] + (slot * KEPT + (first + stored) % KEPT) * CHANNELS + column, x, mask=there)
+
+
+@triton.jit
+def _convolve(arrays, sequence, slot, first, count, tokens, results, form: tl.constexpr):
+    """Computes the tokens of this program: zeros from `count` on, nan if that is negative.
+
+    A row has `PHASES` tokens, of which each thread has all: a token that it has read serves every window that holds it.
+    """
+    ROWS: tl.constexpr = form.rows
+    PHASES: tl.constexpr = form.phases
+    KEYS: tl.constexpr = form.keys
+    unit = tl.program_id(0)
+    start = tl.program_id(1) * (ROWS * PHASES)
+    token = (start + tl.arange(0, ROWS) * PHASES)[:, None]
+    rows = _rows_of(arrays, sequence, slot, first, token, tokens, form)
+    a = _block(arrays, rows, unit * 128, form)
+    b = _block(arrays, rows, unit * 128 + 32, form)
+    c = _block(arrays, rows, unit * 128 + 64, form)
+    d = _block(arrays, rows, unit * 128 + 96, form)
+    if KEYS > 0:
+        if unit < 2 * KEYS:
+            for phase in tl.static_range(PHASES):
+                y = _of_length_1((a[phase], b[phase], c[phase], d[phase]), form)
+                _write_token(results, sequence, token + phase, count, tokens, unit, y, form)
+        else:
+            for phase in tl.static_range(PHASES):
+                y = (a[phase], b[phase], c[phase], d[phase])
+                _write_token(results, sequence, token + phase, count, tokens, unit, y, form)
+    else:
+        for phase in tl.static_range(PHASES):
+            y = (a[phase], b[phase], c[phase], d[phase])
+            _write_token(results, sequence, token + phase, count, tokens, unit, y, form)
+    if start + ROWS * PHASES > count:
+        fill = tl.full((ROWS, 32), 0.0, arrays[0].dtype.element_ty)
+        fill = tl.where(count < 0, fill + float("nan"), fill)
+        after = tl.maximum(count, 0)
+        for phase in tl.static_range(PHASES):
+            at = token + phase
+            there = (at >= after) & (at < tokens)
+            _write(results, sequence * tokens + at, there, unit, 0, fill, form)
+            _write(results, sequence * tokens + at, there, unit, 32, fill, form)
+            _write(results, sequence * tokens + at, there, unit, 64, fill, form)
+            _write(results, sequence * tokens + at, there, unit, 96, fill, form)
+
+
+@triton.jit
+def _rows_of(arrays, sequence, slot, first, token, tokens, form: tl.constexpr):
+    """Returns pointers (R, 1) to rows of tokens and which of them exist: those before the first phase, then each phase.
+
+    Args:
+        arrays: Pointers to the tokens, the weight, the bias, and the tokens before.
+        sequence: Number of the sequence.
+        slot: Where the tokens before are.
+        first: Position of the first token.
+        token: (R, 1), that of the first phase.
+        tokens: Tokens of a sequence in the array.
+        form: See `ConvForm`.
+    """
+    BEFORE: tl.constexpr = form.taps - 1
+    PHASES: tl.constexpr = form.phases
+    KEPT: tl.constexpr = form.kept
+    SOURCE: tl.constexpr = form.source
+    CHANNELS: tl.constexpr = form.channels
+    rows = ()
+    for i in tl.static_range(PHASES + BEFORE):
+        place = token + (i - BEFORE)
+        pointers = arrays[0] + (sequence * tokens + place) * SOURCE
+        exists = (place >= 0) & (place < tokens)
+        if KEPT > 0 and i < BEFORE:
+            position = first + place
+            kept = arrays[3] + (slot * KEPT + tl.maximum(position, 0) % KEPT) * CHANNELS
+            pointers = tl.where(place >= 0, pointers, kept)
+            exists = (place < tokens) & ((place >= 0) | (position >= 0))
+        rows = rows + ((pointers, exists),)
+    return rows
+
+
+@triton.jit
+def _block(arrays, rows, column, form: tl.constexpr):
+    """Returns for each phase the activation of the sums of 32 channels (R, 32), rounded to the dtype of the tokens."""
+    TAPS: tl.constexpr = form.taps
+    PHASES: tl.constexpr = form.phases
+    CHANNELS: tl.constexpr = form.channels
+    columns = column + tl.arange(0, 32)
+    inside = columns < CHANNELS
+    # A row of the weights has the taps of a channel, from the oldest one on.
+    each = columns[:, None] * TAPS + tl.arange(0, TAPS)[None, :]
+    weights = tl.load(arrays[1] + each, mask=inside[:, None], other=0.0).to(tl.float32)
+    even, odd = tl.split(tl.reshape(weights, (32, 2, 2)))
+    w0, w2 = tl.split(even)
+    w1, w3 = tl.split(odd)
+    columns = columns[None, :]
+    inside = inside[None, :]
+    read = ()
+    for i in tl.static_range(PHASES + TAPS - 1):
+        read = read + (tl.load(rows[i][0] + columns, mask=rows[i][1] & inside, other=0.0).to(tl.float32),)
+    results = ()
+    for phase in tl.static_range(PHASES):
+        total = read[phase] * w0[None, :]
+        total = total + read[phase + 1] * w1[None, :]
+        total = total + read[phase + 2] * w2[None, :]
+        total = total + read[phase + 3] * w3[None, :]
+        if form.biased:
+            total = total + tl.load(arrays[2] + columns, mask=inside, other=0.0).to(tl.float32)
+        if form.silu:
+            total = xla_silu(total, form.short)
+        results = results + (total.to(arrays[0].dtype.element_ty),)
+    return results
+
+
+@triton.jit
+def _of_length_1(y, form: tl.constexpr):
+    """Divides heads, four blocks (R, 32), by their lengths."""
+    ROWS: tl.constexpr = form.rows
+    dtype: tl.constexpr = y[0].dtype
+    a = y[0].to(tl.float32)
+    b = y[1].to(tl.float32)
+    c = y[2].to(tl.float32)
+    d = y[3].to(tl.float32)
+    total = sum_of_quarters(a * a, b * b, c * c, d * d, ROWS)
+    factor = reciprocal(tl.sqrt_rn(quotient(total, 128) + form.eps))
+    return (
+        ((a * factor) * form.scale).to(dtype),
+        ((b * factor) * form.scale).to(dtype),
+        ((c * factor) * form.scale).to(dtype),
+        ((d * factor) * form.scale).to(dtype),
+    )
+
+
+@triton.jit
+def _write_token(results, sequence, token, count, tokens, unit, y, form: tl.constexpr):
+    """Writes the channels of tokens before `count`."""
+    at = sequence * tokens + token
+    there = token < tl.minimum(count, tokens)
+    _write(results, at, there, unit, 0, y[0], form)
+    _write(results, at, there, unit, 32, y[1], form)
+    _write(results, at, there, unit, 64, y[2], form)
+    _write(results, at, there, unit, 96, y[3], form)
+
+
+@triton.jit
+def _write(results, at, there, unit, column: tl.constexpr, y, form: tl.constexpr):
+    """Writes 32 channels of tokens: to the one result, or to that of three which has the heads of these channels."""
+    KEYS: tl.constexpr = form.keys
+    VALUES: tl.constexpr = form.values
+    CHANNELS: tl.constexpr = form.channels
+    columns = (column + tl.arange(0, 32))[None, :]
+    if KEYS > 0:
+        if unit < KEYS:
+            tl.store(results[0] + (at * KEYS + unit) * 128 + columns, y, mask=there)
+        elif unit < 2 * KEYS:
+            tl.store(results[1] + (at * KEYS + (unit - KEYS)) * 128 + columns, y, mask=there)
+        else:
+            tl.store(results[2] + (at * VALUES + (unit - 2 * KEYS)) * 128 + columns, y, mask=there)
+    else:
+        columns = unit * 128 + columns
+        tl.store(results + at * CHANNELS + columns, y, mask=there & (columns < CHANNELS))

@@ -1,0 +1,46 @@
+"""Schedules of the causal convolution in Triton. They do not affect the bits."""
+
+from dataclasses import dataclass
+from typing import Final
+
+_ROWS: Final = 32
+_WARPS: Final = 4
+_ROWS_OF_WARP: Final = 8  # 8 channels of a block for each thread
+
+
+@dataclass(frozen=True)
+class ConvSchedule:
+    """How tokens are distributed over programs, each of which has 128 channels.
+
+    Attributes:
+        rows: Rows of a program; a power of two.
+        warps: Warps of a program; a power of two.
+        phases: Tokens of a row, which one thread has; at least 1.
+
+    Raises:
+        ValueError: If a number is not a power of two.
+    """
+
+    rows: int
+    warps: int
+    phases: int = 1
+    short: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "warps"):
+            size = getattr(self, name)
+            if size < 1 or size & (size - 1):
+                raise ValueError(f"{name} must be a power of two, got {size}.")
+
+
+def conv_schedule(tokens: int) -> ConvSchedule:
+    """Returns the schedule for sequences of `tokens` tokens, at least 1.
+
+    Example:
+        >>> conv_schedule(1), conv_schedule(2048)
+        (ConvSchedule(rows=1, warps=1), ConvSchedule(rows=32, warps=4))
+    """
+    if tokens >= _ROWS:
+        return ConvSchedule(_ROWS, _WARPS)
+    rows = 1 << (tokens - 1).bit_length()
+    return ConvSchedule(rows, max(1, rows // _ROWS_OF_WARP))
