@@ -110,6 +110,35 @@ def causal_conv1d_extend(
     """
     op = "bijax.causal_conv1d_extend"
     x, weight, bias, sizes = _checked(op, x, weight, bias, activation)
+    y, new = extended(op, x, weight, bias, state, (start, lengths, slots), sizes, activation, None)
+    return y, new
+
+
+def extended(
+    op: str,
+    x: jax.Array,
+    weight: jax.Array,
+    bias: jax.Array | None,
+    state: Any,
+    places: tuple[Any, Any, Any],
+    sizes: dict[str, int],
+    activation: Activation,
+    heads: Heads | None,
+) -> Arrays:
+    """Returns the results of `causal_conv1d_extend`, or those of its heads, and the new state.
+
+    Args:
+        op: Name of the operation, for messages.
+        x: (B, T, C or more), checked.
+        weight: (C, W), checked.
+        bias: (C,), checked, or None.
+        state: As for `causal_conv1d_extend`.
+        places: `start`, `lengths` and `slots`, as for `causal_conv1d_extend`.
+        sizes: B, T, C and W.
+        activation: As for `causal_conv1d_extend`.
+        heads: The heads of the channels, or None for one result.
+    """
+    start, lengths, slots = places
     state = float_array(op, "state", state)
     check_shape(op, "state", state, ("B" if slots is None else "slots", "S", "C"), sizes)
     if state.dtype != x.dtype:
@@ -127,20 +156,19 @@ def causal_conv1d_extend(
     check_known(op, "lengths", lengths, 0, total, "the tokens of a sequence")
     first, count = narrowed(start, 0, 2**31 - 1 - total), narrowed(lengths, 0, total)
     valid = (first >= 0) & (count >= 0)
-    first, count = jnp.maximum(first, 0), jnp.where(valid, count, 0)
     if slots is None:
-        own = jnp.arange(sizes["B"], dtype=jnp.int32)
+        slot = jnp.arange(sizes["B"], dtype=jnp.int32)
     else:
-        own = narrowed(of_sequences(op, "slots", slots, sizes), 0, sizes["slots"] - 1)
-        own, count = jnp.maximum(own, 0), jnp.where(own >= 0, count, 0)
-
-    given = {"bias": bias, "first": first, "count": jnp.where(valid, count, -1), "slot": own}
+        slot = narrowed(of_sequences(op, "slots", slots, sizes), 0, sizes["slots"] - 1)
+        slot, count = jnp.maximum(slot, 0), jnp.where(slot >= 0, count, 0)
+    # A negative count says that the results are nan.
+    known = {"bias": bias, "first": jnp.maximum(first, 0), "count": jnp.where(valid, count, -1), "slot": slot}
 
     def compute(x: jax.Array, state: jax.Array) -> Arrays:
-        return _run(causal_conv_extend_kernel, x, weight, {**given, "state": state}, activation, None)
+        return run(causal_conv_extend_kernel, x, weight, {**known, "state": state}, activation, heads)
 
-    y, new = forward_only(op, compute, x, state)
-    return y, new
+    results: Arrays = forward_only(op, compute, x, state)
+    return results
 
 
 def _checked(
@@ -160,9 +188,10 @@ def _checked(
     return x, weight, bias, sizes
 
 
-def _run(
+def run(
     kernel: Kernel, x: jax.Array, weight: jax.Array, others: dict[str, Any], activation: Activation, heads: Heads | None
 ) -> Arrays:
+    """Calls a primitive with the arrays that there are."""
     given = {name: a for name, a in others.items() if a is not None}
     return kernel(x, weight, *given.values(), names=tuple(given), activation=activation, heads=heads)
 
@@ -172,7 +201,7 @@ def _convolve(
     before: jax.Array | None, x: jax.Array, weight: jax.Array, bias: jax.Array | None, activation: Activation
 ) -> jax.Array:
     others = {"bias": bias, "before": before}
-    return _run(causal_conv_kernel, x, weight, others, activation, None)[0]
+    return run(causal_conv_kernel, x, weight, others, activation, None)[0]
 
 
 def _forward(*arguments: Any) -> tuple[jax.Array, tuple[Any, ...]]:
