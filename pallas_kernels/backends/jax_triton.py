@@ -253,6 +253,7 @@ KERNELS: Final = (
     _on_all("select_experts", "routing.jax_triton.launch:select_experts", _routing, PTX_FUNCTIONS),
     _on_all("largest", "topk.jax_triton.launch:largest"),
     _on_all("sort_by_expert", f"{_EXPERTS}:sort_by_expert"),
+    _on_all("spread_to_experts", f"{_EXPERTS}:spread_to_experts"),
     _on_all("rows_by_count", f"{_EXPERTS}:rows_by_count"),
     _on_all("rows_of_tokens", f"{_EXPERTS}:rows_of_tokens"),
     _on_all("pick_rows", "pick.jax_triton.launch:pick_rows"),

@@ -41,6 +41,15 @@ def test_rows_of_experts() -> None:
     for size, options in (*SORTS.values(), (4096, {"first": 0, "end": 256, "allocated": 4096})):
         given = numbers(size, -2, options["end"] + 3)
         assert_same(expert_rows_triton.sort_by_expert, expert_rows.sort_by_expert, given, **options)
+    for dtype, columns, experts, places in (
+        ("bfloat16", 2048, 512, 10),
+        ("float32", 96, 7, 200),
+        ("float16", 7168, 1, 1),
+    ):
+        x, _ = rows_and_places(dtype, columns)
+        given = numbers(5 * places, -2, experts + 3)
+        options = {"experts": experts, "topk": places}
+        assert_same(expert_rows_triton.spread_to_experts, expert_rows.spread_to_experts, x, given, **options)
     spread = np.bincount(numbers(65536, 0, 256), minlength=256).tolist()
     for count, rows in (*COUNTS.values(), (spread, 65536)):
         given = jnp.array(count, jnp.int32)

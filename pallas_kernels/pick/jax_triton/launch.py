@@ -11,11 +11,11 @@ from pallas_kernels.pick.jax_triton.kernels import pick_kernel
 from pallas_kernels.schedule.jax_triton.routing import copies_rows, copy_warps, piece_columns, pieces_at_once
 from pallas_kernels.target import Target
 
-_COPIED: Final = ("float32", "bfloat16", "float16", "int8")
+COPIED: Final = ("float32", "bfloat16", "float16", "int8")
 
 
 def _serves(x: Any, place: Any, *_: Any, **__: Any) -> bool:
-    return x.dtype.name in _COPIED and place.shape[0] > 0 and copies_rows(x.shape[1], x.dtype.itemsize)
+    return x.dtype.name in COPIED and place.shape[0] > 0 and copies_rows(x.shape[1], x.dtype.itemsize)
 
 
 @served_if(_serves, "float32, bfloat16, float16 or int8 rows that a power of two of at least 32 columns divides")
