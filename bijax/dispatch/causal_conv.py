@@ -46,7 +46,8 @@ def _define(operation: str, state: bool) -> Kernel:
 
     def of_arrays(*arrays: jax.Array, names: tuple[str, ...], **form: Any) -> Arrays:
         x, weight, *others = arrays
-        return shapes(x, weight, **dict(zip(names, others, strict=True)), **form)
+        named: dict[str, Any] = dict(zip(names, others, strict=True)) | form
+        return shapes(x, weight, **named)
 
     def fold(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dict[str, Any]) -> Arrays | None:
         shared = [name in _SHARED for name in ("x", "weight", *parameters["names"])]

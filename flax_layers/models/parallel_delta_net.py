@@ -96,16 +96,16 @@ class ParallelGatedDeltaNet(CutLayer, GatedDeltaNet):
         g, beta = self.ops.delta_gates(b, a, self.a_log[...], self.dt_bias[...])
         return mixed.reshape(*x.shape[:2], self.channels), z.reshape(*x.shape[:2], -1), g, beta
 
-    def _conv_heads(self, mixed: jax.Array) -> tuple[jax.Array, ...]:
+    def _conv_heads(self, mixed: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         return self._heads(self.ops.causal_conv(mixed, self._kernel(mixed)))
 
     def _conv_heads_extend(
         self, mixed: jax.Array, inputs: jax.Array, **places: Any
-    ) -> tuple[tuple[jax.Array, ...], jax.Array]:
+    ) -> tuple[tuple[jax.Array, jax.Array, jax.Array], jax.Array]:
         mixed, new = self.ops.causal_conv_extend(mixed, self._kernel(mixed), inputs, **places)
         return self._heads(mixed), new
 
-    def _heads(self, mixed: jax.Array) -> tuple[jax.Array, ...]:
+    def _heads(self, mixed: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns queries, keys and values of the channels in the order of the groups."""
         keys = self.num_key_heads * self.key_dim
         in_order = ungrouped(mixed, self.parts, self.cut.leaves, self.cut.own_leaves)

@@ -40,7 +40,7 @@ class LinearAttentionOps:
         places: dict[str, Any] = {"start": start, "lengths": lengths, "slots": slots}
         return bijax.causal_conv1d_extend(x, weight, state=inputs, activation="silu", **places)
 
-    def conv_heads(self, x: jax.Array, weight: jax.Array, heads: Heads) -> tuple[jax.Array, ...]:
+    def conv_heads(self, x: jax.Array, weight: jax.Array, heads: Heads) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns queries, keys and values (B, T, heads, width): `causal_conv` of the first channels of x.
 
         Queries and keys are divided by their lengths, as `l2_norm` does.
@@ -57,7 +57,7 @@ class LinearAttentionOps:
         start: jax.Array,
         lengths: jax.Array,
         slots: jax.Array | None = None,
-    ) -> tuple[tuple[jax.Array, ...], jax.Array]:
+    ) -> tuple[tuple[jax.Array, jax.Array, jax.Array], jax.Array]:
         """The same for tokens of sequences, as `causal_conv_extend`. Returns the three, and the new inputs."""
         places: dict[str, Any] = {"start": start, "lengths": lengths, "slots": slots}
         return conv_heads_extend(x, weight, heads, state=inputs, **places)

@@ -50,7 +50,7 @@ class PlainLinearAttention(LinearAttentionOps):
         return y, inputs.at[rows, places].set(x, mode="drop")
 
     @override
-    def conv_heads(self, x: jax.Array, weight: jax.Array, heads: Heads) -> tuple[jax.Array, ...]:
+    def conv_heads(self, x: jax.Array, weight: jax.Array, heads: Heads) -> tuple[jax.Array, jax.Array, jax.Array]:
         return self._heads_of(self.causal_conv(x[..., : heads.channels], weight), heads)
 
     @override
@@ -64,12 +64,12 @@ class PlainLinearAttention(LinearAttentionOps):
         start: jax.Array,
         lengths: jax.Array,
         slots: jax.Array | None = None,
-    ) -> tuple[tuple[jax.Array, ...], jax.Array]:
+    ) -> tuple[tuple[jax.Array, jax.Array, jax.Array], jax.Array]:
         places: dict[str, Any] = {"start": start, "lengths": lengths, "slots": slots}
         y, new = self.causal_conv_extend(x[..., : heads.channels], weight, inputs, **places)
         return self._heads_of(y, heads), new
 
-    def _heads_of(self, y: jax.Array, heads: Heads) -> tuple[jax.Array, ...]:
+    def _heads_of(self, y: jax.Array, heads: Heads) -> tuple[jax.Array, jax.Array, jax.Array]:
         of_keys = heads.keys * heads.width
         query, key, value = jnp.split(y, [of_keys, 2 * of_keys], axis=-1)
         query, key = (x.reshape(*x.shape[:2], heads.keys, heads.width) for x in (query, key))

@@ -262,6 +262,6 @@ KERNELS: Final = (
     _on_all("causal_conv", f"{_CONV}:causal_conv", _of_heads, XLA_FUNCTIONS),
     _on_all("causal_conv_extend", f"{_CONV}:causal_conv_extend", None, XLA_FUNCTIONS),
     _on_all("causal_conv_extend", f"{_CONV}:causal_conv_extend", _of_heads, XLA_FUNCTIONS),
-    _on_all("gated_rms_norm", "norm.jax_triton.gated:gated_rms_norm", _of_heads, XLA_FUNCTIONS),
+    _on_all("gated_rms_norm", "gated_norm.jax_triton.launch:gated_rms_norm", _of_heads, XLA_FUNCTIONS),
     _on_all("draw", "sampling.jax_triton.launch:draw", GUMBEL),
 )

@@ -81,7 +81,10 @@ def case_whole() -> None:
         ("float32", 512, 512, HEADS, "silu"),
     ):
         x, before = numbers((2, 37, source), dtype, 0), numbers((2, 3, channels), dtype, 1)
-        weight, bias = np.random.default_rng(2).standard_normal((channels, TAPS)).astype(dtype), None if heads else x[0, 0, :channels]
+        weight, bias = (
+            np.random.default_rng(2).standard_normal((channels, TAPS)).astype(dtype),
+            None if heads else x[0, 0, :channels],
+        )
         for given in (None, before):
             joined = np.concatenate([np.zeros_like(before) if given is None else given, x[..., :channels]], 1)
             y = window_sums(joined, weight, bias, activation == "silu")

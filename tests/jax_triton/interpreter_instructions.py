@@ -17,8 +17,9 @@ _INSTRUCTIONS: Final[dict[str, Callable[..., np.ndarray]]] = {
     "lg2.approx.ftz.f32": np.log2,
 }
 
+
 def xla_silu(z: np.ndarray) -> np.ndarray:
-    """z / (1 + exp(-z)) in the steps of XLA."""
+    """Computes z / (1 + exp(-z)) in the steps of XLA."""
     z = np.asarray(z, np.float32)
     return z * (np.float32(1) / (np.float32(1) + np.exp(-z)))
 

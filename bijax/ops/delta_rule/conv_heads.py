@@ -14,8 +14,10 @@ from bijax.ops.delta_rule.causal_conv import causal_conv1d, extended, run
 from bijax.ops.norm.gated import l2_norm
 from pallas_kernels.causal_conv.heads import Heads
 
+Three = tuple[jax.Array, jax.Array, jax.Array]
 
-def conv_heads(x: Any, weight: Any, heads: Heads) -> Arrays:
+
+def conv_heads(x: Any, weight: Any, heads: Heads) -> Three:
     """Returns the heads of silu of the causal convolution of the first channels of tokens.
 
     Equal to `bijax.causal_conv1d` of these channels, and `bijax.l2_norm` of the heads of queries and keys.
@@ -35,12 +37,13 @@ def conv_heads(x: Any, weight: Any, heads: Heads) -> Arrays:
     Guarantee: row-invariant; the gradients as those of the two operations.
     """
     x, weight, _ = _checked(x, weight, heads)
-    return _conv_heads(x, weight, heads)
+    query, key, value = _conv_heads(x, weight, heads)
+    return query, key, value
 
 
 def conv_heads_extend(
     x: Any, weight: Any, heads: Heads, *, state: Any, start: Any, lengths: Any = None, slots: Any = None
-) -> tuple[Arrays, jax.Array]:
+) -> tuple[Three, jax.Array]:
     """Continues `conv_heads` as `bijax.causal_conv1d_extend` continues the convolution.
 
     Returns:
@@ -55,8 +58,9 @@ def conv_heads_extend(
     """
     x, weight, sizes = _checked(x, weight, heads)
     places = start, lengths, slots
-    *found, new = extended("bijax.causal_conv1d_extend", x, weight, None, state, places, sizes, "silu", heads)
-    return tuple(found), new
+    found = extended("bijax.causal_conv1d_extend", x, weight, None, state, places, sizes, "silu", heads)
+    query, key, value, new = found
+    return (query, key, value), new
 
 
 def _checked(x: Any, weight: Any, heads: Heads) -> tuple[jax.Array, jax.Array, dict[str, int]]:

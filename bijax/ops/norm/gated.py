@@ -122,10 +122,8 @@ def _apart(x: jax.Array, gate: jax.Array, weight: jax.Array | None, column: int,
     return y.astype(x.dtype)
 
 
-def _forward(
-    x: jax.Array, gate: jax.Array, weight: jax.Array | None, column: int, eps: float
-) -> tuple[jax.Array, Any]:
-    return jax.vjp(lambda *given: _apart(*given, column, eps), x, gate, weight)
+def _forward(x: jax.Array, gate: jax.Array, weight: jax.Array | None, column: int, eps: float) -> tuple[jax.Array, Any]:
+    return jax.vjp(lambda x, gate, weight: _apart(x, gate, weight, column, eps), x, gate, weight)
 
 
 def _backward(_: int, __: float, pull: Any, g: jax.Array) -> Any:

@@ -230,13 +230,13 @@ class GatedDeltaNet(nnx.Module):
     def _whole(self, mixed: jax.Array, g: jax.Array, beta: jax.Array) -> jax.Array:
         return self.ops.gated_delta_rule(*self._conv_heads(mixed), g, beta)
 
-    def _conv_heads(self, mixed: jax.Array) -> tuple[jax.Array, ...]:
+    def _conv_heads(self, mixed: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns queries, keys and values of whole sequences."""
         return self.ops.conv_heads(mixed, self._kernel(mixed), self._sizes)
 
     def _conv_heads_extend(
         self, mixed: jax.Array, inputs: jax.Array, **places: Any
-    ) -> tuple[tuple[jax.Array, ...], jax.Array]:
+    ) -> tuple[tuple[jax.Array, jax.Array, jax.Array], jax.Array]:
         """Returns queries, keys and values of new tokens, and the new inputs of the convolution."""
         return self.ops.conv_heads_extend(mixed, self._kernel(mixed), inputs, self._sizes, **places)
 

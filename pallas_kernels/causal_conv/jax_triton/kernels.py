@@ -64,7 +64,6 @@ def extend_heads_kernel(
 
 @triton.jit
 def _extend(arrays, places, tokens, results, form: tl.constexpr):
-    ROWS: tl.constexpr = form.rows
     KEPT: tl.constexpr = form.kept
     LAST: tl.constexpr = form.last
     SOURCE: tl.constexpr = form.source

@@ -64,12 +64,10 @@ class ConvForm:
     short: bool
 
 
-def _serves(
-    x: Any, weight: Any, *, heads: Heads | None, contract: RowContract | None = None, **others: Any
-) -> bool:
+def _serves(x: Any, weight: Any, *, heads: Heads | None, contract: RowContract | None = None, **others: Any) -> bool:
     arrays = [x, weight, *(others[name] for name in ("bias", "before", "state") if others.get(name) is not None)]
     (batch, tokens, _), (channels, taps) = x.shape, weight.shape
-    there = 0 < batch <= _MOST_OF_GRID and 0 < tokens and 0 < channels and tokens < 1 << 20
+    there = 0 < batch <= _MOST_OF_GRID and tokens > 0 and channels > 0 and tokens < 1 << 20
     known = {a.dtype.name for a in arrays} <= _DTYPES and taps == _TAPS
     fits = heads is None or (heads.width == heads.value_width == _WIDTH and contract == row_contract())
     return bool(there and known and fits)

@@ -1,4 +1,4 @@
-"""Rows of 128 columns in Triton kernels as four blocks of 32: a thread has numbers of all four, and adds them itself."""
+"""Rows of 128 columns in Triton kernels as four blocks of 32: a thread has numbers of all four, and adds them."""
 
 import triton
 import triton.language as tl

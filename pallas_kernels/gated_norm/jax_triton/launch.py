@@ -6,7 +6,7 @@ from typing import Any, Final
 import jax
 
 from pallas_kernels.contract import XLA_FUNCTIONS, ElementwiseContract, RowContract, honour, row_contract
-from pallas_kernels.norm.jax_triton.gated_kernels import gated_rms_norm_kernel
+from pallas_kernels.gated_norm.jax_triton.kernels import gated_rms_norm_kernel
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.parts.jax_triton.launch import launch
 from pallas_kernels.parts.served import served_if
