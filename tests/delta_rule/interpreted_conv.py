@@ -14,6 +14,8 @@ from pallas_kernels.causal_conv.heads import Heads
 from pallas_kernels.causal_conv.jax_triton.launch import causal_conv, causal_conv_extend
 from pallas_kernels.causal_conv.schedule.jax_triton import ConvSchedule
 from pallas_kernels.contract import XLA_FUNCTIONS, row_contract
+from pallas_kernels.gated_norm.jax_triton.launch import gated_rms_norm
+from pallas_kernels.gated_norm.schedule.jax_triton import GatedSchedule
 from pallas_kernels.target import Target
 from tests.jax_triton.interpreted import interpret_launches
 from tests.jax_triton.interpreter_instructions import interpret_instructions, xla_silu
@@ -138,8 +140,33 @@ def case_extend() -> None:
                 assert_bits_equal(new, after)
 
 
+def case_gated() -> None:
+    for dtype in ("float16", "float32"):
+        x, gate = numbers((3, 5, 2, 128), dtype, 6), numbers((3, 5, 300), dtype, 7)
+        weight = np.random.default_rng(8).standard_normal(128).astype(np.float32)
+        wide, opened = x.astype(np.float32), xla_silu(gate[..., 44:].astype(np.float32)).reshape(x.shape)
+        for scale in (weight, None):
+            with np.errstate(all="ignore"):
+                total = halve((wide * wide).reshape(-1, 128)).reshape(3, 5, 2, 1)
+                y = wide * (np.float32(1) / np.sqrt(total / np.float32(128) + np.float32(1e-6)))
+                y = ((y if scale is None else y * scale) * opened).astype(dtype)
+            for schedule in (None, GatedSchedule(8, 1), GatedSchedule(2, 1)):
+                found = gated_rms_norm(
+                    x=jnp.asarray(x.reshape(-1, 128)),
+                    gate=jnp.asarray(gate.reshape(-1, 300)),
+                    weight=None if scale is None else jnp.asarray(scale),
+                    column=44,
+                    eps=1e-6,
+                    contract=row_contract(),
+                    functions=XLA_FUNCTIONS,
+                    target=TARGET,
+                    schedule=schedule,
+                )
+                same(found, [y.reshape(-1, 128)])
+
+
 if __name__ == "__main__":
     interpret_instructions()
     interpret_launches()
-    {"whole": case_whole, "extend": case_extend}[sys.argv[1]]()
+    {"whole": case_whole, "extend": case_extend, "gated": case_gated}[sys.argv[1]]()
     print("equal")

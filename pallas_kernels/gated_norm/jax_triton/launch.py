@@ -7,6 +7,7 @@ import jax
 
 from pallas_kernels.contract import XLA_FUNCTIONS, ElementwiseContract, RowContract, honour, row_contract
 from pallas_kernels.gated_norm.jax_triton.kernels import gated_rms_norm_kernel
+from pallas_kernels.gated_norm.schedule.jax_triton import GatedSchedule, gated_schedule
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.parts.jax_triton.launch import launch
 from pallas_kernels.parts.served import served_if
@@ -56,9 +57,7 @@ def gated_rms_norm(
     contract: RowContract,
     functions: ElementwiseContract,
     target: Target,
-    rows: int = 0,
-    warps: int = 0,
-    short: bool = False,
+    schedule: GatedSchedule | None = None,
 ) -> tuple[jax.Array]:
     """Bit-identical to `rms_norm` in float32 and an element-wise product with silu of the gates.
 
@@ -66,15 +65,16 @@ def gated_rms_norm(
     """
     honour("gated_rms_norm", functions, XLA_FUNCTIONS)
     count = x.shape[0]
-    rows, warps = rows or (32 if count > 4096 else 8), warps or (4 if count > 4096 else 1)
-    form = GateForm(count // gate.shape[0], gate.shape[1], column, eps, weight is not None, rows, short)
+    schedule = schedule or gated_schedule(count)
+    heads, source = count // gate.shape[0], gate.shape[1]
+    form = GateForm(heads, source, column, eps, weight is not None, schedule.rows, schedule.short)
     (y,) = launch(
         gated_rms_norm_kernel,
         *(x, gate, x if weight is None else weight, count),
         target=target,
         out=[jax.ShapeDtypeStruct(x.shape, x.dtype)],
-        grid=(-(-count // rows),),
-        warps=warps,
+        grid=(-(-count // schedule.rows),),
+        warps=schedule.warps,
         stages=1,
         fuses=False,
         constants={"form": form},
