@@ -63,7 +63,7 @@ def causal_conv_extend(
     state: jax.Array,
     first: jax.Array,
     count: jax.Array,
-    slot: jax.Array,
+    slot: jax.Array | None = None,
     activation: str | None,
     heads: None = None,
     functions: ElementwiseContract = XLA_FUNCTIONS,
@@ -78,7 +78,7 @@ def causal_conv_extend(
         state: (N, S, C) of the dtype of `x`: the token of position p is at p mod S.
         first: (B,) int32, the position of each sequence's first token, at least 0.
         count: (B,) int32, how many of the T tokens a sequence has; the results of one with a negative number are nan.
-        slot: (B,) int32, where the tokens of a sequence are in `state`.
+        slot: (B,) int32, where the tokens of a sequence are in `state`; by default those of sequence b are at b.
         activation: As for `causal_conv`.
         heads: As for `causal_conv`.
         functions: As for `causal_conv`.
@@ -93,6 +93,7 @@ def causal_conv_extend(
     x = x[..., : weight.shape[0]]
     before, total, kept = weight.shape[1] - 1, x.shape[1], state.shape[1]
     known = jnp.maximum(count, 0)
+    slot = jnp.arange(x.shape[0], dtype=jnp.int32) if slot is None else slot
     earlier = first[:, None] - before + jnp.arange(before, dtype=jnp.int32)[None]
     old = state.at[slot[:, None], jnp.maximum(earlier, 0) % kept].get(mode="clip")
     # Whoever writes there does so after they were read: else XLA would copy the state first.

@@ -105,12 +105,14 @@ def case_whole() -> None:
 
 
 def case_extend() -> None:
-    for dtype, channels, kept, heads in (("float16", 512, 16, HEADS), ("float32", 150, 5, None)):
+    for dtype, channels, kept, heads, in_order in (
+        ("float16", 512, 16, HEADS, False), ("float32", 150, 5, None, True),
+    ):  # fmt: skip
         starts = np.array([0, 1, 2, 3, 61, 7, 5], np.int32)
         x = numbers((len(starts), 80, channels), dtype, 3)
         weight = np.random.default_rng(4).standard_normal((channels, TAPS)).astype(dtype)
         y = window_sums(np.concatenate([np.zeros_like(x[:, :3]), x], 1), weight, None, True)
-        slots = np.array([3, 8, 0, 1, 5, 2, 7], np.int32)
+        slots = np.arange(7, dtype=np.int32) if in_order else np.array([3, 8, 0, 1, 5, 2, 7], np.int32)
         for total in (1, 3, 8, 19):
             counts = np.array([total, min(2, total), total, 0, total, -1, 1], np.int32)
             state = numbers((9, kept, channels), dtype, 5)
@@ -132,7 +134,7 @@ def case_extend() -> None:
                     state=jnp.asarray(state),
                     first=jnp.asarray(starts),
                     count=jnp.asarray(counts),
-                    slot=jnp.asarray(slots),
+                    slot=None if in_order else jnp.asarray(slots),
                     schedule=schedule,
                     **options(heads, "silu"),
                 )

@@ -156,9 +156,8 @@ def extended(
     check_known(op, "lengths", lengths, 0, total, "the tokens of a sequence")
     first, count = narrowed(start, 0, 2**31 - 1 - total), narrowed(lengths, 0, total)
     valid = (first >= 0) & (count >= 0)
-    if slots is None:
-        slot = jnp.arange(sizes["B"], dtype=jnp.int32)
-    else:
+    slot = None
+    if slots is not None:
         slot = narrowed(of_sequences(op, "slots", slots, sizes), 0, sizes["slots"] - 1)
         slot, count = jnp.maximum(slot, 0), jnp.where(slot >= 0, count, 0)
     # A negative count says that the results are nan.

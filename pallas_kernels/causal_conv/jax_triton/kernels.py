@@ -71,7 +71,9 @@ def _extend(arrays, places, tokens, results, form: tl.constexpr):
     sequence = tl.program_id(2).to(tl.int64)
     first = tl.load(places[0] + sequence)
     count = tl.load(places[1] + sequence)
-    slot = tl.load(places[2] + sequence).to(tl.int64)
+    slot = sequence
+    if form.slots:
+        slot = tl.load(places[2] + sequence).to(tl.int64)
     _convolve(arrays, sequence, slot, first, count, tokens, results, form)
     if tl.program_id(1) == 0:
         # Only this program reads these channels of the state, and all of its threads have read them.

@@ -43,6 +43,7 @@ class ConvForm:
         eps: Added to the mean square of a head of queries or keys.
         scale: Factor of a head after that.
         kept: Tokens that the state of a sequence holds, 0 without one.
+        slots: Whether sequences say where their tokens are in the state; else they are there in their own order.
         last: The most tokens of a call that are stored, or more: a power of two.
         rows: Rows of a program.
         phases: Tokens of a row.
@@ -58,6 +59,7 @@ class ConvForm:
     eps: float
     scale: float
     kept: int
+    slots: bool
     last: int
     rows: int
     phases: int
@@ -114,7 +116,7 @@ def causal_conv_extend(
     state: jax.Array,
     first: jax.Array,
     count: jax.Array,
-    slot: jax.Array,
+    slot: jax.Array | None = None,
     activation: str | None,
     heads: Heads | None,
     functions: ElementwiseContract,
@@ -131,11 +133,11 @@ def causal_conv_extend(
     out = _results(x, weight, heads)
     return launch(
         extend_kernel if heads is None else extend_heads_kernel,
-        *(x, weight, x if bias is None else bias, state, first, count, slot, x.shape[1]),
+        *(x, weight, x if bias is None else bias, state, first, count, count if slot is None else slot, x.shape[1]),
         target=target,
         out=[*out, jax.ShapeDtypeStruct(state.shape, state.dtype)],
         aliases={3: len(out)},
-        **_options(x, weight, bias, activation, heads, state.shape[1], schedule),
+        **_options(x, weight, bias, activation, heads, state.shape[1], schedule, slots=slot is not None),
     )
 
 
@@ -155,6 +157,8 @@ def _options(
     heads: Heads | None,
     kept: int,
     schedule: ConvSchedule,
+    *,
+    slots: bool = False,
 ) -> dict[str, Any]:
     (batch, tokens, source), (channels, taps) = x.shape, weight.shape
     of_norm = {"eps": 0.0, "offset": 0.0} if heads is None else heads.of_norm
@@ -169,6 +173,7 @@ def _options(
         eps=of_norm["eps"],
         scale=of_norm["offset"],
         kept=kept,
+        slots=slots,
         last=next_power_of_two(min(tokens, kept)) if kept else 1,
         rows=schedule.rows,
         phases=schedule.phases,
