@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.contract import XLA_FUNCTIONS, ElementwiseContract, honour
-from pallas_kernels.elementwise.portable import elementwise, elementwise_on_gpu
 from pallas_kernels.parts.served import served_if
+from pallas_kernels.parts.xla.lanes import run_flat
 
 Arrays = tuple[jax.Array, ...]
 _NEEDS: Final = "one result for all channels"
@@ -184,12 +184,14 @@ def program(activation: str | None, biased: bool) -> Callable[..., jax.Array]:
 
 
 def _sums(activation: str | None, on_gpu: bool) -> Sums:
-    run: Any = elementwise_on_gpu if on_gpu else elementwise
-
     def sums(*arrays: jax.Array) -> jax.Array:
         of_rows = _PROGRAMS[activation, len(arrays) % 2 == 1]
-        (y,) = run(*jnp.broadcast_arrays(*arrays), program=of_rows, functions=XLA_FUNCTIONS)
-        return jnp.asarray(y)
+        alike = jnp.broadcast_arrays(*arrays)
+        if not alike[0].size:
+            return jnp.zeros(alike[0].shape, jnp.float32)
+        # On a GPU fences in the lowering of the program keep its bits in any fusion.
+        (y,) = of_rows(*alike) if on_gpu else run_flat(of_rows, *alike)
+        return y
 
     return sums
 

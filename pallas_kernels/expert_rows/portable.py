@@ -5,7 +5,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.parts.no_row import NO_ROW, WRONG
-from pallas_kernels.pick.portable import pick_rows
 
 Arrays = tuple[jax.Array, ...]
 
@@ -70,7 +69,8 @@ def spread_to_experts(x: jax.Array, number: jax.Array, *, experts: int, topk: in
     """
     found = sort_by_expert(number, first=0, end=experts, allocated=number.size, topk=topk)
     _, _, count, _, _, row, token = found
-    return pick_rows(x, token[:, None]), count, row
+    rows = jnp.take(x, token, axis=0, mode="clip")
+    return jnp.where(token[:, None] < 0, jnp.zeros((), x.dtype), rows), count, row
 
 
 def rows_by_count(count: jax.Array, *, rows: int) -> Arrays:

@@ -40,7 +40,9 @@ def field(number: int, value: int | bytes) -> bytes:
 
 
 def description(parameters: Sequence[bytes], ptx: str = PTX, **more: int) -> bytes:
-    kernel = field(1, b"scale") + field(2, 4) + field(3, 256) + field(4, ptx.encode()) + field(5, b"ttir") + field(6, 90)
+    kernel = (
+        field(1, b"scale") + field(2, 4) + field(3, 256) + field(4, ptx.encode()) + field(5, b"ttir") + field(6, 90)
+    )
     kernel += b"".join(field(int(name[1:]), n) for name, n in more.items())
     call = field(1, kernel) + field(2, 7) + field(3, 2) + field(4, 1)
     return field(1, call + b"".join(field(5, p) for p in parameters)) + field(4, b"scale")

@@ -1,6 +1,6 @@
 """Causal depthwise convolution over tokens, as linear attention applies it to queries, keys and values."""
 
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -110,35 +110,46 @@ def causal_conv1d_extend(
     """
     op = "bijax.causal_conv1d_extend"
     x, weight, bias, sizes = _checked(op, x, weight, bias, activation)
-    y, new = extended(op, x, weight, bias, state, (start, lengths, slots), sizes, activation, None)
+    y, new = extended(op, Convolution(x, weight, bias, activation), state, (start, lengths, slots), sizes)
     return y, new
 
 
-def extended(
-    op: str,
-    x: jax.Array,
-    weight: jax.Array,
-    bias: jax.Array | None,
-    state: Any,
-    places: tuple[Any, Any, Any],
-    sizes: dict[str, int],
-    activation: Activation,
-    heads: Heads | None,
-) -> Arrays:
+class Convolution(NamedTuple):
+    """A convolution whose arrays have been checked.
+
+    Attributes:
+        x: (B, T, C or more).
+        weight: (C, W).
+        bias: (C,) or None.
+        activation: As for `causal_conv1d`.
+        heads: The heads of the channels, or None for one result.
+    """
+
+    x: jax.Array
+    weight: jax.Array
+    bias: jax.Array | None
+    activation: Activation
+    heads: Heads | None = None
+
+    def run(self, kernel: Kernel, others: dict[str, jax.Array | None]) -> Arrays:
+        """Calls a primitive with the other arrays that there are."""
+        given = {name: a for name, a in (others | {"bias": self.bias}).items() if a is not None}
+        options: dict[str, Any] = {"names": tuple(given), "activation": self.activation, "heads": self.heads}
+        return kernel(self.x, self.weight, *given.values(), **options)
+
+
+def extended(op: str, call: Convolution, state: Any, places: tuple[Any, Any, Any], sizes: dict[str, int]) -> Arrays:
     """Returns the results of `causal_conv1d_extend`, or those of its heads, and the new state.
 
     Args:
         op: Name of the operation, for messages.
-        x: (B, T, C or more), checked.
-        weight: (C, W), checked.
-        bias: (C,), checked, or None.
+        call: The convolution of the new tokens.
         state: As for `causal_conv1d_extend`.
         places: `start`, `lengths` and `slots`, as for `causal_conv1d_extend`.
         sizes: B, T, C and W.
-        activation: As for `causal_conv1d_extend`.
-        heads: The heads of the channels, or None for one result.
     """
     start, lengths, slots = places
+    x = call.x
     state = float_array(op, "state", state)
     check_shape(op, "state", state, ("B" if slots is None else "slots", "S", "C"), sizes)
     if state.dtype != x.dtype:
@@ -161,10 +172,10 @@ def extended(
         slot = narrowed(of_sequences(op, "slots", slots, sizes), 0, sizes["slots"] - 1)
         slot, count = jnp.maximum(slot, 0), jnp.where(slot >= 0, count, 0)
     # A negative count says that the results are nan.
-    known = {"bias": bias, "first": jnp.maximum(first, 0), "count": jnp.where(valid, count, -1), "slot": slot}
+    known = {"first": jnp.maximum(first, 0), "count": jnp.where(valid, count, -1), "slot": slot}
 
     def compute(x: jax.Array, state: jax.Array) -> Arrays:
-        return run(causal_conv_extend_kernel, x, weight, {**known, "state": state}, activation, heads)
+        return call._replace(x=x).run(causal_conv_extend_kernel, {**known, "state": state})
 
     results: Arrays = forward_only(op, compute, x, state)
     return results
@@ -187,20 +198,11 @@ def _checked(
     return x, weight, bias, sizes
 
 
-def run(
-    kernel: Kernel, x: jax.Array, weight: jax.Array, others: dict[str, Any], activation: Activation, heads: Heads | None
-) -> Arrays:
-    """Calls a primitive with the arrays that there are."""
-    given = {name: a for name, a in others.items() if a is not None}
-    return kernel(x, weight, *given.values(), names=tuple(given), activation=activation, heads=heads)
-
-
 @custom_vjp(nondiff_argnums=(4,))
 def _convolve(
     before: jax.Array | None, x: jax.Array, weight: jax.Array, bias: jax.Array | None, activation: Activation
 ) -> jax.Array:
-    others = {"bias": bias, "before": before}
-    return run(causal_conv_kernel, x, weight, others, activation, None)[0]
+    return Convolution(x, weight, bias, activation).run(causal_conv_kernel, {"before": before})[0]
 
 
 def _forward(*arguments: Any) -> tuple[jax.Array, tuple[Any, ...]]:

@@ -10,7 +10,7 @@ from bijax.core.derivative import custom_vjp
 from bijax.core.primitive import Arrays
 from bijax.dispatch.causal_conv import causal_conv_kernel
 from bijax.ops._engine_arguments import check_shape
-from bijax.ops.delta_rule.causal_conv import causal_conv1d, extended, run
+from bijax.ops.delta_rule.causal_conv import Convolution, causal_conv1d, extended
 from bijax.ops.norm.gated import l2_norm
 from pallas_kernels.causal_conv.heads import Heads
 
@@ -57,9 +57,8 @@ def conv_heads_extend(
     Guarantee: row-invariant: a token has the bits that it has in `conv_heads` of its whole sequence.
     """
     x, weight, sizes = _checked(x, weight, heads)
-    places = start, lengths, slots
-    found = extended("bijax.causal_conv1d_extend", x, weight, None, state, places, sizes, "silu", heads)
-    query, key, value, new = found
+    call = Convolution(x, weight, None, "silu", heads)
+    query, key, value, new = extended("bijax.causal_conv1d_extend", call, state, (start, lengths, slots), sizes)
     return (query, key, value), new
 
 
@@ -78,7 +77,7 @@ def _checked(x: Any, weight: Any, heads: Heads) -> tuple[jax.Array, jax.Array, d
 
 @custom_vjp(nondiff_argnums=(2,))
 def _conv_heads(x: jax.Array, weight: jax.Array, heads: Heads) -> Arrays:
-    return run(causal_conv_kernel, x, weight, {}, "silu", heads)
+    return Convolution(x, weight, None, "silu", heads).run(causal_conv_kernel, {})
 
 
 def _forward(x: jax.Array, weight: jax.Array, heads: Heads) -> tuple[Arrays, Any]:

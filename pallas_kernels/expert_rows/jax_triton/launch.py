@@ -10,8 +10,8 @@ from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.parts.jax_triton.launch import launch
 from pallas_kernels.parts.served import served_if
 from pallas_kernels.parts.xla.tiles import next_power_of_two
-from pallas_kernels.pick.jax_triton.launch import COPIED
 from pallas_kernels.schedule.jax_triton.routing import (
+    COPIED,
     MOST_PAIRS,
     PAIR_TILE,
     copies_rows,

@@ -43,7 +43,7 @@ class Native(NamedTuple):
     shared: int
 
 
-def make_native(operation: ir.Operation, description: bytes) -> bool:
+def make_native(operation: Any, description: bytes) -> bool:
     """Makes a foreign call a kernel of XLA's own, if this jaxlib has such calls and the kernel needs nothing else.
 
     Args:
@@ -73,7 +73,7 @@ def make_native(operation: ir.Operation, description: bytes) -> bool:
         sizes |= {"block_x": kernel.threads, "block_y": 1, "block_z": 1, "shared_mem_bytes": kernel.shared}
         texts = {"name": kernel.name, "kernel_type": "ptx", "kernel_data": kernel.ptx}
         outputs = ir.ArrayAttr.get([number(operands + i) for i in range(results)])
-        config = {name: ir.StringAttr.get(text) for name, text in texts.items()}
+        config: dict[str, ir.Attribute] = {name: ir.StringAttr.get(text) for name, text in texts.items()}
         config |= {name: number(n) for name, n in sizes.items()} | {"output_indices": outputs}
         attributes: Any = operation.attributes
         attributes["backend_config"] = ir.DictAttr.get(config)
