@@ -52,10 +52,9 @@ def _description(attributes: Any) -> bytes:
     """Returns what a call passes to its handler; nothing if it is somewhere else."""
     found = (attributes[name] for name in _CONFIGS if name in attributes)
     for config in found:
-        if isinstance(config, ir.StringAttr):
-            return bytes(config.value_bytes)
-        if isinstance(config, ir.DictAttr) and "opaque" in config:
-            return bytes(ir.StringAttr(config["opaque"]).value_bytes)
+        text = config["opaque"] if isinstance(config, ir.DictAttr) and "opaque" in config else config
+        if isinstance(text, ir.StringAttr) and text.value_bytes:
+            return bytes(text.value_bytes)
     return b""
 
 
