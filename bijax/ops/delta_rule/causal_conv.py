@@ -59,7 +59,7 @@ def causal_conv1d(
         check_shape(op, "before", before, ("B", sizes["W"] - 1, "C"), sizes)
         if before.dtype != x.dtype:
             raise TypeError(f"{op}: before must have the dtype of x, {x.dtype}, got {describe(before)}.")
-    return _convolve(before, x, weight, bias, activation)
+    return convolved(before, x, weight, bias, activation)
 
 
 def causal_conv1d_extend(
@@ -199,14 +199,15 @@ def _checked(
 
 
 @custom_vjp(nondiff_argnums=(4,))
-def _convolve(
+def convolved(
     before: jax.Array | None, x: jax.Array, weight: jax.Array, bias: jax.Array | None, activation: Activation
 ) -> jax.Array:
+    """Returns the convolution of the first channels of x (B, T, C or more)."""
     return Convolution(x, weight, bias, activation).run(causal_conv_kernel, {"before": before})[0]
 
 
 def _forward(*arguments: Any) -> tuple[jax.Array, tuple[Any, ...]]:
-    return _convolve(*arguments), arguments[:4]
+    return convolved(*arguments), arguments[:4]
 
 
 def _backward(activation: Activation, saved: tuple[Any, ...], g: jax.Array) -> tuple[Any, ...]:
@@ -215,13 +216,13 @@ def _backward(activation: Activation, saved: tuple[Any, ...], g: jax.Array) -> t
 
     def again(given: dict[str, jax.Array], x: jax.Array, weight: jax.Array) -> jax.Array:
         sums = _SUMS[activation, bias is not None]
-        return convolve(given.get("before"), x, weight, given.get("bias"), sums)
+        return convolve(given.get("before"), x[..., : len(weight)], weight, given.get("bias"), sums)
 
     of_given, of_x, of_weight = jax.vjp(again, given, x, weight)[1](g)
     return of_given.get("before"), of_x, of_weight, of_given.get("bias")
 
 
-_convolve.defvjp(_forward, _backward)
+convolved.defvjp(_forward, _backward)
 
 _ACTIVATIONS: tuple[Activation, ...] = (None, "silu")
 _SUMS: Final = {(a, biased): elementwise(program(a, biased)) for a in _ACTIVATIONS for biased in (False, True)}

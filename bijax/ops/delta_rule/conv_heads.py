@@ -10,7 +10,7 @@ from bijax.core.derivative import custom_vjp
 from bijax.core.primitive import Arrays
 from bijax.dispatch.causal_conv import causal_conv_kernel
 from bijax.ops._engine_arguments import check_shape
-from bijax.ops.delta_rule.causal_conv import Convolution, causal_conv1d, extended
+from bijax.ops.delta_rule.causal_conv import Convolution, convolved, extended
 from bijax.ops.norm.gated import l2_norm
 from pallas_kernels.causal_conv.heads import Heads
 
@@ -84,7 +84,7 @@ def _forward(x: jax.Array, weight: jax.Array, heads: Heads) -> tuple[Arrays, Any
     """Keeps what the two operations keep for their gradients; their results have the same bits."""
 
     def apart(x: jax.Array, weight: jax.Array) -> Arrays:
-        y = causal_conv1d(x[..., : heads.channels], weight, activation="silu")
+        y = convolved(None, x, weight, None, "silu")
         of_keys = heads.keys * heads.width
         query, key, value = jnp.split(y, [of_keys, 2 * of_keys], axis=-1)
         query, key = (a.reshape(*a.shape[:2], heads.keys, heads.width) for a in (query, key))
