@@ -9,7 +9,7 @@ KINDS: Final = ("normal", "wide", "tiny", "huge", "line", "special")
 
 
 def numbers(shape: tuple[int, ...], dtype: str, seed: int, kind: str) -> jax.Array:
-    """Returns normal numbers, over 120 binades, tiny or huge ones, a line over [-100, 100], or with zeros, infinities and nan."""
+    """Returns normal numbers: over 120 binades, tiny, huge, on a line, or with zeros, infinities and nan among them."""
     first, second, third = jax.random.split(jax.random.key(seed), 3)
     x = jax.random.normal(first, shape)
     low, high = {"wide": (-60, 60), "tiny": (-145, -100), "huge": (0, 127)}.get(kind, (0, 1))
