@@ -74,16 +74,15 @@ _XLA_LOGISTIC: Final = """
     mul.rn.f32 r, r, u;
     add.rn.f32 r, r, 0f3F800000;"""
 
-XLA_SILU: Final = f"{{ {_XLA_LOGISTIC} rcp.approx.f32 r, r; mul.rn.f32 $0, $1, r; }}"
-"""z / (1 + exp(-z)) as XLA computes it on a GPU (`pallas_kernels.contract.XLA_FUNCTIONS`): the exponential of CUDA's
-libdevice, an approximate reciprocal, and a product. The contract of programs without kernels of their own."""
-
-SHORT_XLA_SILU: Final = (
+XLA_SILU: Final = (
     f"{{ {_XLA_LOGISTIC} mul.rn.f32 r, r, 0f3E800000; rcp.approx.ftz.f32 r, r; mul.rn.f32 r, r, 0f3E800000;"
     " mul.rn.f32 $0, $1, r; }"
 )
-"""The same bits in four instructions less: an operand of the reciprocal of at least 1 needs no care of small ones, and
-a quarter of it has a reciprocal that is not subnormal."""
+"""z / (1 + exp(-z)) as XLA computes it on a GPU (`pallas_kernels.contract.XLA_FUNCTIONS`): the exponential of CUDA's
+libdevice, an approximate reciprocal, and a product. The contract of programs without kernels of their own.
+
+XLA has `rcp.approx.f32` of the sum itself, which takes four instructions more: it cares for small operands, and this one is
+at least 1. That of a quarter of it is never subnormal. The bits are the same for all numbers."""
 
 _QUOTIENT: Final = """
     mul.rn.f32 h, $1, $2;

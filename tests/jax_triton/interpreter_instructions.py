@@ -29,7 +29,6 @@ _SEQUENCES: Final[dict[str, Callable[..., np.ndarray]]] = {
     ptx.PLAIN_EXPONENTIAL: np.exp,
     ptx.SILU: lambda z: z / (1 + np.exp(-z)),
     ptx.XLA_SILU: xla_silu,
-    ptx.SHORT_XLA_SILU: xla_silu,
     ptx.INTEGER_QUOTIENT: lambda h, power, divisor, _: np.rint(h * power / divisor).astype(np.int32),
     ptx.FLOAT_QUOTIENT: lambda h, power, divisor, _: (h * power / divisor + np.float32(0)).view(np.int32),
 }

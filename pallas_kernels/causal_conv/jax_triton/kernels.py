@@ -8,7 +8,7 @@ adds.
 import triton
 import triton.language as tl
 
-from pallas_kernels.parts.jax_triton.arithmetic import xla_silu
+from pallas_kernels.parts.jax_triton.arithmetic import in_float32, xla_silu
 from pallas_kernels.parts.jax_triton.quarters import sum_of_quarters
 from pallas_kernels.parts.jax_triton.rows import quotient, reciprocal
 
@@ -168,29 +168,44 @@ def _block(arrays, rows, column, form: tl.constexpr):
     CHANNELS: tl.constexpr = form.channels
     columns = column + tl.arange(0, 32)
     inside = columns < CHANNELS
-    # A row of the weights has the taps of a channel, from the oldest one on.
-    each = columns[:, None] * TAPS + tl.arange(0, TAPS)[None, :]
-    weights = tl.load(arrays[1] + each, mask=inside[:, None], other=0.0).to(tl.float32)
-    even, odd = tl.split(tl.reshape(weights, (32, 2, 2)))
-    w0, w2 = tl.split(even)
-    w1, w3 = tl.split(odd)
+    if form.turned:
+        # Each tap has its weights side by side, as the threads have the channels.
+        w0 = _weights(arrays[1], columns, inside)
+        w1 = _weights(arrays[1] + CHANNELS, columns, inside)
+        w2 = _weights(arrays[1] + 2 * CHANNELS, columns, inside)
+        w3 = _weights(arrays[1] + 3 * CHANNELS, columns, inside)
+    else:
+        each = columns[:, None] * TAPS + tl.arange(0, TAPS)[None, :]
+        weights = tl.load(arrays[1] + each, mask=inside[:, None], other=0.0).to(tl.float32)
+        even, odd = tl.split(tl.reshape(weights, (32, 2, 2)))
+        w0, w2 = tl.split(even)
+        w1, w3 = tl.split(odd)
+        w0 = w0[None, :]
+        w1 = w1[None, :]
+        w2 = w2[None, :]
+        w3 = w3[None, :]
     columns = columns[None, :]
     inside = inside[None, :]
     read = ()
     for i in tl.static_range(PHASES + TAPS - 1):
-        read = read + (tl.load(rows[i][0] + columns, mask=rows[i][1] & inside, other=0.0).to(tl.float32),)
+        read = read + (in_float32(tl.load(rows[i][0] + columns, mask=rows[i][1] & inside, other=0.0)),)
     results = ()
     for phase in tl.static_range(PHASES):
-        total = read[phase] * w0[None, :]
-        total = total + read[phase + 1] * w1[None, :]
-        total = total + read[phase + 2] * w2[None, :]
-        total = total + read[phase + 3] * w3[None, :]
+        total = read[phase] * w0
+        total = total + read[phase + 1] * w1
+        total = total + read[phase + 2] * w2
+        total = total + read[phase + 3] * w3
         if form.biased:
             total = total + tl.load(arrays[2] + columns, mask=inside, other=0.0).to(tl.float32)
         if form.silu:
-            total = xla_silu(total, form.short)
+            total = xla_silu(total)
         results = results + (total.to(arrays[0].dtype.element_ty),)
     return results
+
+
+@triton.jit
+def _weights(pointers, columns, inside):
+    return tl.load((pointers + columns)[None, :], mask=inside[None, :], other=0.0)
 
 
 @triton.jit
@@ -198,10 +213,10 @@ def _of_length_1(y, form: tl.constexpr):
     """Divides heads, four blocks (R, 32), by their lengths."""
     ROWS: tl.constexpr = form.rows
     dtype: tl.constexpr = y[0].dtype
-    a = y[0].to(tl.float32)
-    b = y[1].to(tl.float32)
-    c = y[2].to(tl.float32)
-    d = y[3].to(tl.float32)
+    a = in_float32(y[0])
+    b = in_float32(y[1])
+    c = in_float32(y[2])
+    d = in_float32(y[3])
     total = sum_of_quarters(a * a, b * b, c * c, d * d, ROWS)
     factor = reciprocal(tl.sqrt_rn(quotient(total, 128) + form.eps))
     return (

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import jax
+import jax.numpy as jnp
 
 from pallas_kernels.causal_conv.heads import Heads
 from pallas_kernels.causal_conv.jax_triton.kernels import (
@@ -25,6 +26,9 @@ _TAPS: Final = 4
 _WIDTH: Final = 128
 _DTYPES: Final = frozenset({"float32", "bfloat16", "float16"})
 _MOST_OF_GRID: Final = 65535
+_FEW: Final = 8
+"""Tokens of a sequence for which a transposed weight is not made."""
+
 _NEEDS: Final = f"{_TAPS} taps of float32, bfloat16 or float16, and heads of {_WIDTH} channels"
 
 
@@ -47,6 +51,7 @@ class ConvForm:
         last: The most tokens of a call that are stored, or more: a power of two.
         rows: Rows of a program.
         phases: Tokens of a row.
+        turned: Whether the weight is float32 and has the taps as rows, not as columns.
     """
 
     source: int
@@ -63,7 +68,7 @@ class ConvForm:
     last: int
     rows: int
     phases: int
-    short: bool
+    turned: bool
 
 
 def _serves(x: Any, weight: Any, *, heads: Heads | None, contract: RowContract | None = None, **others: Any) -> bool:
@@ -99,7 +104,7 @@ def causal_conv(
     schedule = schedule or conv_schedule(x.shape[1])
     return launch(
         whole_kernel if heads is None else whole_heads_kernel,
-        *(x, weight, x if bias is None else bias, x if before is None else before, x.shape[1]),
+        *(x, _turned(x, weight), x if bias is None else bias, x if before is None else before, x.shape[1]),
         target=target,
         out=_results(x, weight, heads),
         **_options(x, weight, bias, activation, heads, kept, schedule),
@@ -133,12 +138,26 @@ def causal_conv_extend(
     out = _results(x, weight, heads)
     return launch(
         extend_kernel if heads is None else extend_heads_kernel,
-        *(x, weight, x if bias is None else bias, state, first, count, count if slot is None else slot, x.shape[1]),
+        *(
+            x,
+            _turned(x, weight),
+            x if bias is None else bias,
+            state,
+            first,
+            count,
+            count if slot is None else slot,
+            x.shape[1],
+        ),
         target=target,
         out=[*out, jax.ShapeDtypeStruct(state.shape, state.dtype)],
         aliases={3: len(out)},
         **_options(x, weight, bias, activation, heads, state.shape[1], schedule, slots=slot is not None),
     )
+
+
+def _turned(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """Returns the weight as the kernel reads it: for many tokens an own array is worth its time."""
+    return weight.T.astype(jnp.float32) if x.shape[1] > _FEW else weight
 
 
 def _results(x: jax.Array, weight: jax.Array, heads: Heads | None) -> list[jax.ShapeDtypeStruct]:
@@ -177,7 +196,7 @@ def _options(
         last=next_power_of_two(min(tokens, kept)) if kept else 1,
         rows=schedule.rows,
         phases=schedule.phases,
-        short=schedule.short,
+        turned=tokens > _FEW,
     )
     units = -(-channels // _WIDTH)
     return {

@@ -24,7 +24,6 @@ class ConvSchedule:
     rows: int
     warps: int
     phases: int = 1
-    short: bool = False
 
     def __post_init__(self) -> None:
         for name in ("rows", "warps"):

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from pallas_kernels.parts.jax_triton.arithmetic import xla_silu
+from pallas_kernels.parts.jax_triton.arithmetic import in_float32, xla_silu
 from pallas_kernels.parts.jax_triton.quarters import sum_of_quarters
 from pallas_kernels.parts.jax_triton.rows import quotient, reciprocal
 
@@ -23,10 +23,10 @@ def gated_rms_norm_kernel(x_ptr, gate_ptr, weight_ptr, count, y_ptr, form: tl.co
     x_rows = x_ptr + row * 128
     gates = gate_ptr + row // HEADS * SOURCE + (COLUMN + row % HEADS * 128)
     columns = tl.arange(0, 32)[None, :]
-    a = tl.load(x_rows + columns, mask=there, other=0.0).to(tl.float32)
-    b = tl.load(x_rows + 32 + columns, mask=there, other=0.0).to(tl.float32)
-    c = tl.load(x_rows + 64 + columns, mask=there, other=0.0).to(tl.float32)
-    d = tl.load(x_rows + 96 + columns, mask=there, other=0.0).to(tl.float32)
+    a = in_float32(tl.load(x_rows + columns, mask=there, other=0.0))
+    b = in_float32(tl.load(x_rows + 32 + columns, mask=there, other=0.0))
+    c = in_float32(tl.load(x_rows + 64 + columns, mask=there, other=0.0))
+    d = in_float32(tl.load(x_rows + 96 + columns, mask=there, other=0.0))
     gate_a = tl.load(gates + columns, mask=there, other=0.0)
     gate_b = tl.load(gates + 32 + columns, mask=there, other=0.0)
     gate_c = tl.load(gates + 64 + columns, mask=there, other=0.0)
@@ -49,4 +49,4 @@ def gated_rms_norm_kernel(x_ptr, gate_ptr, weight_ptr, count, y_ptr, form: tl.co
 def _gated(y, gate, weight_ptr, columns, form: tl.constexpr):
     if form.weighted:
         y = y * tl.load(weight_ptr + columns).to(tl.float32)
-    return y * xla_silu(gate.to(tl.float32), form.short)
+    return y * xla_silu(in_float32(gate))

@@ -28,7 +28,6 @@ class GateForm:
         eps: Added to the mean square.
         weighted: Whether there is a weight.
         rows: Rows of a program.
-        short: Whether silu is computed in fewer instructions.
     """
 
     heads: int
@@ -37,7 +36,6 @@ class GateForm:
     eps: float
     weighted: bool
     rows: int
-    short: bool
 
 
 def _serves(*, x: Any, gate: Any, weight: Any = None, contract: RowContract, **_: Any) -> bool:
@@ -67,7 +65,7 @@ def gated_rms_norm(
     count = x.shape[0]
     schedule = schedule or gated_schedule(count)
     heads, source = count // gate.shape[0], gate.shape[1]
-    form = GateForm(heads, source, column, eps, weight is not None, schedule.rows, schedule.short)
+    form = GateForm(heads, source, column, eps, weight is not None, schedule.rows)
     (y,) = launch(
         gated_rms_norm_kernel,
         *(x, gate, x if weight is None else weight, count),

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 _FEW: Final = 4096
+"""The rule was chosen from the times of `benchmarks/notes/hybrids-gpu.md`."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,6 @@ class GatedSchedule:
 
     rows: int
     warps: int
-    short: bool = False
 
     def __post_init__(self) -> None:
         for name in ("rows", "warps"):
@@ -31,4 +31,4 @@ class GatedSchedule:
 
 def gated_schedule(rows: int) -> GatedSchedule:
     """Returns the schedule for a number of rows."""
-    return GatedSchedule(8, 1) if rows <= _FEW else GatedSchedule(32, 4)
+    return GatedSchedule(4, 1) if rows <= _FEW else GatedSchedule(16, 4)

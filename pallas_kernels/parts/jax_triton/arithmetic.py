@@ -16,7 +16,6 @@ from pallas_kernels.parts.ptx import (
     INTEGER_QUOTIENT,
     LARGE_POWER,
     PLAIN_EXPONENTIAL,
-    SHORT_XLA_SILU,
     SILU,
     SMALL_SCALE,
     XLA_SILU,
@@ -26,7 +25,7 @@ _EXPONENTIAL: Final = tl.constexpr(EXPONENTIAL)
 _PLAIN_EXPONENTIAL: Final = tl.constexpr(PLAIN_EXPONENTIAL)
 _SILU: Final = tl.constexpr(SILU)
 _XLA_SILU: Final = tl.constexpr(XLA_SILU)
-_SHORT_XLA_SILU: Final = tl.constexpr(SHORT_XLA_SILU)
+_HALVES: Final = tl.constexpr("{ shl.b32 $0, $2, 16; and.b32 $1, $2, 0xFFFF0000; }")
 _INTEGER_QUOTIENT: Final = tl.constexpr(INTEGER_QUOTIENT)
 _FLOAT_QUOTIENT: Final = tl.constexpr(FLOAT_QUOTIENT)
 _SMALL_SCALE: Final = tl.constexpr(float(SMALL_SCALE))
@@ -59,10 +58,19 @@ def silu(x):
 
 
 @triton.jit
-def xla_silu(x, SHORT: tl.constexpr):
+def xla_silu(x):
     """Returns x / (1 + exp(-x)) of float32 with the bits of XLA."""
-    ptx: tl.constexpr = _SHORT_XLA_SILU if SHORT else _XLA_SILU
-    return tl.inline_asm_elementwise(ptx, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    return tl.inline_asm_elementwise(_XLA_SILU, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def in_float32(x):
+    """Returns numbers in float32; two bfloat16 numbers of a register take an instruction each (three by Triton's own)."""
+    if x.dtype == tl.bfloat16:
+        y = tl.inline_asm_elementwise(_HALVES, "=r,=r,r", [x], dtype=tl.float32, is_pure=True, pack=2)
+    else:
+        y = x.to(tl.float32)
+    return y
 
 
 @triton.jit
