@@ -81,8 +81,8 @@ XLA_SILU: Final = (
 """z / (1 + exp(-z)) as XLA computes it on a GPU (`pallas_kernels.contract.XLA_FUNCTIONS`): the exponential of CUDA's
 libdevice, an approximate reciprocal, and a product. The contract of programs without kernels of their own.
 
-XLA has `rcp.approx.f32` of the sum itself, which takes four instructions more: it cares for small operands, and this one is
-at least 1. That of a quarter of it is never subnormal. The bits are the same for all numbers."""
+XLA has `rcp.approx.f32` of the sum itself, which takes four instructions more: it cares for small operands, and this
+one is at least 1. That of a quarter of it is never subnormal. The bits are the same for all numbers."""
 
 _QUOTIENT: Final = """
     mul.rn.f32 h, $1, $2;

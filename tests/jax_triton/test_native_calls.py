@@ -1,12 +1,18 @@
 """Launches as kernels of XLA's own: what is read of a description, and how sizes become constants in PTX."""
 
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 
-from pallas_kernels.parts.jax_triton import native_calls
+from pallas_kernels.parts.jax_triton import native_calls, typed_calls
 from pallas_kernels.parts.jax_triton.native_calls import Native, native, with_constants
+from pallas_kernels.parts.jax_triton.typed_calls import make_typed
 
 PTX = """.version 8.7
 .target sm_90a
@@ -82,6 +88,28 @@ def test_negative_and_wide_sizes() -> None:
     found = with_constants(PTX.replace("ld.param.b32 \t%r1", "ld.param.u64 \t%rd9"), "scale", [None, -5, None])
     assert found is not None
     assert "mov.b64 \t%rd9, -5;" in found
+
+
+@pytest.mark.parametrize(("newest", "is_native"), [((8, 7), True), ((8, 6), False), ((0, 0), False), ((9, 0), True)])
+def test_drivers(newest: tuple[int, int], is_native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls stay foreign where the driver is older than the PTX, or there is none."""
+    monkeypatch.setattr(native_calls, "newest_ptx", lambda: newest)
+    monkeypatch.setattr(typed_calls, "_has_handler", lambda: True)
+    primitive = Primitive("launch_of_a_test")
+    primitive.def_abstract_eval(lambda x: x)
+    rule = jax.ffi.ffi_lowering("triton_kernel_call_ffi", operand_output_aliases={0: 0})
+
+    def lower(ctx: mlir.LoweringRuleContext, x: object) -> object:
+        results = rule(ctx, x, opaque=zlib.compress(description([ARRAY, SIZE, ARRAY])))
+        make_typed(results)
+        return results
+
+    mlir.register_lowering(primitive, lower, platform="cuda")
+    program = jax.jit(lambda x: primitive.bind(x + 1) * 2).trace(jnp.ones(3))
+    text = program.lower(lowering_platforms=("cuda",)).as_text()
+    assert (f"@{native_calls.TARGET}(" in text) == is_native
+    assert ("@triton_kernel_call_ffi(" in text) == (not is_native)
+    assert "output_operand_alias" in text
 
 
 def test_other_versions_of_jax_have_foreign_calls(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ def xla_silu(x):
 
 @triton.jit
 def in_float32(x):
-    """Returns numbers in float32; two bfloat16 numbers of a register take an instruction each (three by Triton's own)."""
+    """Returns numbers in float32, two bfloat16 numbers by two instructions; Triton's own conversion takes three."""
     if x.dtype == tl.bfloat16:
         y = tl.inline_asm_elementwise(_HALVES, "=r,=r,r", [x], dtype=tl.float32, is_pure=True, pack=2)
     else:

@@ -2,9 +2,13 @@
 
 XLA prepares and initialises each call of a foreign function each time that a program runs, about 3 µs of the host, and
 records it in a command buffer (CUDA graph) by capturing a stream. A kernel that comes as PTX is like one that XLA made
-itself: a node of the graph with its arguments. The PTX is the one that the foreign call would have had.
+itself: a node of the graph with its arguments. The PTX is the one that the foreign call would have had, but the driver
+compiles it, not the compiler of jaxlib; so it must not be newer than the driver. Without a driver, as where a program
+is lowered for another machine, calls stay foreign.
 """
 
+import ctypes
+import functools
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -18,6 +22,10 @@ from pallas_kernels.parts.jax_triton.description import VARINT, fields, number_a
 TARGET: Final = "__gpu$xla.gpu.ptx"
 _VERSIONS: Final = ((0, 11), (0, 12))
 """Versions of JAX whose XLA is known to have such calls; `tests/jax_triton/test_native_calls_gpu.py` runs them."""
+
+_CUDA: Final = 12
+_TWICE: Final = 5
+"""CUDA 12.6 has the version of PTX of 12.5."""
 
 _TYPED: Final = 4
 _WARP: Final = 32
@@ -61,7 +69,7 @@ def make_native(operation: Any, description: bytes) -> bool:
         return False
     operands, results = len(operation.operands), len(operation.results)
     kernel = native(message, operands + results)
-    if kernel is None:
+    if kernel is None or _version_of(kernel.ptx) > newest_ptx():
         return False
     with operation.context:
         width = ir.IntegerType.get_signless(32)
@@ -142,6 +150,35 @@ def with_constants(ptx: str, name: str, values: Sequence[int | None]) -> str | N
     if len(parameters) < len(values):
         return None
     return f"{ptx[: found.start()]}.entry {name}(\n\t{',\n\t'.join(kept)}\n){body}"
+
+
+@functools.cache
+def newest_ptx() -> tuple[int, int]:
+    """Returns the newest version of PTX that the driver of this machine compiles; (0, 0) if there is none."""
+    found = ctypes.c_int()
+    try:
+        failed = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(found))
+    except OSError:
+        return 0, 0
+    cuda = found.value // 1000, found.value % 1000 // 10
+    return (0, 0) if failed or cuda[0] < _CUDA else ptx_of(*cuda)
+
+
+def ptx_of(major: int, minor: int) -> tuple[int, int]:
+    """Returns the version of PTX that came with a version of CUDA from 12.0 on.
+
+    Example:
+        >>> ptx_of(12, 4), ptx_of(12, 9), ptx_of(13, 1)
+        ((8, 4), (8, 8), (9, 1))
+    """
+    if major > _CUDA:
+        return major - 4, minor
+    return 8, minor - (minor > _TWICE)
+
+
+def _version_of(ptx: str) -> tuple[int, int]:
+    found = re.search(r"^\.version (\d+)\.(\d+)", ptx, re.M)
+    return (int(found[1]), int(found[2])) if found else (99, 0)
 
 
 def _values(parameters: Sequence[Any]) -> list[int | None] | None:
