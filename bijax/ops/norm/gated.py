@@ -77,7 +77,10 @@ def gated_heads(x: Any, gate: Any, weight: Any, *, eps: float) -> jax.Array:
             f"{op}: gate must have the rows of x and at least {columns} columns, got x {describe(x)} and gate"
             f" {describe(gate)}."
         )
-    return _gated(x, gate.reshape(-1, gate.shape[-1]), weight, gate.shape[-1] - columns, eps)
+    column = gate.shape[-1] - columns
+    if x.size == 0:
+        return _apart(x, gate, weight, column, eps)
+    return _gated(x, gate.reshape(-1, gate.shape[-1]), weight, column, eps)
 
 
 def l2_norm(x: Any, *, eps: float = 1e-6) -> jax.Array:
