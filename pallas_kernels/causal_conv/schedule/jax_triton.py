@@ -1,11 +1,16 @@
-"""Schedules of the causal convolution in Triton. They do not affect the bits."""
+"""Schedules of the causal convolution in Triton. They do not affect the bits.
+
+The rule was chosen from the times of `benchmarks/notes/hybrids-gpu.md`.
+"""
 
 from dataclasses import dataclass
 from typing import Final
 
-_ROWS: Final = 32
-_WARPS: Final = 4
+_FEW: Final = 8  # tokens, each a row of its own
 _ROWS_OF_WARP: Final = 8  # 8 channels of a block for each thread
+_ROWS: Final = 16  # 2 channels: a thread holds all blocks of 4 tokens, so more would leave room for few warps
+_WARPS: Final = 8
+_PHASES: Final = 4
 
 
 @dataclass(frozen=True)
@@ -37,9 +42,9 @@ def conv_schedule(tokens: int) -> ConvSchedule:
 
     Example:
         >>> conv_schedule(1), conv_schedule(2048)
-        (ConvSchedule(rows=1, warps=1), ConvSchedule(rows=32, warps=4))
+        (ConvSchedule(rows=1, warps=1, phases=1), ConvSchedule(rows=16, warps=8, phases=4))
     """
-    if tokens >= _ROWS:
-        return ConvSchedule(_ROWS, _WARPS)
+    if tokens > _FEW:
+        return ConvSchedule(_ROWS, _WARPS, _PHASES)
     rows = 1 << (tokens - 1).bit_length()
     return ConvSchedule(rows, max(1, rows // _ROWS_OF_WARP))
