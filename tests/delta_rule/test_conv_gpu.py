@@ -91,6 +91,8 @@ def test_whole_sequences(dtype: str) -> None:
         x = x[..., : HEADS.channels]
         run = jax.jit(functools.partial(bijax.causal_conv1d, activation="silu"))
         assert_bits_equal(run(x, weight, bias, before=before), apart(x, weight, before, bias)[0])
+    if dtype != "float32":
+        return  # results of 16 bits hide the order of four terms
     reverse = apart(x[:, ::-1], weight[:, ::-1])[0][:, ::-1][:, :-3]  # control: the taps in another order
     with pytest.raises(AssertionError):
         assert_bits_equal(reverse, apart(x, weight)[0][:, 3:])
