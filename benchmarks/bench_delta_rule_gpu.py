@@ -86,7 +86,7 @@ class Case(NamedTuple):
 
     def lowered(self) -> bytes:
         """Returns our program, with its kernels."""
-        names = ("triton_kernel_call", "triton_kernel_call_ffi", "mosaic_gpu_v2", "mosaic_gpu")
+        names = ("triton_kernel_call", "triton_kernel_call_ffi", "__gpu$xla.gpu.ptx", "mosaic_gpu_v2", "mosaic_gpu")
         checks = [export.DisabledSafetyCheck.custom_call(name) for name in names]
         program = export.export(jax.jit(self.function), disabled_checks=checks)(*jax.eval_shape(self.arguments))
         return bytes(program.serialize())

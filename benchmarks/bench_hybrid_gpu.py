@@ -40,7 +40,13 @@ from flax_layers import INVARIANT, Llama
 
 CELLS: Final = (*(f"decode:{batch}x2048" for batch in (1, 8, 64)), "prefill:4x2048", "train:4x2048")
 OPS: Final[dict[str, Any]] = {"own": INVARIANT, "xla": RecurrentOps(), "cudnn": RecurrentCudnnOps()}
-CUSTOM_CALLS: Final = ("triton_kernel_call", "triton_kernel_call_ffi", "mosaic_gpu_v2", "mosaic_gpu")
+CUSTOM_CALLS: Final = (
+    "triton_kernel_call",
+    "triton_kernel_call_ffi",
+    "mosaic_gpu_v2",
+    "mosaic_gpu",
+    "__gpu$xla.gpu.ptx",
+)
 ROUNDS: Final = {"decode": 9}
 SETTLE: Final = 0.1
 

@@ -123,7 +123,7 @@ def without_gpu() -> None:
 
 def stablehlo(work: Work) -> bytes:
     """Returns the program that a Hopper GPU gets, serialised."""
-    targets = "mosaic_gpu_v2", "triton_kernel_call", "triton_kernel_call_ffi"
+    targets = "mosaic_gpu_v2", "triton_kernel_call", "triton_kernel_call_ffi", "__gpu$xla.gpu.ptx"
     unchecked = [export.DisabledSafetyCheck.custom_call(name) for name in targets]
     with bijax.lowering_for("sm_90"), bijax.prefer_backend(work.backend):
         exported = export.export(jax.jit(work.function), platforms=("cuda",), disabled_checks=unchecked)(*work.operands)

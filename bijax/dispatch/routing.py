@@ -5,8 +5,13 @@ All of it is exact, so there is no contract: every kernel has the same results.
 
 from typing import Any, Final
 
+import jax
+
 from bijax.core.primitive import Arrays, define_kernel, fold_rows, unfold_rows
-from bijax.dispatch.kernels import backend_of
+from bijax.dispatch.kernels import backend_of, run_if_served, run_kernel
+from pallas_kernels.expert_rows import portable as expert_rows
+from pallas_kernels.pick import portable as pick
+from pallas_kernels.target import Target
 
 
 def _fold(size: int, arrays: Arrays, axes: Any, parameters: dict[str, Any]) -> Arrays:
@@ -18,6 +23,21 @@ largest_kernel: Final = define_kernel("largest", backend_of("largest"), _fold)
 
 sort_kernel: Final = define_kernel("sort_by_expert", backend_of("sort_by_expert"))
 """(A,) int32, `first`, `end`, `allocated` and `topk`, see `expert_rows.portable.sort_by_expert`."""
+
+
+def _spread(target: Target, x: jax.Array, number: jax.Array, *, experts: int, topk: int) -> Arrays:
+    options: dict[str, int] = {"experts": experts, "topk": topk}
+    found = run_if_served("spread_to_experts", target, None, x, number, like=expert_rows.spread_to_experts, **options)
+    if found is not None:
+        return tuple(found)
+    options = {"first": 0, "end": experts, "allocated": number.size, "topk": topk}
+    found = run_kernel("sort_by_expert", target, None, number, like=expert_rows.sort_by_expert, **options)
+    _, _, count, _, _, row, token = found
+    return run_kernel("pick_rows", target, None, x, token[:, None], like=pick.pick_rows), count, row
+
+
+spread_kernel: Final = define_kernel("spread_to_experts", _spread)
+"""(T, C), (T * topk,) int32, `experts` and `topk`, see `expert_rows.portable.spread_to_experts`."""
 
 rows_by_count_kernel: Final = define_kernel("rows_by_count", backend_of("rows_by_count"))
 """(E,) int32 and `rows`, see `expert_rows.portable.rows_by_count`."""

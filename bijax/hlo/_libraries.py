@@ -62,7 +62,7 @@ LIBRARIES: Final = (
     Library(r"(?i)top_?k", "library", "note", "a selection of elements, without arithmetic"),
     Library(r"^__cub\$|^cub_|^__gpu\$.*sort", "library", "note", "CUB sorts and scans"),
     Library(
-        r"triton_kernel_call|xla\.gpu\.triton|mosaic_gpu|tpu_custom_call|^pallas",
+        r"triton_kernel_call|xla\.gpu\.(triton|ptx)|mosaic_gpu|tpu_custom_call|^pallas",
         "custom_call",
         "suspect",
         "a hand-written kernel, opaque here: its blocks must not depend on the batch",

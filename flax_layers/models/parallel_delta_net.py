@@ -96,12 +96,29 @@ class ParallelGatedDeltaNet(CutLayer, GatedDeltaNet):
         g, beta = self.ops.delta_gates(b, a, self.a_log[...], self.dt_bias[...])
         return mixed.reshape(*x.shape[:2], self.channels), z.reshape(*x.shape[:2], -1), g, beta
 
+    def _conv_heads(self, mixed: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        return self._heads(self.ops.causal_conv(mixed, self._kernel(mixed)))
+
+    def _conv_heads_extend(
+        self, mixed: jax.Array, inputs: jax.Array, **places: Any
+    ) -> tuple[tuple[jax.Array, jax.Array, jax.Array], jax.Array]:
+        mixed, new = self.ops.causal_conv_extend(mixed, self._kernel(mixed), inputs, **places)
+        return self._heads(mixed), new
+
     def _heads(self, mixed: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        return super()._heads(ungrouped(mixed, self.parts, self.cut.leaves, self.cut.own_leaves))
+        """Returns queries, keys and values of the channels in the order of the groups."""
+        keys = self.num_key_heads * self.key_dim
+        in_order = ungrouped(mixed, self.parts, self.cut.leaves, self.cut.own_leaves)
+        query, key, value = jnp.split(in_order, [keys, 2 * keys], axis=-1)
+        query, key = (x.reshape(*x.shape[:2], self.num_key_heads, self.key_dim) for x in (query, key))
+        value = value.reshape(*value.shape[:2], self.num_value_heads, self.value_dim)
+        return self.ops.l2_norm(query), self.ops.l2_norm(key), value
 
     def _normed(self, y: jax.Array, z: jax.Array) -> jax.Array:
         if self.ops is PLAIN:
             return super()._normed(y, z)
+
+        z = z.reshape(y.shape)
 
         def run(scale: jax.Array, heads: tuple[jax.Array, ...], _: tuple[jax.Array, ...]) -> jax.Array:
             return self.ops.gated_rms_norm(heads[0], heads[1], scale, eps=self.epsilon)

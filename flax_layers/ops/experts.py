@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 import bijax
-from bijax.ops.moe._experts import own_rows
 from bijax.ops.moe.gather import gather_from
 from bijax.ops.moe.scatter import scatter_to_all
 from bijax.ops.moe.select_experts import select_experts
@@ -62,10 +61,9 @@ def _largest(x: jax.Array, number: int) -> jax.Array:
 
 def experts(x: jax.Array, selected: jax.Array, weights: jax.Array, gate_up: jax.Array, down: jax.Array) -> jax.Array:
     """Returns the sums (T, C) of the experts' results for tokens x (T, C); see `Ops.experts`."""
-    rows, places = scatter_to_all(x, selected, gate_up.shape[0])
-    inner = bijax.swiglu(bijax.group_matmul(rows, gate_up, places.count))
-    y = bijax.group_matmul(inner, down, places.count)
-    return gather_from(y, own_rows(places).reshape(selected.shape), weights)
+    rows, count, row = scatter_to_all(x, selected, gate_up.shape[0])
+    inner = bijax.swiglu(bijax.group_matmul(rows, gate_up, count))
+    return gather_from(bijax.group_matmul(inner, down, count), row, weights)
 
 
 def quantized_experts(

@@ -6,6 +6,9 @@ import jax
 import jax.numpy as jnp
 
 import bijax
+from bijax.ops.delta_rule.conv_heads import conv_heads, conv_heads_extend
+from bijax.ops.norm.gated import gated_heads
+from pallas_kernels.causal_conv.heads import Heads
 
 
 class LinearAttentionOps:
@@ -37,6 +40,28 @@ class LinearAttentionOps:
         places: dict[str, Any] = {"start": start, "lengths": lengths, "slots": slots}
         return bijax.causal_conv1d_extend(x, weight, state=inputs, activation="silu", **places)
 
+    def conv_heads(self, x: jax.Array, weight: jax.Array, heads: Heads) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Returns queries, keys and values (B, T, heads, width): `causal_conv` of the first channels of x.
+
+        Queries and keys are divided by their lengths, as `l2_norm` does.
+        """
+        return conv_heads(x, weight, heads)
+
+    def conv_heads_extend(
+        self,
+        x: jax.Array,
+        weight: jax.Array,
+        inputs: jax.Array,
+        heads: Heads,
+        *,
+        start: jax.Array,
+        lengths: jax.Array,
+        slots: jax.Array | None = None,
+    ) -> tuple[tuple[jax.Array, jax.Array, jax.Array], jax.Array]:
+        """The same for tokens of sequences, as `causal_conv_extend`. Returns the three, and the new inputs."""
+        places: dict[str, Any] = {"start": start, "lengths": lengths, "slots": slots}
+        return conv_heads_extend(x, weight, heads, state=inputs, **places)
+
     def delta_gates(
         self, b: jax.Array, a: jax.Array, a_log: jax.Array, dt_bias: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
@@ -54,6 +79,10 @@ class LinearAttentionOps:
     def gated_rms_norm(self, x: jax.Array, gate: jax.Array, weight: jax.Array, *, eps: float) -> jax.Array:
         """Divides the rows of x (..., C) by their root mean square, times weight (C,) and silu(gate)."""
         return bijax.gated_rms_norm(x, gate, weight, eps=eps)
+
+    def gated_heads(self, x: jax.Array, gate: jax.Array, weight: jax.Array, *, eps: float) -> jax.Array:
+        """Returns `gated_rms_norm` of heads (B, T, H, V), whose gates are the last H V columns of gate (B, T, ...)."""
+        return gated_heads(x, gate, weight, eps=eps)
 
     def gated_delta_rule(
         self, query: jax.Array, key: jax.Array, value: jax.Array, g: jax.Array, beta: jax.Array

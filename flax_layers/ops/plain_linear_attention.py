@@ -1,12 +1,13 @@
 """The operations of linear attention in plain JAX: chunked for whole sequences, recurrent for their continuation."""
 
 import functools
-from typing import Final, override
+from typing import Any, Final, override
 
 import jax
 import jax.numpy as jnp
 
 import bijax
+from pallas_kernels.causal_conv.heads import Heads
 from pallas_kernels.delta_rule.slots import put_back, taken
 from pallas_kernels.parts.xla.manual_axes import vary_as
 
@@ -49,6 +50,33 @@ class PlainLinearAttention(LinearAttentionOps):
         return y, inputs.at[rows, places].set(x, mode="drop")
 
     @override
+    def conv_heads(self, x: jax.Array, weight: jax.Array, heads: Heads) -> tuple[jax.Array, jax.Array, jax.Array]:
+        return self._heads_of(self.causal_conv(x[..., : heads.channels], weight), heads)
+
+    @override
+    def conv_heads_extend(
+        self,
+        x: jax.Array,
+        weight: jax.Array,
+        inputs: jax.Array,
+        heads: Heads,
+        *,
+        start: jax.Array,
+        lengths: jax.Array,
+        slots: jax.Array | None = None,
+    ) -> tuple[tuple[jax.Array, jax.Array, jax.Array], jax.Array]:
+        places: dict[str, Any] = {"start": start, "lengths": lengths, "slots": slots}
+        y, new = self.causal_conv_extend(x[..., : heads.channels], weight, inputs, **places)
+        return self._heads_of(y, heads), new
+
+    def _heads_of(self, y: jax.Array, heads: Heads) -> tuple[jax.Array, jax.Array, jax.Array]:
+        of_keys = heads.keys * heads.width
+        query, key, value = jnp.split(y, [of_keys, 2 * of_keys], axis=-1)
+        query, key = (x.reshape(*x.shape[:2], heads.keys, heads.width) for x in (query, key))
+        value = value.reshape(*value.shape[:2], heads.values, heads.value_width)
+        return self.l2_norm(query), self.l2_norm(key), value
+
+    @override
     def delta_gates(
         self, b: jax.Array, a: jax.Array, a_log: jax.Array, dt_bias: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
@@ -66,6 +94,11 @@ class PlainLinearAttention(LinearAttentionOps):
         wide = x.astype(jnp.float32)
         y = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
         return (y * weight.astype(jnp.float32) * jax.nn.silu(gate.astype(jnp.float32))).astype(x.dtype)
+
+    @override
+    def gated_heads(self, x: jax.Array, gate: jax.Array, weight: jax.Array, *, eps: float) -> jax.Array:
+        columns = x.shape[-2] * x.shape[-1]
+        return self.gated_rms_norm(x, gate[..., -columns:].reshape(x.shape), weight, eps=eps)
 
     @override
     def gated_delta_rule(

@@ -64,6 +64,7 @@ _ATTENTION_ARRAYS: Final = frozenset(
     ("page_table", "alibi_slopes", "sinks", "key_scale", "value_scale", "common_prefix", "bias", "mask")
 )
 """The optional arrays that the kernels of attention read. Calls with others are left to the portable programs."""
+_CONV: Final = "causal_conv.jax_triton.launch"
 _DELTA_RULE: Final = "delta_rule.extend"
 _DELTA_WIDTHS: Final = (64, 128)
 
@@ -158,6 +159,11 @@ def _routing(contracts: Any) -> OnlineRowContract | RowContract | None:
     return given["contract"] if served and contracts.sums == _ROWS else None
 
 
+def _of_heads(norm: RowContract | None) -> RowContract | None:
+    """Returns the order of the norm of heads, for kernels that compute it after the convolution."""
+    return norm if norm == _ROWS else None
+
+
 def _delta_rule(sizes: tuple[str, int, int]) -> MmaDeltaRuleContract | None:
     dtype, *widths = sizes
     served = dtype in _16_BITS and all(width in _DELTA_WIDTHS for width in widths)
@@ -247,9 +253,15 @@ KERNELS: Final = (
     _on_all("select_experts", "routing.jax_triton.launch:select_experts", _routing, PTX_FUNCTIONS),
     _on_all("largest", "topk.jax_triton.launch:largest"),
     _on_all("sort_by_expert", f"{_EXPERTS}:sort_by_expert"),
+    _on_all("spread_to_experts", f"{_EXPERTS}:spread_to_experts"),
     _on_all("rows_by_count", f"{_EXPERTS}:rows_by_count"),
     _on_all("rows_of_tokens", f"{_EXPERTS}:rows_of_tokens"),
     _on_all("pick_rows", "pick.jax_triton.launch:pick_rows"),
     _on_all("rotate_and_store", "rotary.jax_triton.launch:rotate_and_store", None, XLA_FUNCTIONS),
+    _on_all("causal_conv", f"{_CONV}:causal_conv", None, XLA_FUNCTIONS),
+    _on_all("causal_conv", f"{_CONV}:causal_conv", _of_heads, XLA_FUNCTIONS),
+    _on_all("causal_conv_extend", f"{_CONV}:causal_conv_extend", None, XLA_FUNCTIONS),
+    _on_all("causal_conv_extend", f"{_CONV}:causal_conv_extend", _of_heads, XLA_FUNCTIONS),
+    _on_all("gated_rms_norm", "gated_norm.jax_triton.launch:gated_rms_norm", _of_heads, XLA_FUNCTIONS),
     _on_all("draw", "sampling.jax_triton.launch:draw", GUMBEL),
 )

@@ -23,6 +23,7 @@ from pallas_kernels.registry import Kernel
 
 _ON: Final = ("cpu", "cuda")
 _OPS: Final = "pallas_kernels"
+_CONV: Final = f"{_OPS}.causal_conv.portable"
 _RULE: Final = f"{_OPS}.delta_rule"
 _ROWS: Final = row_contract()
 _CHUNKS: Final = chunk_contract()
@@ -86,6 +87,10 @@ KERNELS: Final = (
     Kernel("scatter", "cuda", f"{_OPS}.scatter.rounds:scatter_rounds", _SCATTER),
     Kernel("elementwise", "cpu", f"{_OPS}.elementwise.portable:elementwise", None, XLA_FUNCTIONS),
     Kernel("elementwise", "cuda", f"{_OPS}.elementwise.portable:elementwise_on_gpu", None, XLA_FUNCTIONS),
+    Kernel("causal_conv", "cpu", f"{_CONV}:causal_conv", None, XLA_FUNCTIONS),
+    Kernel("causal_conv", "cuda", f"{_CONV}:causal_conv_on_gpu", None, XLA_FUNCTIONS),
+    Kernel("causal_conv_extend", "cpu", f"{_CONV}:causal_conv_extend", None, XLA_FUNCTIONS),
+    Kernel("causal_conv_extend", "cuda", f"{_CONV}:causal_conv_extend_on_gpu", None, XLA_FUNCTIONS),
     Kernel("rotate", "cpu", f"{_OPS}.rotary.portable:rotate", None, XLA_FUNCTIONS),
     Kernel("rotate", "cuda", f"{_OPS}.rotary.portable:rotate_on_gpu", None, XLA_FUNCTIONS),
     Kernel("rotate_and_store", "cpu", f"{_OPS}.rotary.portable:rotate_and_store", None, XLA_FUNCTIONS),

@@ -57,6 +57,33 @@ SILU: Final = f"""{{
     mul.rn.f32 t, $1, {hexadecimal(-math.log2(math.e))};{SIGMOID_OF_T}"""
 """z / (1 + exp(-z))."""
 
+_XLA_LOGISTIC: Final = """
+    .reg .f32 t, u, r;
+    .reg .b32 s;
+    fma.rn.f32 t, $1, 0fBBBB989D, 0f3F000000;
+    cvt.sat.f32.f32 t, t;
+    fma.rm.f32 t, t, 0f437C0000, 0f4B400001;
+    add.rn.f32 u, t, 0fCB40007F;
+    neg.f32 u, u;
+    fma.rn.f32 r, $1, 0fBFB8AA3B, u;
+    fma.rn.f32 r, $1, 0fB2A57060, r;
+    ex2.approx.ftz.f32 r, r;
+    mov.b32 s, t;
+    shl.b32 s, s, 23;
+    mov.b32 u, s;
+    mul.rn.f32 r, r, u;
+    add.rn.f32 r, r, 0f3F800000;"""
+
+XLA_SILU: Final = (
+    f"{{ {_XLA_LOGISTIC} mul.rn.f32 r, r, 0f3E800000; rcp.approx.ftz.f32 r, r; mul.rn.f32 r, r, 0f3E800000;"
+    " mul.rn.f32 $0, $1, r; }"
+)
+"""z / (1 + exp(-z)) as XLA computes it on a GPU (`pallas_kernels.contract.XLA_FUNCTIONS`): the exponential of CUDA's
+libdevice, an approximate reciprocal, and a product. The contract of programs without kernels of their own.
+
+XLA has `rcp.approx.f32` of the sum itself, which takes four instructions more: it cares for small operands, and this
+one is at least 1. That of a quarter of it is never subnormal. The bits are the same for all numbers."""
+
 _QUOTIENT: Final = """
     mul.rn.f32 h, $1, $2;
     mul.rn.f32 q, h, $4;

@@ -17,7 +17,7 @@ from pallas_kernels.attention.hopper import attention
 from pallas_kernels.attention.schedule.hopper import DecodeSchedule
 from pallas_kernels.contract import SPLIT_HEAD_SIZES, SplitAttentionContract
 from tests.attention.programs import INTERPRETER
-from tests.jax_triton.packages import HAS_JAX_TRITON
+from tests.jax_triton.packages import HAS_JAX_TRITON, launches_in
 from tests.mosaic import Races
 from tests.tiers import full_only
 
@@ -133,7 +133,7 @@ def test_other_kernels_take_a_common_prefix_too(dtype: str) -> None:
     query, key, value = (jax.ShapeDtypeStruct(x.shape, dtype) for x in (query, key, value))
     with bijax.lowering_for("sm_80"):
         text = jax.jit(step).trace(query, key, value, *others).lower(lowering_platforms=("cuda",)).as_text()
-    assert ("@triton_kernel_call" in text) == HAS_JAX_TRITON
+    assert (launches_in(text) > 0) == HAS_JAX_TRITON
     assert "stablehlo.dot" not in text
     assert "mosaic_gpu" not in text
 

@@ -217,7 +217,8 @@ def lowered(architecture):
 
 text = lowered("sm_80")
 packages = ("triton", "jax_triton", "jax_cuda13_plugin")  # without them XLA's programs serve
-assert ("triton_kernel_call" in text) == all(importlib.util.find_spec(name) for name in packages)
+launches = "triton_kernel_call" in text or "xla.gpu.ptx" in text
+assert launches == all(importlib.util.find_spec(name) for name in packages)
 assert "mosaic_gpu" not in text and "stablehlo.dot" not in text
 assert "jax.experimental.pallas.mosaic_gpu" not in sys.modules
 try:

@@ -142,6 +142,7 @@ def test_sums_over_devices(groups, verdict, opcode):
         ("__cub$DeviceRadixSort", "library", "note"),
         ("mosaic_gpu_v2", "custom_call", "suspect"),
         ("__gpu$xla.gpu.triton", "custom_call", "suspect"),
+        ("__gpu$xla.gpu.ptx", "custom_call", "suspect"),
         ("triton_kernel_call", "custom_call", "suspect"),  # jax-triton 0.3
         ("triton_kernel_call_ffi", "custom_call", "suspect"),  # 0.4
         ("somebody_else", "custom_call", "suspect"),

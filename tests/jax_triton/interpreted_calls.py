@@ -94,6 +94,11 @@ def compare_experts() -> int:
         experts = numbers(size, -2, options["end"] + 3)
         found = expert_rows_triton.sort_by_expert(experts, **options, target=TARGET)
         compared += compare(found, expert_rows.sort_by_expert(experts, **options))
+    for dtype, columns, experts in (("bfloat16", 96, 7), ("float32", 2048, 40), ("int8", 64, 1)):
+        x, _ = rows_and_places(dtype, columns)
+        options, places = {"experts": experts, "topk": 30}, numbers(150, -2, experts + 3)
+        found = expert_rows_triton.spread_to_experts(x, places, **options, target=TARGET)
+        compared += compare(found, expert_rows.spread_to_experts(x, places, **options))
     for name, (count, rows) in COUNTS.items():
         counts = jnp.array(count, jnp.int32)
         found = expert_rows_triton.rows_by_count(counts, rows=rows, target=TARGET)

@@ -16,10 +16,19 @@ _INSTRUCTIONS: Final[dict[str, Callable[..., np.ndarray]]] = {
     "ex2.approx.ftz.f32": np.exp2,
     "lg2.approx.ftz.f32": np.log2,
 }
+
+
+def xla_silu(z: np.ndarray) -> np.ndarray:
+    """Computes z / (1 + exp(-z)) in the steps of XLA."""
+    z = np.asarray(z, np.float32)
+    return z * (np.float32(1) / (np.float32(1) + np.exp(-z)))
+
+
 _SEQUENCES: Final[dict[str, Callable[..., np.ndarray]]] = {
     ptx.EXPONENTIAL: np.exp,
     ptx.PLAIN_EXPONENTIAL: np.exp,
     ptx.SILU: lambda z: z / (1 + np.exp(-z)),
+    ptx.XLA_SILU: xla_silu,
     ptx.INTEGER_QUOTIENT: lambda h, power, divisor, _: np.rint(h * power / divisor).astype(np.int32),
     ptx.FLOAT_QUOTIENT: lambda h, power, divisor, _: (h * power / divisor + np.float32(0)).view(np.int32),
 }

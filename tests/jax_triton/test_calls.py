@@ -20,7 +20,7 @@ if importlib.util.find_spec("triton"):
     from pallas_kernels.sampling.jax_triton.launch import draw
     from pallas_kernels.topk.jax_triton.launch import largest
 
-COMPARED = {"largest": 2, "select": 9, "experts": 9, "pick": 8, "rotate": 12, "draw": 4}
+COMPARED = {"largest": 2, "select": 9, "experts": 12, "pick": 8, "rotate": 12, "draw": 4}
 
 
 @needs_triton
@@ -60,6 +60,10 @@ CALLS: dict[str, tuple[Callable[[Target], Any], tuple[jax.ShapeDtypeStruct, ...]
     "sort": (
         lambda t: lambda x: expert_rows.sort_by_expert(x, first=0, end=256, allocated=4096, target=t),
         _shapes(((4096,), "int32")),
+    ),
+    "spread": (
+        lambda t: lambda x, e: expert_rows.spread_to_experts(x, e, experts=512, topk=10, target=t),
+        _shapes(((8, 2048), "bfloat16"), ((80,), "int32")),
     ),
     "count": (lambda t: lambda x: expert_rows.rows_by_count(x, rows=4096, target=t), _shapes(((1024,), "int32"))),
     "place": (lambda t: lambda x: expert_rows.rows_of_tokens(x, places=4096, target=t), _shapes(((4096,), "int32"))),

@@ -120,7 +120,7 @@ def moved_bytes(function: Any, *arguments: Any, least: int) -> int:
 
     Those that kernels and scatters write in place are not counted.
     """
-    in_place = ("scatter", "bijax_gated_delta_rule_extend", "optimization_barrier")
+    in_place = ("scatter", "bijax_gated_delta_rule_extend", "bijax_causal_conv_extend", "optimization_barrier")
 
     def of(jaxpr: Any) -> int:
         total = 0

@@ -125,7 +125,8 @@ def test_audits_show_the_ids() -> None:
 
 
 EXACT = frozenset(
-    f"bijax_{name}" for name in ("largest", "sort_by_expert", "rows_by_count", "rows_of_tokens", "pick_rows")
+    f"bijax_{name}"
+    for name in ("largest", "sort_by_expert", "spread_to_experts", "rows_by_count", "rows_of_tokens", "pick_rows")
 )
 """Kernels that compare, count and copy integers and numbers, which no order changes (`bijax.dispatch.routing`)."""
 

@@ -1,15 +1,20 @@
 """Causal depthwise convolution over tokens, as linear attention applies it to queries, keys and values."""
 
-from typing import Any, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from bijax.core.checks import describe, float_array
+from bijax.core.derivative import custom_vjp
 from bijax.core.forward_only import forward_only
+from bijax.core.primitive import Arrays, Kernel
+from bijax.dispatch.causal_conv import causal_conv_extend_kernel, causal_conv_kernel
 from bijax.ops._engine_arguments import check_known, check_shape, narrowed
 from bijax.ops.delta_rule._arguments import of_sequences
 from bijax.ops.elementwise.call import elementwise
+from pallas_kernels.causal_conv.heads import Heads
+from pallas_kernels.causal_conv.portable import convolve, program
 
 Activation = Literal["silu"] | None
 
@@ -54,7 +59,7 @@ def causal_conv1d(
         check_shape(op, "before", before, ("B", sizes["W"] - 1, "C"), sizes)
         if before.dtype != x.dtype:
             raise TypeError(f"{op}: before must have the dtype of x, {x.dtype}, got {describe(before)}.")
-    return _convolve(before, x, weight, bias, activation)
+    return convolved(before, x, weight, bias, activation)
 
 
 def causal_conv1d_extend(
@@ -105,6 +110,46 @@ def causal_conv1d_extend(
     """
     op = "bijax.causal_conv1d_extend"
     x, weight, bias, sizes = _checked(op, x, weight, bias, activation)
+    y, new = extended(op, Convolution(x, weight, bias, activation), state, (start, lengths, slots), sizes)
+    return y, new
+
+
+class Convolution(NamedTuple):
+    """A convolution whose arrays have been checked.
+
+    Attributes:
+        x: (B, T, C or more).
+        weight: (C, W).
+        bias: (C,) or None.
+        activation: As for `causal_conv1d`.
+        heads: The heads of the channels, or None for one result.
+    """
+
+    x: jax.Array
+    weight: jax.Array
+    bias: jax.Array | None
+    activation: Activation
+    heads: Heads | None = None
+
+    def run(self, kernel: Kernel, others: dict[str, jax.Array | None]) -> Arrays:
+        """Calls a primitive with the other arrays that there are."""
+        given = {name: a for name, a in (others | {"bias": self.bias}).items() if a is not None}
+        options: dict[str, Any] = {"names": tuple(given), "activation": self.activation, "heads": self.heads}
+        return kernel(self.x, self.weight, *given.values(), **options)
+
+
+def extended(op: str, call: Convolution, state: Any, places: tuple[Any, Any, Any], sizes: dict[str, int]) -> Arrays:
+    """Returns the results of `causal_conv1d_extend`, or those of its heads, and the new state.
+
+    Args:
+        op: Name of the operation, for messages.
+        call: The convolution of the new tokens.
+        state: As for `causal_conv1d_extend`.
+        places: `start`, `lengths` and `slots`, as for `causal_conv1d_extend`.
+        sizes: B, T, C and W.
+    """
+    start, lengths, slots = places
+    x = call.x
     state = float_array(op, "state", state)
     check_shape(op, "state", state, ("B" if slots is None else "slots", "S", "C"), sizes)
     if state.dtype != x.dtype:
@@ -122,35 +167,18 @@ def causal_conv1d_extend(
     check_known(op, "lengths", lengths, 0, total, "the tokens of a sequence")
     first, count = narrowed(start, 0, 2**31 - 1 - total), narrowed(lengths, 0, total)
     valid = (first >= 0) & (count >= 0)
-    first, count = jnp.maximum(first, 0), jnp.where(valid, count, 0)
+    slot = None
     if slots is not None:
-        own = narrowed(of_sequences(op, "slots", slots, sizes), 0, sizes["slots"] - 1)
-        own, count = jnp.maximum(own, 0), jnp.where(own >= 0, count, 0)
+        slot = narrowed(of_sequences(op, "slots", slots, sizes), 0, sizes["slots"] - 1)
+        slot, count = jnp.maximum(slot, 0), jnp.where(slot >= 0, count, 0)
+    # A negative count says that the results are nan.
+    known = {"first": jnp.maximum(first, 0), "count": jnp.where(valid, count, -1), "slot": slot}
 
-    def compute(x: jax.Array, state: jax.Array) -> tuple[jax.Array, jax.Array]:
-        earlier = first[:, None] - before + jnp.arange(before, dtype=jnp.int32)[None]
-        places = jnp.maximum(earlier, 0) % kept
-        if slots is None:
-            old = jnp.take_along_axis(state, places[..., None], 1)
-        else:
-            old = state.at[own[:, None], places].get(mode="clip")
-        # Whoever writes there does so after they were read: else XLA would copy the state first.
-        old, state = jax.lax.optimization_barrier((old, state))
-        y = _continued(jnp.where((earlier >= 0)[..., None], old, 0), x, weight, bias, activation)
-        # Of many tokens only the last ones are stored.
-        last = min(total, kept)
-        stored = jnp.maximum(count[:, None] - last, 0) + jnp.arange(last, dtype=jnp.int32)[None]
-        tokens = x if last == total else jnp.take_along_axis(x, stored[..., None], 1, mode="clip")
-        at = jnp.where(stored < count[:, None], (first[:, None] + stored) % kept, kept)
-        if slots is None:
-            new = jax.vmap(lambda s, p, x: s.at[p].set(x, mode="drop"))(state, at, tokens)
-        else:
-            new = state.at[own[:, None], at].set(tokens, mode="drop")
-        y = jnp.where((jnp.arange(total, dtype=jnp.int32)[None] < count[:, None])[..., None], y, 0)
-        return jnp.where(valid[:, None, None], y, jnp.nan), new
+    def compute(x: jax.Array, state: jax.Array) -> Arrays:
+        return call._replace(x=x).run(causal_conv_extend_kernel, {**known, "state": state})
 
-    y, new = forward_only(op, compute, x, state)
-    return y, new
+    results: Arrays = forward_only(op, compute, x, state)
+    return results
 
 
 def _checked(
@@ -170,70 +198,32 @@ def _checked(
     return x, weight, bias, sizes
 
 
-def _convolve(
+@custom_vjp(nondiff_argnums=(4,))
+def convolved(
     before: jax.Array | None, x: jax.Array, weight: jax.Array, bias: jax.Array | None, activation: Activation
 ) -> jax.Array:
-    """Convolves x (B, T, C) with weight (C, W), after `before` (B, W - 1, C) or zeros."""
-    size = weight.shape[1]
-    return _sums([_shifted(before, x, size - 1 - j) for j in range(size)], weight, bias, activation)
+    """Returns the convolution of the first channels of x (B, T, C or more)."""
+    return Convolution(x, weight, bias, activation).run(causal_conv_kernel, {"before": before})[0]
 
 
-def _continued(
-    before: jax.Array, x: jax.Array, weight: jax.Array, bias: jax.Array | None, activation: Activation
-) -> jax.Array:
-    """Equal to `_convolve`, and faster on GPUs: only the first W - 1 tokens select between `before` and `x`.
-
-    Not for gradients: the terms of the cotangents of the first tokens would be added in another order.
-    """
-    total, first = x.shape[1], weight.shape[1] - 1
-    if total <= first:
-        return _convolve(before, x, weight, bias, activation)
-    head = _convolve(before, x[:, :first], weight, bias, activation)
-    windows = [jax.lax.slice_in_dim(x, j, j + total - first, axis=1) for j in range(first + 1)]
-    rest = _padded(_sums(windows, weight, bias, activation), first, 0)
-    return jnp.where((jnp.arange(total) < first)[:, None], _padded(head, 0, total - first), rest)
+def _forward(*arguments: Any) -> tuple[jax.Array, tuple[Any, ...]]:
+    return convolved(*arguments), arguments[:4]
 
 
-def _sums(taps: list[jax.Array], weight: jax.Array, bias: jax.Array | None, activation: Activation) -> jax.Array:
-    """Returns the activation of the sum of arrays (B, T, C) times the columns of weight."""
-    columns = [weight[:, j] for j in range(weight.shape[1])]
-    y: jax.Array = _PROGRAMS[activation, bias is not None](*taps, *columns, *(() if bias is None else (bias,)))
-    return y.astype(taps[0].dtype)
+def _backward(activation: Activation, saved: tuple[Any, ...], g: jax.Array) -> tuple[Any, ...]:
+    before, x, weight, bias = saved
+    given = {name: a for name, a in (("before", before), ("bias", bias)) if a is not None}
+
+    def again(given: dict[str, jax.Array], x: jax.Array, weight: jax.Array) -> jax.Array:
+        sums = _SUMS[activation, bias is not None]
+        return convolve(given.get("before"), x[..., : len(weight)], weight, given.get("bias"), sums)
+
+    of_given, of_x, of_weight = jax.vjp(again, given, x, weight)[1](g)
+    return of_given.get("before"), of_x, of_weight, of_given.get("bias")
 
 
-def _shifted(before: jax.Array | None, x: jax.Array, by: int) -> jax.Array:
-    """Returns the tokens that are `by` before those of x.
-
-    They are padded rows, not slices of a concatenation, which XLA would write to memory: on a GPU that took twice as
-    long as the convolution.
-    """
-    total = x.shape[1]
-    missing = min(by, total)
-    later = _padded(x[:, : total - missing], missing, 0)
-    if before is None or not by:
-        return later
-    first = before.shape[1] - by
-    earlier = _padded(before[:, first : first + missing], 0, total - missing)
-    return jnp.where((jnp.arange(total) < missing)[:, None], earlier, later)
-
-
-def _padded(x: jax.Array, low: int, high: int) -> jax.Array:
-    return jax.lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), (low, high, 0), (0, 0, 0)))
-
-
-def _program(activation: Activation, biased: bool) -> Any:
-    def convolve(*arrays: jax.Array) -> jax.Array:
-        size = len(arrays) // 2
-        wide = [a.astype(jnp.float32) for a in arrays]
-        total = wide[0] * wide[size]
-        for x, w in zip(wide[1:size], wide[size + 1 : 2 * size], strict=True):
-            total = total + x * w
-        if biased:
-            total = total + wide[-1]
-        return jax.nn.silu(total) if activation == "silu" else total
-
-    return elementwise(convolve)
-
+convolved.defvjp(_forward, _backward)
 
 _ACTIVATIONS: tuple[Activation, ...] = (None, "silu")
-_PROGRAMS = {(a, biased): _program(a, biased) for a in _ACTIVATIONS for biased in (False, True)}
+_SUMS: Final = {(a, biased): elementwise(program(a, biased)) for a in _ACTIVATIONS for biased in (False, True)}
+"""Differentiable forms of the sums."""

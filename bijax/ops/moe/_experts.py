@@ -102,10 +102,15 @@ def sort_by_expert(op: str, selected: Any, first: int, end: int, allocated: int)
                 f"{op}: allocated_tokens must be at least {needed}, the tokens that selected_experts"
                 f" {describe(selected)} gives to the experts [{first}, {end}), got {allocated}."
             )
-    number = jnp.asarray(selected)
-    number = number if number.dtype == jnp.int32 else narrowed(number, first, end - 1)
+    number = numbers_within(selected, first, end)
     topk = max(1, number.shape[-1])
     return Rows(*sort_kernel(number.reshape(-1), first=first, end=end, allocated=allocated, topk=topk))
+
+
+def numbers_within(selected: Any, first: int, end: int) -> jax.Array:
+    """Returns experts as int32; those outside [first, end) may become others outside."""
+    number = jnp.asarray(selected)
+    return number if number.dtype == jnp.int32 else narrowed(number, first, end - 1)
 
 
 def expert_range(op: str, first: Any, end: Any) -> tuple[int, int]:

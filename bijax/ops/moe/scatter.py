@@ -10,6 +10,7 @@ from jax.typing import ArrayLike, DTypeLike
 from bijax.core.checks import describe, float_array, integer, integer_array
 from bijax.core.derivative import custom_vjp
 from bijax.core.forward_only import forward_only
+from bijax.dispatch.routing import spread_kernel
 from bijax.ops._engine_arguments import scale_vector
 from bijax.ops.moe._experts import (
     Rows,
@@ -18,6 +19,7 @@ from bijax.ops.moe._experts import (
     copied,
     expert_range,
     numbers_of_experts,
+    numbers_within,
     own_rows,
     places,
     shared_experts,
@@ -29,6 +31,7 @@ from bijax.ops.quantized._rows import format_of, quantize_picked, quantize_rows
 from pallas_kernels.parts.no_row import NO_ROW
 
 _FEW_ROWS: Final = 128  # in one kernel
+_FEW_PLACES: Final = 1024  # which a GPU sorts and copies in one kernel
 
 
 def moe_scatter(
@@ -88,13 +91,17 @@ def moe_scatter(
     return y, rows.count, rows.offset
 
 
-def scatter_to_all(hidden_states: Any, selected_experts: Any, experts: int) -> tuple[jax.Array, Rows]:
-    """Does what `moe_scatter` does on a rank with all experts, and returns where each row is.
+def scatter_to_all(hidden_states: Any, selected_experts: Any, experts: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Does what `moe_scatter` does on a rank with all experts.
 
     Args:
         hidden_states: (T, C) of a floating dtype.
         selected_experts: (T, topk) integers.
         experts: Number of experts.
+
+    Returns:
+        The rows (T * topk, C), the number (experts,) of each expert's rows, and the row (T, topk) of each token's
+        expert, -1 for experts that do not exist.
 
     Raises:
         TypeError: As `moe_scatter`.
@@ -102,8 +109,12 @@ def scatter_to_all(hidden_states: Any, selected_experts: Any, experts: int) -> t
     """
     op = "bijax.moe_scatter"
     x, selected = _tokens(op, hidden_states, selected_experts)
+    if 0 < selected.size <= _FEW_PLACES and x.size and experts:
+        y, count, row = _to_all(x, numbers_within(selected, 0, experts), experts)
+        return y, count, row
     rows = sort_by_expert(op, selected, 0, experts, _allocated(op, None, selected))
-    return _spread(x, rows, selected.shape[1], Shared(0, 0, 0)), rows
+    y = _spread(x, rows, selected.shape[1], Shared(0, 0, 0))
+    return y, rows.count, own_rows(rows).reshape(selected.shape)
 
 
 def moe_scatter_dynamic_quant(
@@ -228,3 +239,24 @@ def _backward(topk: int, shared: Shared, row: jax.Array, g: jax.Array) -> tuple[
 
 
 _spread.defvjp(_forward, _backward)
+
+
+@custom_vjp(nondiff_argnums=(2,))
+def _to_all(x: jax.Array, selected: jax.Array, experts: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(T, C), (T, topk) int32: the rows, their numbers, and the row of each place."""
+    y, count, row = spread_kernel(x, selected.reshape(-1), experts=experts, topk=selected.shape[1])
+    return y, count, row.reshape(selected.shape)
+
+
+def _to_all_forward(x: jax.Array, selected: jax.Array, experts: int) -> tuple[Any, jax.Array]:
+    found = _to_all(x, selected, experts)
+    return found, found[2]
+
+
+def _to_all_backward(experts: int, row: jax.Array, cotangents: Any) -> tuple[jax.Array, None]:
+    del experts
+    g = cotangents[0]
+    return combine(g, row, jnp.ones(row.shape, jnp.float32), Shared(0, 0, 0), g.dtype), None
+
+
+_to_all.defvjp(_to_all_forward, _to_all_backward)

@@ -3,9 +3,11 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from bijax.core.checks import describe, float_array
+from bijax.core.checks import describe, float_array, row_vector
+from bijax.core.derivative import custom_vjp
+from bijax.dispatch.gated_norm import gated_rms_norm_kernel, times_silu
+from bijax.dispatch.rows import as_rows
 from bijax.ops.elementwise.call import elementwise
 from bijax.ops.norm._arguments import check_eps
 from bijax.ops.norm.norms import rms_norm_times, wide_rms_norm
@@ -42,9 +44,43 @@ def gated_rms_norm(x: Any, gate: Any, weight: Any = None, *, eps: float = 1e-6) 
     x, gate = float_array(op, "x", x), float_array(op, "gate", gate)
     if gate.shape != x.shape:
         raise ValueError(f"{op}: gate must have the shape of x, got x {describe(x)} and gate {describe(gate)}.")
-    normal = wide_rms_norm(op, x, weight, eps=eps)
-    y: jax.Array = _times_silu(normal, gate)
-    return y.astype(x.dtype)
+    weight, eps = row_vector(op, "weight", weight, x), check_eps(op, eps)
+    if x.size == 0 or x.ndim < 1:
+        return _apart(x, gate, weight, 0, eps)
+    return _gated(x, gate.reshape(-1, gate.shape[-1]), weight, 0, eps)
+
+
+def gated_heads(x: Any, gate: Any, weight: Any, *, eps: float) -> jax.Array:
+    """Returns `gated_rms_norm` of heads whose gates are the last columns of rows.
+
+    Args:
+        x: (B, T, H, V), as for `gated_rms_norm`.
+        gate: (B, T, H * V or more), in which the last H * V columns of a token are its gates.
+        weight: (V,).
+        eps: As for `gated_rms_norm`.
+
+    Returns:
+        An array of the shape and dtype of `x`.
+
+    Raises:
+        TypeError: As `gated_rms_norm`.
+        ValueError: As `gated_rms_norm`.
+
+    Guarantee: as `gated_rms_norm`.
+    """
+    op = "bijax.gated_rms_norm"
+    x, gate = float_array(op, "x", x), float_array(op, "gate", gate)
+    weight, eps = row_vector(op, "weight", weight, x), check_eps(op, eps)
+    columns = x.shape[-1] * x.shape[-2]
+    if gate.shape[:-1] != x.shape[:-2] or gate.shape[-1] < columns:
+        raise ValueError(
+            f"{op}: gate must have the rows of x and at least {columns} columns, got x {describe(x)} and gate"
+            f" {describe(gate)}."
+        )
+    column = gate.shape[-1] - columns
+    if x.size == 0:
+        return _apart(x, gate, weight, column, eps)
+    return _gated(x, gate.reshape(-1, gate.shape[-1]), weight, column, eps)
 
 
 def l2_norm(x: Any, *, eps: float = 1e-6) -> jax.Array:
@@ -75,8 +111,28 @@ def l2_norm(x: Any, *, eps: float = 1e-6) -> jax.Array:
     return rms_norm_times(x, columns**-0.5, eps=eps / columns)
 
 
-def _silu_product(x: jax.Array, gate: jax.Array) -> jax.Array:
-    return x * jax.nn.silu(gate.astype(jnp.float32))
+@custom_vjp(nondiff_argnums=(3, 4))
+def _gated(x: jax.Array, gate: jax.Array, weight: jax.Array | None, column: int, eps: float) -> jax.Array:
+    """Returns the gated norm of x (..., C); its gates are the columns of gate (N, D) from `column` on."""
+    rows, back = as_rows(x, (x.ndim - 1,))
+    return back(gated_rms_norm_kernel({"x": rows, "gate": gate, "weight": weight}, column=column, eps=eps)[0])
 
 
-_times_silu: Any = elementwise(_silu_product)
+def _apart(x: jax.Array, gate: jax.Array, weight: jax.Array | None, column: int, eps: float) -> jax.Array:
+    """Does what `_gated` does by two operations that have gradients, with the same bits."""
+    normal = wide_rms_norm("bijax.gated_rms_norm", x, weight, eps=eps)
+    y: jax.Array = _times_silu(normal, gate[..., column:].reshape(x.shape))
+    return y.astype(x.dtype)
+
+
+def _forward(x: jax.Array, gate: jax.Array, weight: jax.Array | None, column: int, eps: float) -> tuple[jax.Array, Any]:
+    return jax.vjp(lambda x, gate, weight: _apart(x, gate, weight, column, eps), x, gate, weight)
+
+
+def _backward(_: int, __: float, pull: Any, g: jax.Array) -> Any:
+    return pull(g)
+
+
+_gated.defvjp(_forward, _backward)
+
+_times_silu: Any = elementwise(times_silu)

@@ -171,6 +171,22 @@ _OWN_ROWS: Final = 5
 """Which result of a sort by expert is the row of each place, in the order of the tokens."""
 
 
+@rule("bijax_spread_to_experts", partly=True)
+def spread_to_experts(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
+    """Returns tokens in the order of their experts, the numbers of the experts' rows, and the row of each place."""
+    x, number = values
+    shapes = [v.aval.shape for v in eqn.outvars]
+    if number.rows is None and not number.routed:
+        return [combined(values, None, varies=everywhere(shape, flow.here(eqn, "position"))) for shape in shapes]
+    routed, source = flow.here(eqn, "routed"), number.rows or number.routed
+    rows = dataclasses.replace(
+        _lost(flow, eqn, [x, number], shapes[0]), mixing=x.mixing | number.mixing | {routed}, routed=source
+    )
+    count = dataclasses.replace(_lost(flow, eqn, [number], shapes[1]), mixing=number.mixing | {routed}, routed=source)
+    own = count if number.rows is None else Value(number.rows, number.mixing, number.scaled)
+    return [rows, count, own]
+
+
 @rule("bijax_rows_of_tokens")
 def rows_of_tokens(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     """Returns the row of each token's place, in the order of the tokens."""

@@ -10,6 +10,7 @@ from flax import nnx
 import bijax
 from bijax.ops._packed import find_packed
 from bijax.ops._sequences import Names
+from pallas_kernels.causal_conv.heads import Heads
 
 from ..._signature import ConstructorSignature
 from ...ops import INVARIANT, Ops
@@ -173,7 +174,7 @@ class GatedDeltaNet(nnx.Module):
             raise ValueError(f"GatedDeltaNet: packed x must have the shape (tokens, features), got {x.shape}.")
         packed = find_packed("GatedDeltaNet", "x", x.shape[0], cu_seq_lengths, None, _PACKED)
         mixed, z, g, beta = (a[0] for a in self._projected(x[None]))
-        y = self._whole(packed.pad(mixed), packed.pad(g), packed.pad(beta))
+        y = self._whole(packed.pad(mixed[..., : self.channels]), packed.pad(g), packed.pad(beta))
         return self._merged(packed.unpad(y)[None], z[None])[0]
 
     def extend(
@@ -197,8 +198,8 @@ class GatedDeltaNet(nnx.Module):
         """
         mixed, z, g, beta = self._projected(x)
         places = {"start": start, "lengths": lengths}
-        mixed, inputs = self.ops.causal_conv_extend(mixed, self._kernel(mixed), state.inputs, **places)
-        y, rule = self.ops.gated_delta_rule_extend(*self._heads(mixed), g, beta, state=state.rule, **places)
+        heads, inputs = self._conv_heads_extend(mixed, state.inputs, **places)
+        y, rule = self.ops.gated_delta_rule_extend(*heads, g, beta, state=state.rule, **places)
         return self._merged(y, z), DeltaNetState(rule, inputs)
 
     def extend_slots(
@@ -210,37 +211,47 @@ class GatedDeltaNet(nnx.Module):
         """
         mixed, z, g, beta = self._projected(x)
         places = {"start": start, "lengths": lengths, "slots": slots}
-        mixed, inputs = self.ops.causal_conv_extend(mixed, self._kernel(mixed), kept.inputs, **places)
-        y, rule = self.ops.gated_delta_rule_extend(*self._heads(mixed), g, beta, state=kept.rule, **places)
+        heads, inputs = self._conv_heads_extend(mixed, kept.inputs, **places)
+        y, rule = self.ops.gated_delta_rule_extend(*heads, g, beta, state=kept.rule, **places)
         return self._merged(y, z), kept.with_rule(rule, inputs)
 
     def _projected(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-        """Returns the inputs of the convolution, z, and the gates g and beta."""
+        """Returns arrays whose first columns are the inputs of the convolution and whose last ones are z; g and beta.
+
+        The first two are one array: kernels read their columns of it, and nothing is copied.
+        """
         if x.ndim != 3:
             raise ValueError(f"GatedDeltaNet: x must have the shape (batch, tokens, features), got {x.shape}.")
-        mixed, z = jnp.split(self.qkvz(x), [self.channels], axis=-1)
+        both = self.qkvz(x)
         b, a = jnp.split(self.ba(x), 2, axis=-1)
         g, beta = self.ops.delta_gates(b, a, self.a_log[...], self.dt_bias[...])
-        return mixed, z, g, beta
+        return both, both, g, beta
 
     def _whole(self, mixed: jax.Array, g: jax.Array, beta: jax.Array) -> jax.Array:
-        mixed = self.ops.causal_conv(mixed, self._kernel(mixed))
-        return self.ops.gated_delta_rule(*self._heads(mixed), g, beta)
+        return self.ops.gated_delta_rule(*self._conv_heads(mixed), g, beta)
+
+    def _conv_heads(self, mixed: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Returns queries, keys and values of whole sequences."""
+        return self.ops.conv_heads(mixed, self._kernel(mixed), self._sizes)
+
+    def _conv_heads_extend(
+        self, mixed: jax.Array, inputs: jax.Array, **places: Any
+    ) -> tuple[tuple[jax.Array, jax.Array, jax.Array], jax.Array]:
+        """Returns queries, keys and values of new tokens, and the new inputs of the convolution."""
+        return self.ops.conv_heads_extend(mixed, self._kernel(mixed), inputs, self._sizes, **places)
+
+    @property
+    def _sizes(self) -> Heads:
+        return Heads(self.num_key_heads, self.num_value_heads, self.key_dim, self.value_dim, eps=1e-6)
 
     def _kernel(self, mixed: jax.Array) -> jax.Array:
         (kernel,) = promote(mixed.dtype, self.conv[...])
         return jnp.asarray(kernel)
 
-    def _heads(self, mixed: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        keys = self.num_key_heads * self.key_dim
-        query, key, value = jnp.split(mixed, [keys, 2 * keys], axis=-1)
-        query, key = (x.reshape(*x.shape[:2], self.num_key_heads, self.key_dim) for x in (query, key))
-        value = value.reshape(*value.shape[:2], self.num_value_heads, self.value_dim)
-        return self.ops.l2_norm(query), self.ops.l2_norm(key), value
-
     def _merged(self, y: jax.Array, z: jax.Array) -> jax.Array:
-        y = self._normed(y, z.reshape(y.shape))
+        y = self._normed(y, z)
         return self.out(y.reshape(*y.shape[:2], self.num_value_heads * self.value_dim))
 
     def _normed(self, y: jax.Array, z: jax.Array) -> jax.Array:
-        return self.ops.gated_rms_norm(y, z, self.norm_scale[...], eps=self.epsilon)
+        """Returns the gated norm of heads (B, T, H, V), whose gates are the last columns of z (B, T, ...)."""
+        return self.ops.gated_heads(y, z, self.norm_scale[...], eps=self.epsilon)

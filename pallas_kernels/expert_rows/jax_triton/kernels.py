@@ -62,12 +62,68 @@ def sort_kernel(
         if block == 0:
             tl.store(fit_ptr, fits.to(tl.int32))
     else:
-        expert = (block - OF_PLACES) * ITEMS + tl.arange(0, ITEMS)
-        same = tl.zeros((ITEMS, CHUNK), tl.int32)
+        _count(number_ptr, count_ptr, block - OF_PLACES, GIVEN, FIRST, END, ITEMS, CHUNK)
+
+
+@triton.jit
+def spread_kernel(
+    x_ptr,
+    number_ptr,
+    out_ptr,
+    count_ptr,
+    rows_ptr,
+    GIVEN: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    TOPK: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PIECE: tl.constexpr,
+    GROUP: tl.constexpr,
+    ITEMS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """Ranks a place by expert and then by place, and copies its token to that row; other programs count as above."""
+    block = tl.program_id(0)
+    if block < GIVEN:
+        mine = _experts(number_ptr, block, GIVEN, 0, EXPERTS)
+        key = mine * GIVEN + block  # ties are broken by place
+        before = tl.zeros((CHUNK,), tl.int32)
         for start in range(0, GIVEN, CHUNK):
-            theirs = _experts(number_ptr, start + tl.arange(0, CHUNK), GIVEN, FIRST, END)
-            same += (theirs[None, :] == expert[:, None]).to(tl.int32)
-        tl.store(count_ptr + expert, tl.sum(same, axis=1), mask=expert < EXPERTS)
+            other = start + tl.arange(0, CHUNK)
+            before += (_experts(number_ptr, other, GIVEN, 0, EXPERTS) * GIVEN + other < key).to(tl.int32)
+        row = tl.sum(before, axis=0)
+        used = mine < EXPERTS
+        tl.store(rows_ptr + block, tl.where(used, row, _NO_ROW))
+        x_ptr += (block // TOPK).to(tl.int64) * COLUMNS
+        out_ptr += row.to(tl.int64) * COLUMNS
+        piece = tl.arange(0, GROUP)[:, None]
+        column = tl.arange(0, PIECE)[None, :]
+        for first in range(0, COLUMNS, GROUP * PIECE):
+            inside = first + piece * PIECE < COLUMNS
+            offsets = first + piece * PIECE + column
+            copied = tl.load(x_ptr + offsets, mask=inside, other=0)
+            tl.store(out_ptr + offsets, tl.where(used, copied, tl.zeros_like(copied)), mask=inside)
+    else:
+        _count(number_ptr, count_ptr, block - GIVEN, GIVEN, 0, EXPERTS, ITEMS, CHUNK)
+
+
+@triton.jit
+def _count(
+    number_ptr,
+    count_ptr,
+    block,
+    GIVEN: tl.constexpr,
+    FIRST: tl.constexpr,
+    END: tl.constexpr,
+    ITEMS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """Counts the rows of ITEMS experts."""
+    expert = block * ITEMS + tl.arange(0, ITEMS)
+    same = tl.zeros((ITEMS, CHUNK), tl.int32)
+    for start in range(0, GIVEN, CHUNK):
+        theirs = _experts(number_ptr, start + tl.arange(0, CHUNK), GIVEN, FIRST, END)
+        same += (theirs[None, :] == expert[:, None]).to(tl.int32)
+    tl.store(count_ptr + expert, tl.sum(same, axis=1), mask=expert < END - FIRST)
 
 
 @triton.jit

@@ -5,18 +5,27 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.expert_rows.jax_triton.kernels import count_kernel, place_kernel, sort_kernel
+from pallas_kernels.expert_rows.jax_triton.kernels import count_kernel, place_kernel, sort_kernel, spread_kernel
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.parts.jax_triton.launch import launch
 from pallas_kernels.parts.served import served_if
 from pallas_kernels.parts.xla.tiles import next_power_of_two
-from pallas_kernels.schedule.jax_triton.routing import MOST_PAIRS, PAIR_TILE
+from pallas_kernels.schedule.jax_triton.routing import (
+    COPIED,
+    MOST_PAIRS,
+    PAIR_TILE,
+    copies_rows,
+    copy_warps,
+    piece_columns,
+    pieces_at_once,
+)
 from pallas_kernels.target import Target
 
 Arrays = tuple[jax.Array, ...]
 
 _FEW: Final = f"at least one row, and at most {MOST_PAIRS} pairs of them"
 _MOST_EXPERTS: Final = 1024
+_MOST_SPREAD: Final = 1024  # each of which is compared with all others
 
 
 def _serves_sort(number: Any, *, first: int, end: int, allocated: int, **_: Any) -> bool:
@@ -46,6 +55,47 @@ def sort_by_expert(number: jax.Array, *, first: int, end: int, allocated: int, t
         },
     )
     return offset, expert, count, fit[0] != 0, place, row, token
+
+
+def _serves_spread(x: Any, number: Any, *, experts: int, topk: int, **_: Any) -> bool:
+    given, columns = number.size, x.shape[1]
+    return bool(
+        0 < given <= _MOST_SPREAD
+        and given == x.shape[0] * topk
+        and 0 < experts <= _MOST_EXPERTS
+        and x.dtype.name in COPIED
+        and copies_rows(columns, x.dtype.itemsize)
+    )
+
+
+@served_if(_serves_spread, f"1 to {_MOST_SPREAD} places, 1 to {_MOST_EXPERTS} experts, and rows of whole pieces")
+@in_32_bits
+def spread_to_experts(x: jax.Array, number: jax.Array, *, experts: int, topk: int, target: Target) -> Arrays:
+    """Equal to `portable.spread_to_experts`: each place finds its row by itself, and copies its token there."""
+    given, (_, columns) = number.size, x.shape
+    ints = (jax.ShapeDtypeStruct((size,), jnp.int32) for size in (experts, given))
+    out, count, row = launch(
+        spread_kernel,
+        x,
+        number,
+        target=target,
+        out=[jax.ShapeDtypeStruct((given, columns), x.dtype), *ints],
+        grid=(given + _blocks(experts),),
+        warps=copy_warps(columns, x.dtype.itemsize),
+        stages=1,
+        fuses=False,
+        constants={
+            "GIVEN": given,
+            "EXPERTS": experts,
+            "TOPK": topk,
+            "COLUMNS": columns,
+            "PIECE": piece_columns(columns, x.dtype.itemsize),
+            "GROUP": pieces_at_once(columns, x.dtype.itemsize),
+            "ITEMS": PAIR_TILE.items,
+            "CHUNK": PAIR_TILE.chunk,
+        },
+    )
+    return out, count, row
 
 
 def _serves_counts(count: Any, *, rows: int, **_: Any) -> bool:

@@ -1,6 +1,7 @@
 """Element-wise functions of Triton kernels as fixed sequences of PTX instructions, with explicit rounding.
 
-They are sequences of the kernels for Hopper, and have their contract (`pallas_kernels.contract.PTX_FUNCTIONS`).
+They are sequences of the kernels for Hopper, and have their contract (`pallas_kernels.contract.PTX_FUNCTIONS`), except
+for `xla_silu`.
 """
 
 from typing import Final
@@ -17,11 +18,14 @@ from pallas_kernels.parts.ptx import (
     PLAIN_EXPONENTIAL,
     SILU,
     SMALL_SCALE,
+    XLA_SILU,
 )
 
 _EXPONENTIAL: Final = tl.constexpr(EXPONENTIAL)
 _PLAIN_EXPONENTIAL: Final = tl.constexpr(PLAIN_EXPONENTIAL)
 _SILU: Final = tl.constexpr(SILU)
+_XLA_SILU: Final = tl.constexpr(XLA_SILU)
+_HALVES: Final = tl.constexpr("{ shl.b32 $0, $2, 16; and.b32 $1, $2, 0xFFFF0000; }")
 _INTEGER_QUOTIENT: Final = tl.constexpr(INTEGER_QUOTIENT)
 _FLOAT_QUOTIENT: Final = tl.constexpr(FLOAT_QUOTIENT)
 _SMALL_SCALE: Final = tl.constexpr(float(SMALL_SCALE))
@@ -51,6 +55,22 @@ def logarithm(x):
 def silu(x):
     """Returns x / (1 + exp(-x)) of float32."""
     return tl.inline_asm_elementwise(_SILU, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def xla_silu(x):
+    """Returns x / (1 + exp(-x)) of float32 with the bits of XLA."""
+    return tl.inline_asm_elementwise(_XLA_SILU, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def in_float32(x):
+    """Returns numbers in float32, two bfloat16 numbers by two instructions; Triton's own conversion takes three."""
+    if x.dtype == tl.bfloat16:
+        y = tl.inline_asm_elementwise(_HALVES, "=r,=r,r", [x], dtype=tl.float32, is_pure=True, pack=2)
+    else:
+        y = x.to(tl.float32)
+    return y
 
 
 @triton.jit

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-_VARINT, _BYTES = 0, 2
+VARINT, _BYTES = 0, 2
 _FIXED: Final = {1: 8, 5: 4}
 _BEST: Final = 9
 
@@ -41,7 +41,7 @@ _CALL: Final = {1: {1: {_PTX: without_lines, _TTIR: None}}}
 def _edited(message: bytes, edits: Mapping[int, Any]) -> bytes:
     """Returns a message of Protocol Buffers with some fields left out or changed, in nested messages too."""
     kept = []
-    for number, start, value, end in _fields(message):
+    for number, start, value, end in fields(message):
         if number not in edits:
             kept.append(message[start:end])
         elif (edit := edits[number]) is not None:
@@ -50,24 +50,24 @@ def _edited(message: bytes, edits: Mapping[int, Any]) -> bytes:
     return b"".join(kept)
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, int, int, int]]:
+def fields(message: bytes) -> Iterator[tuple[int, int, int, int]]:
     """Yields the number of each field, and where the field, its value, and what comes after it begin."""
     at = 0
     while at < len(message):
         start = at
-        tag, at = _read_varint(message, at)
+        tag, at = number_at(message, at)
         number, kind = tag >> 3, tag & 7
-        if kind == _VARINT:
-            value, (_, at) = at, _read_varint(message, at)
+        if kind == VARINT:
+            value, (_, at) = at, number_at(message, at)
         elif kind == _BYTES:
-            length, value = _read_varint(message, at)
+            length, value = number_at(message, at)
             at = value + length
         else:
             value, at = at, at + _FIXED[kind]
         yield number, start, value, at
 
 
-def _read_varint(message: bytes, at: int) -> tuple[int, int]:
+def number_at(message: bytes, at: int) -> tuple[int, int]:
     """Returns a number, seven bits in each byte, the lowest first, and where the next byte is."""
     number = shift = 0
     while True:

@@ -12,6 +12,7 @@ from typing import Any, Final
 from jax.interpreters.mlir import ir
 
 from pallas_kernels.parts.jax_triton.description import shortened
+from pallas_kernels.parts.jax_triton.native_calls import make_native
 
 _OLD: Final = "triton_kernel_call"
 _TYPED: Final = "triton_kernel_call_ffi"
@@ -36,6 +37,8 @@ def make_typed(values: Iterable[Any]) -> None:
             continue
         attributes: Any = getattr(value.owner, "attributes", {})
         target = ir.StringAttr(attributes[_TARGET]).value if _TARGET in attributes else None
+        if target in (_OLD, _TYPED) and make_native(value.owner, _description(attributes)):
+            continue
         if target == _OLD:
             with value.context:
                 attributes["backend_config"] = ir.DictAttr.get({"opaque": _short(attributes["backend_config"])})
@@ -43,6 +46,16 @@ def make_typed(values: Iterable[Any]) -> None:
                 attributes["api_version"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), _VERSION)
         elif target == _TYPED:
             _shorten(attributes, value.context)
+
+
+def _description(attributes: Any) -> bytes:
+    """Returns what a call passes to its handler; nothing if it is somewhere else."""
+    found = (attributes[name] for name in _CONFIGS if name in attributes)
+    for config in found:
+        text = config["opaque"] if isinstance(config, ir.DictAttr) and "opaque" in config else config
+        if isinstance(text, ir.StringAttr) and text.value_bytes:
+            return bytes(text.value_bytes)
+    return b""
 
 
 def _shorten(attributes: Any, context: ir.Context) -> None:

@@ -1,6 +1,6 @@
 """Picking rows by number on NVIDIA GPUs from Ampere on."""
 
-from typing import Any, Final
+from typing import Any
 
 import jax
 
@@ -8,14 +8,12 @@ from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.parts.jax_triton.launch import launch
 from pallas_kernels.parts.served import served_if
 from pallas_kernels.pick.jax_triton.kernels import pick_kernel
-from pallas_kernels.schedule.jax_triton.routing import copies_rows, copy_warps, piece_columns, pieces_at_once
+from pallas_kernels.schedule.jax_triton.routing import COPIED, copies_rows, copy_warps, piece_columns, pieces_at_once
 from pallas_kernels.target import Target
-
-_COPIED: Final = ("float32", "bfloat16", "float16", "int8")
 
 
 def _serves(x: Any, place: Any, *_: Any, **__: Any) -> bool:
-    return x.dtype.name in _COPIED and place.shape[0] > 0 and copies_rows(x.shape[1], x.dtype.itemsize)
+    return x.dtype.name in COPIED and place.shape[0] > 0 and copies_rows(x.shape[1], x.dtype.itemsize)
 
 
 @served_if(_serves, "float32, bfloat16, float16 or int8 rows that a power of two of at least 32 columns divides")

@@ -4,6 +4,9 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+COPIED: Final = ("float32", "bfloat16", "float16", "int8")
+"""Dtypes of the rows that kernels copy."""
+
 _WARP: Final = 32
 _COLUMNS_OF_WARP: Final = 2048  # 64 registers of a thread
 _PART_COLUMNS: Final = 256

@@ -1,0 +1,1 @@
+"""Causal depthwise convolution over tokens."""

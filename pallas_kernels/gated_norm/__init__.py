@@ -1,0 +1,1 @@
+"""RMSNorm times silu of a gate, the norm of the outputs of linear attention."""
