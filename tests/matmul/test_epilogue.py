@@ -42,13 +42,15 @@ PAIRS = {
     "narrow ragged": ((13, 136, 72), True, "float32", MatmulSchedule(True, 128, 16, 64, 3)),
 }
 SPLITS = {
-    "inside": ((70, 512, 136), True, "bfloat16", SplitKSchedule(False, WIDE)),
-    "across": ((5, 512, 128), False, "float32", SplitKSchedule(True, NARROW)),
+    "inside": ((70, 512, 136), True, "bfloat16", SplitKSchedule(1, WIDE)),
+    "in memory": ((70, 512, 256), True, "bfloat16", SplitKSchedule(1, dataclasses.replace(WIDE, tile_columns=192))),
+    "in two parts": ((70, 512, 136), False, "float32", SplitKSchedule(2, WIDE)),
+    "across": ((5, 512, 128), False, "float32", SplitKSchedule(4, NARROW)),
     "short split": (
         (5, 456, 128),
         False,
         "float32",
-        SplitKSchedule(True, dataclasses.replace(NARROW, k_step=64)),
+        SplitKSchedule(4, dataclasses.replace(NARROW, k_step=64)),
     ),
     "padded": ((9, 300, 21), False, "bfloat16", None),
 }
@@ -170,7 +172,7 @@ def test_the_program_for_hopper_holds_kernels_and_no_dot(name: str) -> None:
     [
         ({"activation": "mish"}, "expected an activation among gelu, silu, relu"),
         ({"residual": jnp.ones((2, 8))}, r"expected a residual \[2, 8\] of the result's dtype bfloat16"),
-        ({"contract": SplitWgmmaContract(2), "schedule": SplitKSchedule(True, NARROW)}, "k_step divides the 64"),
+        ({"contract": SplitWgmmaContract(2), "schedule": SplitKSchedule(2, NARROW)}, "k_step divides the 64"),
     ],
 )
 def test_unsupported_operands_are_named(options: dict[str, object], message: str) -> None:

@@ -265,16 +265,17 @@ def _split(
     if schedule is None:
         found = split_k_schedules(m, k, n, splits=count, length=length, transpose_w=transpose_w, **sizes)
         schedule = found[0]
-    if not isinstance(schedule, SplitKSchedule) or length % schedule.tiles.k_step:
+    if not isinstance(schedule, SplitKSchedule) or length % schedule.tiles.k_step or count % schedule.parts:
         raise UnsupportedError(
-            f"{_OP}: expected a SplitKSchedule whose k_step divides the {length} elements of a split, got {schedule}."
+            f"{_OP}: expected a SplitKSchedule whose k_step divides the {length} elements of a split and whose parts"
+            f" divide the {count} splits, got {schedule}."
         )
-    across, tiles = schedule
-    if epilogue.residual is not None and not across:
+    parts, tiles = schedule
+    if epilogue.residual is not None and parts == 1:
         tiles = for_residual(tiles)
-    splits = KSplits(count, length, across)
+    splits = KSplits(count, length, parts)
     common: dict[str, Any] = {"schedule": tiles, "transpose_w": transpose_w, "interpret": interpret, "splits": splits}
-    if not across:
+    if parts == 1:
         _check_schedule(tiles, **sizes)
         return ring_matmul(x, w, epilogue.padded(tiles.block_n), out_dtype=out_dtype, **common)
     _check_schedule(tiles, itemsize=x.dtype.itemsize, out_itemsize=4)

@@ -116,6 +116,15 @@ class Arithmetic:
         """Returns a * b, always rounded."""
         return a * b if self.interpret else self._apply("mul.rn.f32 $0, $1, $2;", a, b)
 
+    def sum_in_place(self, a: jax.Array, b: jax.Array) -> jax.Array:
+        """Returns a + b, added here.
+
+        LLVM moves a plain sum down to where it is used, beyond loops, and so keeps the registers of both operands.
+        """
+        if self.interpret:
+            return a + b
+        return apply_ptx("add.rn.f32 $0, $1, $2;", self.layout, a, b, pinned=True)
+
     def scaled(self, x: jax.Array, factor: float) -> jax.Array:
         """Returns x * factor, always rounded."""
         return (

@@ -21,11 +21,12 @@ class SplitKSchedule(NamedTuple):
     """Schedule of a split-K matmul.
 
     Attributes:
-        across: Whether a block sums one K split and a second kernel adds the tree, or a block sums all of them.
+        parts: Parts of K that separate blocks sum, each a subtree of K splits; a second kernel adds the rest of the
+            tree. 1 if a block sums all K splits.
         tiles: The blocks.
     """
 
-    across: bool
+    parts: int
     tiles: MatmulSchedule
 
 
@@ -95,9 +96,9 @@ def split_k_schedules(
     parts = candidates(m, length, n, stack=splits, out_itemsize=4, **common).values()
     whole = candidates(m, k, n, out_itemsize=out_itemsize, **common).values()
     alive = (splits - 1).bit_length() + 1
-    across = [SplitKSchedule(True, s) for s in parts if length % s.k_step == 0]
+    across = [SplitKSchedule(splits, s) for s in parts if length % s.k_step == 0]
     inside = [
-        SplitKSchedule(False, s)
+        SplitKSchedule(1, s)
         for s in whole
         if length % s.k_step == 0 and alive * s.tile_rows * s.tile_columns <= _REGISTERS * _THREADS
     ]
