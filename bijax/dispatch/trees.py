@@ -22,7 +22,7 @@ Parameters = dict[str, Any]
 def _leaves(target: Target, x: jax.Array, w: jax.Array, *, product: Product, leaves: int) -> Arrays:
     """Multiplies the leaves of K that a device has, `product.splits` of `leaves`, and adds them as a tree."""
     note(add_as_tree, KSplitContract(leaves), arrays=(x, w))
-    part = replace(product, splits=1)
+    part = replace(product, splits=1, out_dtype=jnp.promote_types(product.out_dtype, jnp.float32).name)
     length = KSplitContract(product.splits).leaf_length(x.shape[-1])  # as long as all leaves of the whole K
     if not is_recording() and _are_splits(target, x, w, product, length):
         return multiply(target, x, w, product=product)
@@ -34,7 +34,7 @@ def _leaves(target: Target, x: jax.Array, w: jax.Array, *, product: Product, lea
         return multiply(target, x[:, start : start + length], columns, product=part)[0]
 
     total: jax.Array = add_as_tree(leaf, product.splits)
-    return (total,)
+    return (total,) if total.dtype.name == product.out_dtype else _tree(target, total[None], out_dtype=product.out_dtype)
 
 
 def _are_splits(target: Target, x: jax.Array, w: jax.Array, product: Product, length: int) -> bool:

@@ -15,7 +15,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 from pallas_kernels.matmul.hopper.epilogue import Ending, Epilogue, Store
 from pallas_kernels.matmul.hopper.group_tiles import Table
 from pallas_kernels.matmul.hopper.operand import Operand
-from pallas_kernels.matmul.hopper.pipeline import Ring, Roles
+from pallas_kernels.matmul.hopper.pipeline import RANK, Ring, Roles
 from pallas_kernels.parts.hopper.launch import launch
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 
@@ -106,6 +106,7 @@ class Product:
             out if workspace is None else [out, workspace],
             {"block": self.scheduler.blocks},
             [scratch],
+            cluster={RANK: self.schedule.cluster} if self.schedule.cluster > 1 else None,
             warpgroups={"warpgroup": self.roles.warpgroups},
             interpret=self.interpret,
         )

@@ -25,7 +25,7 @@ from pallas_kernels.matmul.hopper.epilogue import Ending, Epilogue, add_tiles, m
 from pallas_kernels.matmul.hopper.group_tiles import GroupTileScheduler, Table, TableTileScheduler
 from pallas_kernels.matmul.hopper.leaf_tree import LeafTree
 from pallas_kernels.matmul.hopper.operand import SWIZZLE_BYTES, Operand, in_stack, loaded_rows, tile_transforms
-from pallas_kernels.matmul.hopper.pipeline import Place, Ring, Roles, TileScheduler, here, sum_steps
+from pallas_kernels.matmul.hopper.pipeline import RANK, Place, Ring, Roles, TileScheduler, here, sum_steps
 from pallas_kernels.matmul.hopper.product import Product, Scratch, fill_table
 from pallas_kernels.matmul.hopper.transpose_bytes import transpose_bytes
 from pallas_kernels.parts.in_32_bits import in_32_bits
@@ -112,7 +112,8 @@ def ring_matmul(
         scheduler = group_scheduler(sizes.shape[0], m, n, s)
     rows, columns = (w_side, x_side) if s.swap else (x_side, w_side)
     if sizes is None:
-        scheduler = TileScheduler(stack, rows.tiles, columns.tiles, rows.tile, columns.tile, s.group, s.blocks)
+        grid = rows.tiles, columns.tiles, rows.tile, columns.tile, s.group, s.blocks
+        scheduler = TileScheduler(stack, *grid, cluster=s.cluster)
     chain_steps = -(-length // s.k_step)
     shape = (s.tile_rows // rows.sources, s.tile_columns // columns.sources)
     kind = "quant_matmul" if x.dtype == jnp.int8 else "gated_matmul" if epilogue.gated else "matmul"
@@ -142,7 +143,7 @@ def ring_matmul(
     def kernel(x: Any, w: Any, epilogue: Any, out: Any, waiting: Any, scratch: Any) -> None:
         _kernel(plan, x, w, None, None, epilogue, out, scratch, waiting)
 
-    workspace = plan.tree.workspace(scheduler.blocks)
+    workspace = plan.tree.workspace(scheduler.blocks * s.cluster)
     result: jax.Array = plan.launch(kernel, (*stack, m, n), out_dtype, scratch, workspace)(x, w, epilogue)[0]
     return result
 
@@ -218,7 +219,7 @@ class _Plan(Product):
             columns=self.stages(self.columns, dtype),
             store=self.blocks(out_dtype),
             full=plgpu.Barrier(num_arrivals=copies, num_barriers=stages * self.consumers),
-            empty=plgpu.Barrier(num_arrivals=self.schedule.warpgroups // self.consumers, num_barriers=stages),
+            empty=self.empty(self.schedule.warpgroups // self.consumers),
         )
         if epilogue.residual is not None:
             barrier = self.store.barrier(self.schedule.warpgroups, self.plain(self.store))
@@ -233,6 +234,12 @@ class _Plan(Product):
         if isinstance(self.scheduler, GroupTileScheduler):
             scratch = scratch._replace(table=self.scheduler.table.scratch(), ready=plgpu.Barrier())
         return scratch
+
+    def empty(self, arrivals: int) -> Any:
+        """Barriers of the empty stages: in a cluster, a stage is refilled when all blocks have read theirs."""
+        if self.schedule.cluster == 1:
+            return plgpu.Barrier(num_arrivals=arrivals, num_barriers=self.ring.stages)
+        return plgpu.ClusterBarrier(collective_axes=(RANK,), num_arrivals=arrivals, num_barriers=self.ring.stages)
 
     def full(self, scratch: Scratch, tile: Any, slot: Any) -> Any:
         """The barrier of a full stage: one per consumer, since every consumer must wait on every phase."""
@@ -249,7 +256,7 @@ def _kernel(
     if sizes is not None:
         fill_table(scheduler.table, sizes, scratch, warpgroup, plan.interpret)
         scheduler = scheduler.of(scratch.table)
-    count = scheduler.count(block)
+    count, rank = scheduler.count(block), () if s.cluster == 1 else (lax.axis_index(RANK),)
     weights = [w] if epilogue.up is None else [w, epilogue.up]
     sources = (weights, [x]) if s.swap else ([x], weights)
     rows, columns = plan.views(plan.rows, scratch.rows), plan.views(plan.columns, scratch.columns)
@@ -263,15 +270,16 @@ def _kernel(
         plan.roles.limit_registers("copy")
 
         def begin(tile: Any) -> tuple[Place, Any]:
-            place = scheduler.place(block, tile)
+            place = scheduler.place(block, tile, *rank)
             return place, 0 if plan.part_length is None else place.entry * plan.part_length
 
         def copy(begun: tuple[Place, Any], tile: Any, step: Any, slot: Any) -> None:
             place, start = begun
-            starts = place.row, place.column
-            for operand, arrays, (_, target), first in zip(plan.copied, sources, (rows, columns), starts, strict=True):
-                k, full = start + step * s.k_step, plan.full(scratch, tile, slot)
-                operand.copy([in_stack(array, place.entry) for array in arrays], target, first, k, slot, full)
+            sides = (place.row, None), (place.column, RANK if s.cluster > 1 and not plan.interpret else None)
+            for operand, arrays, (_, target), side in zip(plan.copied, sources, (rows, columns), sides, strict=True):
+                (first, together), k, full = side, start + step * s.k_step, plan.full(scratch, tile, slot)
+                of_entry = [in_stack(array, place.entry) for array in arrays]
+                operand.copy(of_entry, target, first, k, slot, full, together)
 
         ring.produce(count, scratch.empty, begin, copy)
 
@@ -300,7 +308,7 @@ def _kernel(
         @pl.loop(0, count if consumers == 1 else lax.div(count - warpgroup + consumers - 1, consumers))
         def _(turn: Any) -> None:
             tile = turn if consumers == 1 else turn * consumers + warpgroup
-            _, entry, row, column, valid = scheduler.place(block, tile)
+            _, entry, row, column, valid = scheduler.place(block, tile, *rank)
             row = row + offset
             ending.begin(entry, row, column, plan.shape)
 
@@ -314,7 +322,7 @@ def _kernel(
 
             if plan.tree is not None:
                 several = functools.partial(_sum_chains, plan, stages, tile, part=part)
-                sums = (plan.tree.add(several, None if waiting is None else waiting.at[block, warpgroup]),)
+                sums = (plan.tree.add(several, None if waiting is None else waiting.at[sum(rank, block * s.cluster), warpgroup]),)
             elif not plan.folded:
                 sums = chain(0)
             else:
