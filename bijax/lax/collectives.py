@@ -84,10 +84,7 @@ def _exchange(x: jax.Array, *, axes: tuple[Any, ...], groups: Groups, n: int, dt
     """Moves the terms, and adds them where they arrive."""
     options: dict[str, Any] = {"axis_index_groups": groups}
     if n == 1 or x.size <= _GATHERED_ELEMENTS:
-        terms = lax.all_gather(x, axes, axis=0, to=to, **options)
-        if n == 1 and x.dtype.name == dtype:  # one term is its own sum
-            return jnp.squeeze(terms, 0)
-        return tree_kernel(terms, out_dtype=dtype)[0]
+        return tree_kernel(lax.all_gather(x, axes, axis=0, to=to, **options), out_dtype=dtype)[0]
     flat = jnp.pad(x.reshape(-1), (0, -x.size % n)).reshape(n, -1)
     terms = lax.all_to_all(flat, axes, split_axis=0, concat_axis=0, tiled=True, **options)
     (part,) = tree_kernel(terms, out_dtype=dtype)

@@ -227,6 +227,9 @@ _row.defvjp(_row_forward, _row_backward)
 
 
 def _over_devices(part: jax.Array, cut: _Cut, dtype: Any) -> jax.Array:
+    if cut.own == cut.leaves and part.dtype == dtype:  # one device has the whole sum
+        of_all = cut.axis is None or cut.dimension is not None
+        return part if of_all else gathered(part, cut.axis, 0, to="invarying")
     if cut.dimension is None:
         return summed(part, cut.axis, dtype.name)
     return scattered(part, cut.axis, cut.dimension, dtype.name)

@@ -233,7 +233,7 @@ _to_leaves.defvjp(_to_leaves_forward, _to_leaves_backward)
 def summed(x: jax.Array, axis: Axis, dtype: str) -> jax.Array:
     """Returns the sum over the devices, the same on all of them, without checks and without a derivative."""
     if axis is None:
-        return x if x.dtype.name == dtype else tree_kernel(x[None], out_dtype=dtype)[0]
+        return tree_kernel(x[None], out_dtype=dtype)[0]
     return collectives.psum(x, axes=names_of(axis), out_dtype=dtype, to="invarying")
 
 
