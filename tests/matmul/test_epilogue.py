@@ -140,7 +140,7 @@ def test_blocks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run()
     expected = np.asarray(x, np.float32) @ np.asarray(w, np.float32) + np.asarray(bias, np.float32) + residual
     assert_bits_equal(whole, expected)
-    monkeypatch.setattr(launch, "rows_at_once", lambda m, n, *, splits: min(m, 8))
+    monkeypatch.setattr(launch, "rows_at_once", lambda m, n, *, parts: min(m, 8))
     assert_bits_equal(run(), whole)
 
 

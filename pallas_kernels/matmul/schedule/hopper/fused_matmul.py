@@ -6,13 +6,23 @@ They are the candidates of `pallas_kernels.matmul.schedule.hopper.matmul` with t
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from pallas_kernels.matmul.schedule.hopper.matmul import candidates, matmul_schedule
-from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, MatmulSchedule
+from pallas_kernels.matmul.schedule.hopper.estimate import BYTES_PER_NS, Problem, estimate_ns
+from pallas_kernels.matmul.schedule.hopper.matmul import blocks_per_sm, candidates, matmul_schedule, named_schedule
+from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, SMS, MatmulSchedule
 
 _FEWEST_STAGES: Final = 3
 _ALL_BLOCKS: Final = 64  # more than a tile has
+_FEW_ROWS: Final = 64  # up to which only blocks with a K split each were measured
+_SEVERAL: Final = tuple(f"rows 64x{columns} k64 warpgroups2" for columns in (64, 128, 192))
+"""Tiles of blocks that sum several K splits: two tiles of sums fit into the registers."""
+
+# Costs of several K splits in a block.
 _THREADS: Final = 128
-_REGISTERS: Final = 128  # of a thread, for the sums of a tree; with 192 they spill
+_SUM_REGISTERS: Final = 192
+_CYCLES_PER_NS: Final = 1.75
+_DRAIN_CYCLES: Final = 150  # from the last product of a pair of K splits to the first of the next
+_WAITING_CYCLES: Final = 0.18  # an element that is written to the workspace and read again
+_FINISH_NS: Final = 1500  # the kernel that adds partial sums, besides its bytes
 _PARTIAL_BYTES: Final = 256 * 2**20
 _ROWS_STEP: Final = 256  # rows of the largest tiles
 
@@ -45,13 +55,19 @@ def residual_schedule(
     sizes: dict[str, Any] = {"stack": stack, "itemsize": itemsize, "out_itemsize": out_itemsize}
     ranked = candidates(m, k, n, transpose_w=transpose_w, **sizes).values()
     for schedule in (matmul_schedule(m, k, n, transpose_w=transpose_w, **sizes), *ranked):
-        schedule = for_residual(schedule)
-        stage = (schedule.block_rows + schedule.block_columns) * schedule.k_step * itemsize
-        missing = schedule.shared_bytes(itemsize, out_itemsize) - SHARED_BYTES
-        stages = schedule.stages - max(0, -(-missing // stage))
-        if stages >= _FEWEST_STAGES:
-            return replace(schedule, stages=stages)
+        fitted = _with_residual(schedule, itemsize, out_itemsize)
+        if fitted is not None:
+            return fitted
     raise ValueError(f"no schedule fits with a residual, got {(m, k, n)=}, {itemsize=}, {out_itemsize=}.")
+
+
+def _with_residual(schedule: MatmulSchedule, itemsize: int, out_itemsize: int) -> MatmulSchedule | None:
+    """Returns the schedule with buffers for a residual, with fewer stages if necessary; None if too few are left."""
+    schedule = for_residual(schedule)
+    stage = (schedule.block_rows + schedule.block_columns) * schedule.k_step * itemsize
+    missing = schedule.shared_bytes(itemsize, out_itemsize) - SHARED_BYTES
+    stages = schedule.stages - max(0, -(-missing // stage))
+    return replace(schedule, stages=stages) if stages >= _FEWEST_STAGES else None
 
 
 def gated_schedule(
@@ -75,12 +91,12 @@ def split_k_schedules(
     transpose_w: bool = False,
     itemsize: int = 2,
     out_itemsize: int = 2,
+    residual: bool = False,
 ) -> tuple[SplitKSchedule, ...]:
-    """Returns the schedules of a split-K matmul, the preferred one first.
+    """Returns the schedules of a split-K matmul, the one with the lowest estimated time first.
 
-    K splits in separate blocks fill multiprocessors that few tiles would leave idle, and were faster wherever both were
-    measured, up to 4096 rows (benchmarks/NOTES.md), but their partial sums take memory: `rows_at_once` limits it. A
-    block that sums all splits takes none, but holds log2(splits) + 1 tiles of sums, so its tiles are smaller.
+    K splits in separate blocks fill multiprocessors that few tiles would leave idle, but their partial sums are written
+    to memory and read again. A block that sums several holds two tiles of sums at least, so its tiles are smaller.
 
     Args:
         m: Rows of the activations, at least 1.
@@ -91,31 +107,55 @@ def split_k_schedules(
         transpose_w: Whether the weights are stored as (N, K).
         itemsize: Bytes of an operand's element.
         out_itemsize: Bytes of a result's element.
+        residual: Whether a residual is added, whose blocks need shared memory of a block that sums all K splits.
     """
-    common: dict[str, Any] = {"transpose_w": transpose_w, "itemsize": itemsize}
-    parts = candidates(m, length, n, stack=splits, out_itemsize=4, **common).values()
-    whole = candidates(m, k, n, out_itemsize=out_itemsize, **common).values()
-    alive = (splits - 1).bit_length() + 1
-    across = [SplitKSchedule(splits, s) for s in parts if length % s.k_step == 0]
-    inside = [
-        SplitKSchedule(1, s)
-        for s in whole
-        if length % s.k_step == 0 and alive * s.tile_rows * s.tile_columns <= _REGISTERS * _THREADS
-    ]
-    return (*across, *inside)
+    found = []
+    several = m > _FEW_ROWS
+    for parts in (p for p in range(1, splits + 1) if splits % p == 0 and (p & (p - 1) == 0 and several or p == splits)):
+        chains = splits // parts
+        of_part = m, min(k, chains * length), n
+        options: dict[str, Any] = {"transpose_w": transpose_w, "itemsize": itemsize}
+        options |= {"stack": parts, "out_itemsize": out_itemsize if parts == 1 else 4}
+        problem = Problem(parts, *of_part, transpose_w, itemsize, options["out_itemsize"])
+        if chains == 1:
+            tiles = candidates(*of_part, **options)
+        else:
+            named = {name: named_schedule(name, problem) for name in _SEVERAL}
+            tiles = {name: s for name, s in named.items() if s is not None}
+        for name, s in tiles.items():
+            if residual and parts == 1:
+                s = _with_residual(s, itemsize, out_itemsize)
+            if s is None or length % s.k_step:
+                continue
+            time = estimate_ns(s, blocks_per_sm(name), problem) + _several_ns(s, chains, problem)
+            if parts > 1:
+                time += _FINISH_NS + (4 * parts + out_itemsize) * m * n / BYTES_PER_NS
+            found.append((time, SplitKSchedule(parts, s)))
+    found.sort(key=lambda entry: entry[0])
+    return tuple(schedule for _, schedule in found)
 
 
-def rows_at_once(m: int, n: int, *, splits: int) -> int:
+def _several_ns(s: MatmulSchedule, chains: int, problem: Problem) -> float:
+    """Returns the time that a block takes for several chains, besides that of one as long."""
+    if chains == 1:
+        return 0.0
+    waiting = max(0, (chains - 1).bit_length() + 1 - _SUM_REGISTERS * _THREADS // (s.tile_rows * s.tile_columns))
+    moves = sum(chains >> level for level in range((chains - 1).bit_length(), 0, -1)[:waiting]) if waiting else 0
+    cycles = _DRAIN_CYCLES * chains / 2 + _WAITING_CYCLES * moves * s.tile_rows * s.tile_columns
+    return -(-problem.tiles(s) // SMS) * cycles / _CYCLES_PER_NS
+
+
+def rows_at_once(m: int, n: int, *, parts: int) -> int:
     """Returns how many rows a split-K matmul multiplies in one launch, so that its partial sums take little memory.
 
     Args:
         m: Rows of the activations.
         n: Columns of the weights, at least 1.
-        splits: Number of K splits.
+        parts: Parts of K that separate blocks sum.
 
     Example:
-        >>> rows_at_once(8192, 4096, splits=8), rows_at_once(300, 4096, splits=8)
+        >>> rows_at_once(8192, 4096, parts=8), rows_at_once(300, 4096, parts=8)
         (2048, 300)
     """
-    rows = max(1, _PARTIAL_BYTES // (splits * n * 4 * _ROWS_STEP)) * _ROWS_STEP
+    rows = max(1, _PARTIAL_BYTES // (parts * n * 4 * _ROWS_STEP)) * _ROWS_STEP
     return min(m, rows)
