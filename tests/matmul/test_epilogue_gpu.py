@@ -164,9 +164,7 @@ def test_all_ways_to_split_give_the_tree_of_the_shards(name: str, splits: int) -
 
     found: dict[str, SplitKSchedule | None] = {"default": None}
     for rows in (8, 2048):
-        for s in split_k_schedules(
-            rows, k, n, splits=count, length=length, transpose_w=transpose_w, residual=True
-        ):
+        for s in split_k_schedules(rows, k, n, splits=count, length=length, transpose_w=transpose_w, residual=True):
             found.setdefault(f"{rows} rows, {s.parts=}, {s.tiles.tile_columns=}", s)
     assert {1, count} <= {s.parts for s in found.values() if s is not None}
     operands = [(array(kind, (m, k)), weights(k, n, transpose_w)) for kind in KINDS]

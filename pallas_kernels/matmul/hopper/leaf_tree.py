@@ -1,20 +1,20 @@
 """The tree over the chains of a tile inside one block: where sums wait until the other side of their node is summed.
 
-While the last chain is summed, one sum for each level of the tree waits. The lowest levels wait in registers, two chains
-at a time in two accumulators, so that the second one begins while the products of the first are under way. The upper
-levels wait in a workspace of the block in GPU memory that stays in the L2 cache: each thread reads what it wrote.
+While the last chain is summed, one sum for each level of the tree waits. Two chains at a time have an accumulator each,
+and the second one begins while the products of the first are under way. Sums of the lowest levels wait in registers,
+those of the upper levels in a workspace of the block in GPU memory that stays in the L2 cache.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 import jax
-import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 
+from pallas_kernels.parts.hopper.chunks import put_away, take_back
 from pallas_kernels.parts.hopper.tile import Arithmetic
-from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 
 _THREADS: Final = 128
 _REGISTERS: Final = {1: 192, 2: 192, 3: 96}
@@ -50,7 +50,7 @@ class LeafTree:
 
     def workspace(self, blocks: int) -> jax.ShapeDtypeStruct:
         """Returns the type of the workspace."""
-        return jax.ShapeDtypeStruct((blocks, self.warpgroups, self.in_memory, *self.shape), jnp.float32)
+        return jax.ShapeDtypeStruct((blocks, self.warpgroups, self.in_memory, math.prod(self.shape)), jnp.float32)
 
     def add(self, sum_chains: Callable[[Any, int], tuple[Any, ...]], waiting: Any) -> Any:
         """Sums the chains and adds their sums as `pallas_kernels.contract.add_as_tree` does.
@@ -67,20 +67,14 @@ class LeafTree:
             level, left = _levels(count), 1 << _levels(count) - 1
             if level > self.in_registers:
                 place = waiting.at[level - 1 - self.in_registers]
-                place[...] = node(first, left)
+                put_away(node(first, left), place, self.interpret)
                 right = node(first + left, count - left)
-                return plgpu.load(place, layout=plgpu.Layout.WGMMA, optimized=False) + right
+                return take_back(place, self.shape, self.interpret) + right
             if count == 2:
                 return arithmetic.sum_in_place(*sum_chains(first, 2))
             return arithmetic.sum_in_place(node(first, left), node(first + left, count - left))
 
         return node(0, self.chains)
-
-
-def fits(schedule: MatmulSchedule) -> bool:
-    """Returns whether the registers hold at least the sum of one level besides the accumulator."""
-    tile = schedule.tile_rows * schedule.tile_columns
-    return 2 * tile <= _REGISTERS[schedule.warpgroups] * _THREADS
 
 
 def _levels(count: int) -> int:

@@ -110,8 +110,8 @@ def split_k_schedules(
         residual: Whether a residual is added, whose blocks need shared memory of a block that sums all K splits.
     """
     found = []
-    several = m > _FEW_ROWS
-    for parts in (p for p in range(1, splits + 1) if splits % p == 0 and (p & (p - 1) == 0 and several or p == splits)):
+    cuts = (p for p in range(1, splits) if m > _FEW_ROWS and splits % p == 0 and p & (p - 1) == 0)
+    for parts in (*cuts, splits):
         chains = splits // parts
         of_part = m, min(k, chains * length), n
         options: dict[str, Any] = {"transpose_w": transpose_w, "itemsize": itemsize}
