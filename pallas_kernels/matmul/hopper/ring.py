@@ -303,7 +303,7 @@ def _kernel(
         plan.roles.limit_registers("multiply")
         offset, consumers = plan.offset(warpgroup), plan.consumers
         ending, part = plan.ending(epilogue, out, scratch, warpgroup), plan.part(offset)
-        waiting = None if waiting is None else waiting.at[sum(rank, block * s.cluster), warpgroup]
+        place = None if waiting is None else waiting.at[sum(rank, block * s.cluster), warpgroup]
         stages = scratch._replace(rows=rows[0], columns=columns[0])
 
         @pl.loop(0, count if consumers == 1 else lax.div(count - warpgroup + consumers - 1, consumers))
@@ -323,7 +323,7 @@ def _kernel(
 
             if plan.tree is not None:
                 several = functools.partial(_sum_chains, plan, stages, tile, part=part)
-                sums = (plan.tree.add(several, waiting),)
+                sums = (plan.tree.add(several, place),)
             elif not plan.folded:
                 sums = chain(0)
             else:
