@@ -122,9 +122,8 @@ def split_k_schedules(
         else:
             named = {name: named_schedule(name, problem) for name in _SEVERAL}
             tiles = {name: s for name, s in named.items() if s is not None}
-        for name, s in tiles.items():
-            if residual and parts == 1:
-                s = _with_residual(s, itemsize, out_itemsize)
+        for name, tile in tiles.items():
+            s = _with_residual(tile, itemsize, out_itemsize) if residual and parts == 1 else tile
             if s is None or length % s.k_step:
                 continue
             time = estimate_ns(s, blocks_per_sm(name), problem) + _several_ns(s, chains, problem)
