@@ -1,8 +1,11 @@
 """The tree over the chains of a tile inside one block: where sums wait until the other side of their node is summed.
 
-While the last chain is summed, one sum for each level of the tree waits. Two chains at a time have an accumulator each,
-and the second one begins while the products of the first are under way. Sums of the lowest levels wait in registers,
-those of the upper levels in a workspace of the block in GPU memory that stays in the L2 cache.
+Two chains at a time have an accumulator each, and the second one begins while the products of the first are under way.
+A loop takes the pairs in turn; its number in binary says which sums wait, as when one is added to a number: a 1 is the
+sum of the left side of a node. Sums of the lowest levels wait in registers, those of the upper levels in a workspace of
+the block in GPU memory that stays in the L2 cache.
+
+It has to be a loop: written out for eight chains, instructions do not fit into the instruction cache.
 """
 
 import math
@@ -11,14 +14,20 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
+from jax import lax
 
+from pallas_kernels.contract import add_as_tree
 from pallas_kernels.parts.hopper.chunks import put_away, take_back
-from pallas_kernels.parts.hopper.tile import Arithmetic
+from pallas_kernels.parts.hopper.tile import Arithmetic, filled
 
 _THREADS: Final = 128
 _REGISTERS: Final = {1: 192, 2: 192, 3: 96}
-"""Registers of a thread for sums, the accumulator included, by number of warpgroups that multiply."""
+"""Registers of a thread for sums, the accumulators included, by number of warpgroups that multiply."""
+
+Sums = Callable[[Any, int], tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
@@ -38,21 +47,40 @@ class LeafTree:
     interpret: Any
 
     @property
+    def whole(self) -> bool:
+        """Whether the tree is a whole one, whose nodes have as many chains on both sides."""
+        return self.chains & (self.chains - 1) == 0
+
+    @property
+    def together(self) -> int:
+        """Chains that are summed together: two if the registers hold two tiles of sums."""
+        return 2 if self._tiles > 1 else 1
+
+    @property
     def in_registers(self) -> int:
-        """Levels of the tree whose sums wait in registers."""
-        rows, columns = self.shape
-        return _REGISTERS[self.warpgroups] * _THREADS // (rows * columns) - 1
+        """Levels of the tree whose sums wait in registers, besides the two accumulators."""
+        return min(max(0, self._tiles - 2), self._levels)
 
     @property
     def in_memory(self) -> int:
         """Levels of the tree whose sums wait in memory."""
-        return max(0, _levels(self.chains) - self.in_registers)
+        return self._levels - self.in_registers if self.whole else 0
+
+    @property
+    def _tiles(self) -> int:
+        rows, columns = self.shape
+        return _REGISTERS[self.warpgroups] * _THREADS // (rows * columns)
+
+    @property
+    def _levels(self) -> int:
+        """Levels above the chains that are summed together."""
+        return (self.chains // self.together).bit_length() - 1
 
     def workspace(self, blocks: int) -> jax.ShapeDtypeStruct:
         """Returns the type of the workspace."""
         return jax.ShapeDtypeStruct((blocks, self.warpgroups, self.in_memory, math.prod(self.shape)), jnp.float32)
 
-    def add(self, sum_chains: Callable[[Any, int], tuple[Any, ...]], waiting: Any) -> Any:
+    def add(self, sum_chains: Sums, waiting: Any) -> Any:
         """Sums the chains and adds their sums as `pallas_kernels.contract.add_as_tree` does.
 
         Args:
@@ -61,21 +89,45 @@ class LeafTree:
         """
         arithmetic = Arithmetic(interpret=bool(self.interpret))
 
-        def node(first: int, count: int) -> Any:
-            if count == 1:
-                return sum_chains(first, 1)[0]
-            level, left = _levels(count), 1 << _levels(count) - 1
-            if level > self.in_registers:
-                place = waiting.at[level - 1 - self.in_registers]
-                put_away(node(first, left), place, self.interpret)
-                right = node(first + left, count - left)
-                return take_back(place, self.shape, self.interpret) + right
-            if count == 2:
-                return arithmetic.sum_in_place(*sum_chains(first, 2))
-            return arithmetic.sum_in_place(node(first, left), node(first + left, count - left))
+        def group(index: Any) -> Any:
+            sums = sum_chains(index * self.together, self.together)
+            return sums[0] if len(sums) == 1 else arithmetic.sum_in_place(*sums)
 
-        return node(0, self.chains)
+        if not self.whole:
+            return add_as_tree(lambda chain: sum_chains(chain, 1)[0], self.chains, arithmetic.sum_in_place)
+        if self.chains == self.together:
+            return group(0)
+        groups = self.chains // self.together
 
+        def step(index: Any, held: tuple[Any, ...]) -> tuple[Any, ...]:
+            total, kept = group(index), []
+            for level, old in enumerate(held):
+                ones = (1 << level) - 1
+                both = arithmetic.chosen(index & (ones + 1), arithmetic.sum_in_place(old, total), total)
+                kept.append(both if level == 0 else arithmetic.chosen((index & ones) == ones, both, old))
+                total = both
+            self._wait(index, total, waiting)
+            return tuple(kept)
 
-def _levels(count: int) -> int:
-    return (count - 1).bit_length()
+        if self.in_registers:
+            held = (filled(self.shape, 0.0),) * self.in_registers
+            total = lax.fori_loop(0, groups, step, held)[-1]
+        else:  # the last sum would need registers in the whole loop
+            pl.loop(0, groups - 1)(lambda index: self._wait(index, group(index), waiting))
+            total = group(groups - 1)
+        return self._climb(total, self.in_memory, waiting)
+
+    def _wait(self, index: Any, total: Any, waiting: Any) -> None:
+        """Leaves the sum after the groups up to `index` in memory, if it is the left side of a node there."""
+        for level in range(self.in_memory):
+            ones = (1 << self.in_registers + level) - 1
+
+            @pl.when((index & (2 * ones + 1)) == ones)
+            def _(level: int = level) -> None:
+                put_away(self._climb(total, level, waiting), waiting.at[level], self.interpret)
+
+    def _climb(self, total: Any, levels: int, waiting: Any) -> Any:
+        """Adds the sums that wait on the first `levels` in memory."""
+        for level in range(levels):
+            total = take_back(waiting.at[level], self.shape, self.interpret) + total
+        return total

@@ -125,6 +125,23 @@ class Arithmetic:
             return a + b
         return apply_ptx("add.rn.f32 $0, $1, $2;", self.layout, a, b, pinned=True)
 
+    def chosen(self, condition: Any, a: jax.Array, b: jax.Array) -> jax.Array:
+        """Returns `a` if an integer or truth value, the same in all threads, is not zero, else `b`."""
+        if self.interpret:
+            return jnp.where(condition != 0, a, b)
+        result = held(a.shape, self.layout)
+
+        @inline(plgpu.Layout.WG_SPLAT(()), self.layout, self.layout, result=result)
+        def choose(condition: Any, a: Any, b: Any) -> Any:
+            (value,) = condition.registers.flat
+            true = arith.cmpi(arith.CmpIPredicate.ne, value, i32(0))
+            registers = a.registers.copy()
+            for at in range(registers.size):
+                registers.flat[at] = arith.select(true, a.registers.flat[at], b.registers.flat[at])
+            return fragmented(registers, a.layout)
+
+        return choose(jnp.int32(condition), a, b)
+
     def scaled(self, x: jax.Array, factor: float) -> jax.Array:
         """Returns x * factor, always rounded."""
         return (

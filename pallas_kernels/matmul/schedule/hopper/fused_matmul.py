@@ -117,14 +117,15 @@ def split_k_schedules(
         options: dict[str, Any] = {"transpose_w": transpose_w, "itemsize": itemsize}
         options |= {"stack": parts, "out_itemsize": out_itemsize if parts == 1 else 4}
         problem = Problem(parts, *of_part, transpose_w, itemsize, options["out_itemsize"])
-        if chains == 1:
-            tiles = candidates(*of_part, **options)
-        else:
-            named = {name: named_schedule(name, problem) for name in _SEVERAL}
-            tiles = {name: s for name, s in named.items() if s is not None}
+        tiles: dict[str, MatmulSchedule | None] = {**candidates(*of_part, **options)}
+        if chains > 1:
+            tiles = {name: s for name, s in tiles.items() if s is not None and _sums(s) > 1}
+            tiles |= {name: named_schedule(name, problem) for name in _SEVERAL if m > 64}
         for name, tile in tiles.items():
+            if tile is None or length % tile.k_step:
+                continue
             s = _with_residual(tile, itemsize, out_itemsize) if residual and parts == 1 else tile
-            if s is None or length % s.k_step:
+            if s is None:
                 continue
             time = estimate_ns(s, blocks_per_sm(name), problem) + _several_ns(s, chains, problem)
             if parts > 1:
@@ -134,12 +135,17 @@ def split_k_schedules(
     return tuple(schedule for _, schedule in found)
 
 
+def _sums(s: MatmulSchedule) -> int:
+    """Returns how many tiles of sums the registers hold."""
+    return _SUM_REGISTERS * _THREADS // (s.tile_rows * s.tile_columns)
+
+
 def _several_ns(s: MatmulSchedule, chains: int, problem: Problem) -> float:
     """Returns the time that a block takes for several chains, besides that of one as long."""
     if chains == 1:
         return 0.0
-    waiting = max(0, (chains - 1).bit_length() + 1 - _SUM_REGISTERS * _THREADS // (s.tile_rows * s.tile_columns))
-    moves = sum(chains >> level for level in range((chains - 1).bit_length(), 0, -1)[:waiting]) if waiting else 0
+    groups = chains // min(2, _sums(s))
+    moves = sum(groups >> level for level in range(max(1, _sums(s) - 1), groups.bit_length()))  # sums that wait in memory
     cycles = _DRAIN_CYCLES * chains / 2 + _WAITING_CYCLES * moves * s.tile_rows * s.tile_columns
     return -(-problem.tiles(s) // SMS) * cycles / _CYCLES_PER_NS
 
