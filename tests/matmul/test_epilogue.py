@@ -11,7 +11,7 @@ import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
-from pallas_kernels.contract import SplitWgmmaContract, WgmmaContract, split_count
+from pallas_kernels.contract import SplitWgmmaContract, WgmmaContract, add_as_tree, split_count
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.matmul.hopper import launch
 from pallas_kernels.matmul.hopper.epilogue import Epilogue, make_store
@@ -120,6 +120,45 @@ def test_shards_of_k(name: str, races: Races) -> None:
     )
     z = product(x, w, transpose_w) + bias.astype(jnp.float32)
     close(y, jax.nn.relu(z) + residual.astype(jnp.float32), k)
+    assert not races()
+
+
+TREES = {  # K splits, their schedule
+    "in registers": (8, SplitKSchedule(1, WIDE)),
+    "one level in memory": (8, SplitKSchedule(1, dataclasses.replace(WIDE, tile_columns=128))),
+    "two levels in memory": (8, SplitKSchedule(1, dataclasses.replace(WIDE, tile_columns=192))),
+    "one accumulator": (8, SplitKSchedule(1, dataclasses.replace(WIDE, tile_columns=256, stages=2))),
+    "sixteen": (16, SplitKSchedule(1, dataclasses.replace(WIDE, tile_columns=128))),
+    "two parts": (8, SplitKSchedule(2, dataclasses.replace(WIDE, tile_columns=128))),
+    "four parts": (8, SplitKSchedule(4, WIDE)),
+    "blocks together": (8, SplitKSchedule(1, dataclasses.replace(WIDE, tile_columns=128, blocks=4, cluster=2))),
+    "weights as rows": (8, SplitKSchedule(2, dataclasses.replace(NARROW, k_step=64))),
+}
+
+
+@pytest.mark.tier("full", fast=("one level in memory",))
+@pytest.mark.parametrize("name", TREES)
+def test_tree_over_splits(name: str, races: Races) -> None:
+    """Each K split has one term, so that the interpreter's sums are exact and the result shows the tree alone."""
+    splits, schedule = TREES[name]
+    m, n, length = 140 if schedule.tiles.cluster > 1 else 70, 160, 64
+    rng = np.random.default_rng(0)
+    terms = rng.normal(size=(splits, n)) * 2.0 ** rng.integers(-12, 12, (splits, n))
+    x, w = np.zeros((m, splits * length), np.float32), np.zeros((splits * length, n))
+    x[:, ::length], w[::length] = 1, terms
+    weights = on_device(w, DTYPE)
+    y = matmul(
+        on_device(x, DTYPE),
+        weights,
+        contract=SplitWgmmaContract(splits),
+        out_dtype="float32",
+        schedule=schedule,
+        interpret=interpreter(),
+    )
+    rows = np.asarray(weights[::length], np.float32)
+    expected = add_as_tree(lambda i: rows[i], splits)
+    assert (expected != rows.sum(0, dtype=np.float32)).any()
+    assert_bits_equal(y, np.broadcast_to(expected, (m, n)))
     assert not races()
 
 

@@ -145,7 +145,9 @@ def _several_ns(s: MatmulSchedule, chains: int, problem: Problem) -> float:
     if chains == 1:
         return 0.0
     groups = chains // min(2, _sums(s))
-    moves = sum(groups >> level for level in range(max(1, _sums(s) - 1), groups.bit_length()))  # sums that wait in memory
+    moves = sum(
+        groups >> level for level in range(max(1, _sums(s) - 1), groups.bit_length())
+    )  # sums that wait in memory
     cycles = _DRAIN_CYCLES * chains / 2 + _WAITING_CYCLES * moves * s.tile_rows * s.tile_columns
     return -(-problem.tiles(s) // SMS) * cycles / _CYCLES_PER_NS
 
