@@ -34,6 +34,7 @@ class Scratch(NamedTuple):
         transposed: Barriers of the stages whose weights have been transposed.
         table: The group offsets.
         ready: The barrier of the table.
+        waiting: GPU memory for sums of the tree over K splits.
     """
 
     rows: Any
@@ -46,6 +47,7 @@ class Scratch(NamedTuple):
     transposed: Any = None
     table: Any = None
     ready: Any = None
+    waiting: Any = None
 
 
 @dataclass(frozen=True, kw_only=True)

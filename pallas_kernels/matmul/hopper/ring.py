@@ -141,7 +141,7 @@ def ring_matmul(
         return run(x, w, total, sizes, epilogue)
 
     def kernel(x: Any, w: Any, epilogue: Any, out: Any, waiting: Any, scratch: Any) -> None:
-        _kernel(plan, x, w, None, None, epilogue, out, scratch, waiting)
+        _kernel(plan, x, w, None, None, epilogue, out, scratch._replace(waiting=waiting))
 
     workspace = plan.tree.workspace(scheduler.blocks * s.cluster)
     result: jax.Array = plan.launch(kernel, (*stack, m, n), out_dtype, scratch, workspace)(x, w, epilogue)[0]
@@ -248,9 +248,8 @@ class _Plan(Product):
 
 
 def _kernel(
-    plan: _Plan, x: Any, w: Any, total: Any, sizes: Any, epilogue: Epilogue, out: Any, scratch: Scratch,
-    waiting: Any = None,
-) -> None:  # fmt: skip
+    plan: _Plan, x: Any, w: Any, total: Any, sizes: Any, epilogue: Epilogue, out: Any, scratch: Scratch
+) -> None:
     """The body of a block."""
     s, ring, scheduler, (warpgroup, block) = plan.schedule, plan.ring, plan.scheduler, here()
     if sizes is not None:
@@ -303,7 +302,9 @@ def _kernel(
         plan.roles.limit_registers("multiply")
         offset, consumers = plan.offset(warpgroup), plan.consumers
         ending, part = plan.ending(epilogue, out, scratch, warpgroup), plan.part(offset)
-        place = None if waiting is None else waiting.at[sum(rank, block * s.cluster), warpgroup]
+        waiting = scratch.waiting
+        if waiting is not None:
+            waiting = waiting.at[sum(rank, block * s.cluster), warpgroup]
         stages = scratch._replace(rows=rows[0], columns=columns[0])
 
         @pl.loop(0, count if consumers == 1 else lax.div(count - warpgroup + consumers - 1, consumers))
@@ -323,7 +324,7 @@ def _kernel(
 
             if plan.tree is not None:
                 several = functools.partial(_sum_chains, plan, stages, tile, part=part)
-                sums = (plan.tree.add(several, place),)
+                sums = (plan.tree.add(several, waiting),)
             elif not plan.folded:
                 sums = chain(0)
             else:
