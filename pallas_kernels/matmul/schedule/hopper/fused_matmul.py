@@ -6,23 +6,28 @@ They are the candidates of `pallas_kernels.matmul.schedule.hopper.matmul` with t
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from pallas_kernels.matmul.schedule.hopper.estimate import BYTES_PER_NS, Problem, estimate_ns
+from pallas_kernels.matmul.schedule.hopper.estimate import Problem, estimate_ns
+from pallas_kernels.matmul.schedule.hopper.leaf_levels import leaf_levels, shared_bytes
 from pallas_kernels.matmul.schedule.hopper.matmul import blocks_per_sm, candidates, matmul_schedule, named_schedule
 from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, SMS, MatmulSchedule
 
 _FEWEST_STAGES: Final = 3
 _ALL_BLOCKS: Final = 64  # more than a tile has
-_FEW_ROWS: Final = 64  # up to which only blocks with a K split each were measured
+_FLOAT32: Final = 4  # bytes
+_FEWEST_ROWS: Final = 8  # up to which a block for each K split is as fast as any other
+_FEW_ROWS: Final = 64  # up to which blocks for pairs of many K splits were faster, and no others
+_MANY_SPLITS: Final = 8
 _SEVERAL: Final = tuple(f"rows 64x{columns} k64 warpgroups2" for columns in (64, 128, 192))
-"""Tiles of blocks that sum several K splits: two tiles of sums fit into the registers."""
+"""Tiles of blocks that sum several K splits of many rows: two tiles of sums fit into the registers."""
 
-# Costs of several K splits in a block.
-_THREADS: Final = 128
-_SUM_REGISTERS: Final = 192
+# Costs of several K splits, fitted to times of an H100 (benchmarks/notes/several-gpus.md).
 _CYCLES_PER_NS: Final = 1.75
-_DRAIN_CYCLES: Final = 150  # from the last product of a pair of K splits to the first of the next
-_WAITING_CYCLES: Final = 0.18  # an element that is written to the workspace and read again
-_FINISH_NS: Final = 1500  # the kernel that adds partial sums, besides its bytes
+_DRAIN_CYCLES: Final = 150  # from the last product of a pair of K splits to the first of the next ...
+_ADD_CYCLES: Final = 0.043  # ... and for each element of a warpgroup's tile
+_SHARED_CYCLES: Final = 0.06  # an element of a block that waits in shared memory
+_MEMORY_CYCLES: Final = 0.5  # the same in GPU memory
+_FINISH_NS: Final = 1500  # the kernel that adds partial sums ...
+_FINISH_BYTES_PER_NS: Final = 3300  # ... and its bytes
 _PARTIAL_BYTES: Final = 256 * 2**20
 _ROWS_STEP: Final = 256  # rows of the largest tiles
 
@@ -64,10 +69,13 @@ def residual_schedule(
 def _with_residual(schedule: MatmulSchedule, itemsize: int, out_itemsize: int) -> MatmulSchedule | None:
     """Returns the schedule with buffers for a residual, with fewer stages if necessary; None if too few are left."""
     schedule = for_residual(schedule)
-    stage = (schedule.block_rows + schedule.block_columns) * schedule.k_step * itemsize
     missing = schedule.shared_bytes(itemsize, out_itemsize) - SHARED_BYTES
-    stages = schedule.stages - max(0, -(-missing // stage))
+    stages = schedule.stages - max(0, -(-missing // _stage_bytes(schedule, itemsize)))
     return replace(schedule, stages=stages) if stages >= _FEWEST_STAGES else None
+
+
+def _stage_bytes(s: MatmulSchedule, itemsize: int) -> int:
+    return (s.block_rows + s.block_columns) * s.k_step * itemsize
 
 
 def gated_schedule(
@@ -110,45 +118,63 @@ def split_k_schedules(
         residual: Whether a residual is added, whose blocks need shared memory of a block that sums all K splits.
     """
     found = []
-    cuts = (p for p in range(1, splits) if m > _FEW_ROWS and splits % p == 0 and p & (p - 1) == 0)
-    for parts in (*cuts, splits):
+    for parts in _cuts(m, splits):
         chains = splits // parts
-        of_part = m, min(k, chains * length), n
-        options: dict[str, Any] = {"transpose_w": transpose_w, "itemsize": itemsize}
-        options |= {"stack": parts, "out_itemsize": out_itemsize if parts == 1 else 4}
-        problem = Problem(parts, *of_part, transpose_w, itemsize, options["out_itemsize"])
-        tiles: dict[str, MatmulSchedule | None] = {**candidates(*of_part, **options)}
-        if chains > 1:
-            tiles = {name: s for name, s in tiles.items() if s is not None and _sums(s) > 1}
-            tiles |= {name: named_schedule(name, problem) for name in _SEVERAL if m > 64}
-        for name, tile in tiles.items():
-            if tile is None or length % tile.k_step:
+        size = out_itemsize if parts == 1 else _FLOAT32
+        problem = Problem(parts, m, min(k, chains * length), n, transpose_w, itemsize, size)
+        for name, tiles in _tiles(problem, chains).items():
+            s = _fitted(tiles, chains, problem, residual and parts == 1)
+            if s is None or length % s.k_step:
                 continue
-            s = _with_residual(tile, itemsize, out_itemsize) if residual and parts == 1 else tile
-            if s is None:
-                continue
-            time = estimate_ns(s, blocks_per_sm(name), problem) + _several_ns(s, chains, problem)
+            time = estimate_ns(s, blocks_per_sm(name), problem) + _chains_ns(s, chains, problem)
             if parts > 1:
-                time += _FINISH_NS + (4 * parts + out_itemsize) * m * n / BYTES_PER_NS
+                time += _FINISH_NS + (_FLOAT32 * parts + out_itemsize) * m * n / _FINISH_BYTES_PER_NS
             found.append((time, SplitKSchedule(parts, s)))
     found.sort(key=lambda entry: entry[0])
     return tuple(schedule for _, schedule in found)
 
 
-def _sums(s: MatmulSchedule) -> int:
-    """Returns how many tiles of sums the registers hold."""
-    return _SUM_REGISTERS * _THREADS // (s.tile_rows * s.tile_columns)
+def _cuts(m: int, splits: int) -> tuple[int, ...]:
+    """Returns into how many parts K may be cut for separate blocks."""
+    if m <= _FEW_ROWS:
+        return (splits // 2, splits) if splits == _MANY_SPLITS and m > _FEWEST_ROWS else (splits,)
+    return (*(p for p in range(1, splits) if splits % p == 0 and p & (p - 1) == 0), splits)
 
 
-def _several_ns(s: MatmulSchedule, chains: int, problem: Problem) -> float:
+def _tiles(problem: Problem, chains: int) -> dict[str, MatmulSchedule]:
+    """Returns the tiles to try for blocks that sum a number of chains, by name."""
+    stack, m, k, n, transpose_w, itemsize, size = problem
+    if chains > 1 and m > _FEW_ROWS:
+        named = {name: named_schedule(name, problem) for name in _SEVERAL}
+        return {name: s for name, s in named.items() if s is not None}
+    found = candidates(m, k, n, stack=stack, transpose_w=transpose_w, itemsize=itemsize, out_itemsize=size)
+    return {
+        name: s
+        for name, s in found.items()
+        if leaf_levels(chains, s.tile_rows * s.tile_columns, s.warpgroups).in_memory == 0
+    }
+
+
+def _fitted(s: MatmulSchedule, chains: int, problem: Problem, residual: bool) -> MatmulSchedule | None:
+    """Returns the schedule with room for a residual or for sums that wait, with fewer stages; None if too few fit."""
+    if residual:
+        return _with_residual(s, problem.itemsize, problem.out_itemsize)
+    if chains & (chains - 1):
+        return s
+    missing = shared_bytes(s, chains, problem.itemsize, problem.out_itemsize) - SHARED_BYTES
+    stages = s.stages - max(0, -(-missing // _stage_bytes(s, problem.itemsize)))
+    return replace(s, stages=stages) if stages >= _FEWEST_STAGES else s
+
+
+def _chains_ns(s: MatmulSchedule, chains: int, problem: Problem) -> float:
     """Returns the time that a block takes for several chains, besides that of one as long."""
-    if chains == 1:
-        return 0.0
-    groups = chains // min(2, _sums(s))
-    moves = sum(
-        groups >> level for level in range(max(1, _sums(s) - 1), groups.bit_length())
-    )  # sums that wait in memory
-    cycles = _DRAIN_CYCLES * chains / 2 + _WAITING_CYCLES * moves * s.tile_rows * s.tile_columns
+    tile = s.tile_rows * s.tile_columns
+    together, in_registers, in_memory = leaf_levels(chains, tile, s.warpgroups)
+    groups = chains // together
+    moves = sum(groups >> level for level in range(in_registers + 1, in_registers + in_memory + 1))
+    shared = shared_bytes(s, chains, problem.itemsize, problem.out_itemsize) <= SHARED_BYTES
+    moved = _SHARED_CYCLES if shared else _MEMORY_CYCLES
+    cycles = (groups - 1) * (_DRAIN_CYCLES + _ADD_CYCLES * tile) + moves * moved * s.warpgroups * tile
     return -(-problem.tiles(s) // SMS) * cycles / _CYCLES_PER_NS
 
 
