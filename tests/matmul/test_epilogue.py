@@ -131,7 +131,6 @@ TREES = {  # K splits, their schedule
     "sixteen": (16, SplitKSchedule(1, dataclasses.replace(WIDE, tile_columns=128))),
     "two parts": (8, SplitKSchedule(2, dataclasses.replace(WIDE, tile_columns=128))),
     "four parts": (8, SplitKSchedule(4, WIDE)),
-    "blocks together": (8, SplitKSchedule(1, dataclasses.replace(WIDE, tile_columns=128, blocks=4, cluster=2))),
     "weights as rows": (8, SplitKSchedule(2, dataclasses.replace(NARROW, k_step=64))),
 }
 
@@ -141,7 +140,7 @@ TREES = {  # K splits, their schedule
 def test_tree_over_splits(name: str, races: Races) -> None:
     """Each K split has one term, so that the interpreter's sums are exact and the result shows the tree alone."""
     splits, schedule = TREES[name]
-    m, n, length = 140 if schedule.tiles.cluster > 1 else 70, 160, 64
+    m, n, length = 70, 160, 64
     rng = np.random.default_rng(0)
     terms = rng.normal(size=(splits, n)) * 2.0 ** rng.integers(-12, 12, (splits, n))
     x, w = np.zeros((m, splits * length), np.float32), np.zeros((splits * length, n))

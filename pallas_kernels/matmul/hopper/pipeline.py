@@ -81,7 +81,6 @@ class TileScheduler:
         group: Tiles along the rows processed before the next column.
         most_blocks: Most blocks to launch; 0 for one per tile.
         parts: Number of such results, one after another, for example K splits; None for a single result.
-        cluster: Blocks of a cluster, which process neighbouring tiles along the rows at a time.
     """
 
     stack: tuple[int, ...]
@@ -92,17 +91,16 @@ class TileScheduler:
     group: int
     most_blocks: int
     parts: int | None = None
-    cluster: int = 1
 
     @property
     def tiles(self) -> int:
-        """Tiles of all results; those that a cluster processes at a time count as one."""
-        return math.prod(self.stack) * (self.parts or 1) * -(-self.row_tiles // self.cluster) * self.column_tiles
+        """Tiles of all results."""
+        return math.prod(self.stack) * (self.parts or 1) * self.row_tiles * self.column_tiles
 
     @property
     def blocks(self) -> int:
-        """Number of blocks launched, or of clusters."""
-        return min(self.tiles, self.most_blocks // self.cluster) if self.most_blocks else self.tiles
+        """Number of blocks launched."""
+        return min(self.tiles, self.most_blocks) if self.most_blocks else self.tiles
 
     @property
     def most_rounds(self) -> int:
@@ -113,10 +111,9 @@ class TileScheduler:
         """Returns the number of tiles of a block."""
         return lax.div(self.tiles - block + self.blocks - 1, self.blocks)
 
-    def place(self, block: Any, tile: Any, rank: Any = 0) -> Place:
-        """Returns the position of a block's tile by its index; `rank` is the block's index in its cluster."""
-        row_tiles = -(-self.row_tiles // self.cluster)
-        index, part, entry, area = block + tile * self.blocks, None, None, row_tiles * self.column_tiles
+    def place(self, block: Any, tile: Any) -> Place:
+        """Returns the position of a block's tile by its index."""
+        index, part, entry, area = block + tile * self.blocks, None, None, self.row_tiles * self.column_tiles
         if self.parts is not None:
             part, index = lax.div(index, self.tiles // self.parts), lax.rem(index, self.tiles // self.parts)
         if self.stack:
@@ -126,9 +123,8 @@ class TileScheduler:
         # Bands of `group` rows, so that concurrent blocks share operands in the L2 cache.
         band = lax.div(index, self.group * self.column_tiles)
         inside = lax.rem(index, self.group * self.column_tiles)
-        height = jnp.minimum(row_tiles - band * self.group, self.group)
+        height = jnp.minimum(self.row_tiles - band * self.group, self.group)
         row, column = band * self.group + lax.rem(inside, height), lax.div(inside, height)
-        row = row if self.cluster == 1 else row * self.cluster + rank
         return Place(part, entry, row * self.tile_rows, column * self.tile_columns)
 
 
@@ -234,10 +230,6 @@ def sum_steps(
     release(bounds[-1] - 1)
 
 
-RANK: Final = "rank"
-"""Name of the axis of the blocks in a cluster."""
-
-
 def here() -> tuple[Any, Any]:
-    """Returns the indices of the current warpgroup and block, or cluster."""
+    """Returns the indices of the current warpgroup and block."""
     return lax.axis_index("warpgroup"), lax.axis_index("block")

@@ -15,7 +15,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 from pallas_kernels.matmul.hopper.epilogue import Ending, Epilogue, Store
 from pallas_kernels.matmul.hopper.group_tiles import Table
 from pallas_kernels.matmul.hopper.operand import Operand
-from pallas_kernels.matmul.hopper.pipeline import RANK, Ring, Roles
+from pallas_kernels.matmul.hopper.pipeline import Ring, Roles
 from pallas_kernels.parts.hopper.launch import launch
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 
@@ -34,7 +34,7 @@ class Scratch(NamedTuple):
         transposed: Barriers of the stages whose weights have been transposed.
         table: The group offsets.
         ready: The barrier of the table.
-        waiting: Memory for sums of the tree over K splits.
+        waiting: GPU memory for sums of the tree over K splits.
     """
 
     rows: Any
@@ -90,9 +90,9 @@ class Product:
         """Returns the views of an operand's stages for reading and for copying."""
         return tuple(stages) if self.plain(operand) else (stages, stages)
 
-    def blocks(self, dtype: Any, sums: Any = None) -> Any:
-        """Returns the shared memory of the store, for a result dtype, also viewed as that of `sums`."""
-        return self.store.scratch(self.schedule.warpgroups, dtype, self.plain(self.store), sums)
+    def blocks(self, dtype: Any) -> Any:
+        """Returns the shared memory of the store, for a result dtype."""
+        return self.store.scratch(self.schedule.warpgroups, dtype, self.plain(self.store))
 
     def launch(
         self, kernel: Callable[..., None], shape: tuple[int, ...], dtype: Any, scratch: Any, workspace: Any = None
@@ -108,7 +108,6 @@ class Product:
             out if workspace is None else [out, workspace],
             {"block": self.scheduler.blocks},
             [scratch],
-            cluster={RANK: self.schedule.cluster} if self.schedule.cluster > 1 else None,
             warpgroups={"warpgroup": self.roles.warpgroups},
             interpret=self.interpret,
         )

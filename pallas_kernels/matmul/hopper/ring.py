@@ -21,16 +21,15 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.matmul.hopper.epilogue import Ending, Epilogue, Store, add_tiles, make_store
+from pallas_kernels.matmul.hopper.epilogue import Ending, Epilogue, add_tiles, make_store
 from pallas_kernels.matmul.hopper.group_tiles import GroupTileScheduler, Table, TableTileScheduler
 from pallas_kernels.matmul.hopper.leaf_tree import LeafTree
 from pallas_kernels.matmul.hopper.operand import SWIZZLE_BYTES, Operand, in_stack, loaded_rows, tile_transforms
-from pallas_kernels.matmul.hopper.pipeline import RANK, Place, Ring, Roles, TileScheduler, here, sum_steps
+from pallas_kernels.matmul.hopper.pipeline import Place, Ring, Roles, TileScheduler, here, sum_steps
 from pallas_kernels.matmul.hopper.product import Product, Scratch, fill_table
 from pallas_kernels.matmul.hopper.transpose_bytes import transpose_bytes
-from pallas_kernels.matmul.schedule.hopper.leaf_levels import shared_bytes, waiting_bytes
 from pallas_kernels.parts.in_32_bits import in_32_bits
-from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, SMS, MatmulSchedule
+from pallas_kernels.schedule.hopper.tiles import SMS, MatmulSchedule
 
 
 @dataclass(frozen=True)
@@ -113,12 +112,10 @@ def ring_matmul(
         scheduler = group_scheduler(sizes.shape[0], m, n, s)
     rows, columns = (w_side, x_side) if s.swap else (x_side, w_side)
     if sizes is None:
-        grid = rows.tiles, columns.tiles, rows.tile, columns.tile, s.group, s.blocks
-        scheduler = TileScheduler(stack, *grid, cluster=s.cluster)
+        scheduler = TileScheduler(stack, rows.tiles, columns.tiles, rows.tile, columns.tile, s.group, s.blocks)
     chain_steps = -(-length // s.k_step)
     shape = (s.tile_rows // rows.sources, s.tile_columns // columns.sources)
     kind = "quant_matmul" if x.dtype == jnp.int8 else "gated_matmul" if epilogue.gated else "matmul"
-    store = make_store(s, shape, m, n, jnp.dtype(out_dtype), epilogue, sizes is not None)
     plan = _Plan(
         name=kind if sizes is None else f"group_{kind}",
         schedule=s,
@@ -128,7 +125,7 @@ def ring_matmul(
         ring=Ring.of(scheduler, chains * chain_steps, s.stages),
         roles=Roles(s.warpgroups, 0 if transposed_w is None else 1),
         shape=shape,
-        store=store,
+        store=make_store(s, shape, m, n, jnp.dtype(out_dtype), epilogue, sizes is not None),
         interpret=interpret,
         transposed_w=transposed_w,
         chains=chains,
@@ -136,33 +133,18 @@ def ring_matmul(
         part_length=part_length,
         sums=jnp.int32 if x.dtype == jnp.int8 else jnp.float32,
         folded=folded,
-        in_result=_waits_in_result(s, chains, store, epilogue, x.dtype, out_dtype),
     )
     scratch = plan.scratch(x.dtype, out_dtype, epilogue)
-    if plan.tree is None or not plan.tree.in_memory or plan.in_result:
+    if plan.tree is None or not plan.tree.in_memory:
         run = plan.launch(functools.partial(_kernel, plan), (*stack, m, n), out_dtype, scratch)
         return run(x, w, total, sizes, epilogue)
 
     def kernel(x: Any, w: Any, epilogue: Any, out: Any, waiting: Any, scratch: Any) -> None:
         _kernel(plan, x, w, None, None, epilogue, out, scratch._replace(waiting=waiting))
 
-    workspace = plan.tree.workspace(scheduler.blocks * s.cluster)
+    workspace = plan.tree.workspace(scheduler.blocks)
     result: jax.Array = plan.launch(kernel, (*stack, m, n), out_dtype, scratch, workspace)(x, w, epilogue)[0]
     return result
-
-
-def _waits_in_result(
-    s: MatmulSchedule, chains: int, store: Store, epilogue: Epilogue, dtype: Any, out_dtype: Any
-) -> bool:
-    """Returns whether sums of a tree over chains wait in the shared memory from which the result is stored."""
-    sizes = jnp.dtype(dtype).itemsize, jnp.dtype(out_dtype).itemsize
-    return (
-        chains & (chains - 1) == 0
-        and epilogue.residual is None  # it is fetched there while the products are summed
-        and (size := waiting_bytes(s, chains)) > 0
-        and store.holds(size // s.warpgroups, out_dtype)
-        and shared_bytes(s, chains, *sizes) <= SHARED_BYTES
-    )
 
 
 def group_scheduler(groups: int, m: int, n: int, s: MatmulSchedule) -> GroupTileScheduler:
@@ -200,7 +182,6 @@ class _Plan(Product):
         part_length: Elements of the part of K that a stack entry represents; None for a stack of results.
         sums: Dtype of the sums.
         folded: Whether the chains are added in ascending order.
-        in_result: Whether sums of the tree wait in the shared memory from which the result is stored.
     """
 
     transposed_w: Operand | None
@@ -209,7 +190,6 @@ class _Plan(Product):
     part_length: int | None
     sums: Any
     folded: bool
-    in_result: bool
 
     @property
     def copied(self) -> tuple[Operand, Operand]:
@@ -223,15 +203,7 @@ class _Plan(Product):
         """The tree over the chains of a tile; None for one chain, or chains that are added in ascending order."""
         if self.folded or self.chains == 1:
             return None
-        return LeafTree(self.chains, self.shape, self.schedule.warpgroups, self.interpret, self.in_result)
-
-    @property
-    def sums_memory(self) -> Any:
-        """The shared memory in which sums of the tree wait; None if they do not."""
-        if self.tree is None or not self.in_result:
-            return None
-        size = math.prod(self.shape)
-        return plgpu.SMEM((self.schedule.warpgroups, self.tree.in_memory, size), jnp.dtype(jnp.float32))
+        return LeafTree(self.chains, self.shape, self.schedule.warpgroups, self.interpret)
 
     @property
     def consumers(self) -> int:
@@ -244,10 +216,9 @@ class _Plan(Product):
         scratch = Scratch(
             rows=self.stages(self.rows, dtype),
             columns=self.stages(self.columns, dtype),
-            store=self.blocks(out_dtype, None if self.interpret else self.sums_memory),
+            store=self.blocks(out_dtype),
             full=plgpu.Barrier(num_arrivals=copies, num_barriers=stages * self.consumers),
-            empty=self.empty(self.schedule.warpgroups // self.consumers),
-            waiting=self.sums_memory if self.interpret else None,
+            empty=plgpu.Barrier(num_arrivals=self.schedule.warpgroups // self.consumers, num_barriers=stages),
         )
         if epilogue.residual is not None:
             barrier = self.store.barrier(self.schedule.warpgroups, self.plain(self.store))
@@ -263,12 +234,6 @@ class _Plan(Product):
             scratch = scratch._replace(table=self.scheduler.table.scratch(), ready=plgpu.Barrier())
         return scratch
 
-    def empty(self, arrivals: int) -> Any:
-        """Barriers of the empty stages: in a cluster, a stage is refilled when all blocks have read theirs."""
-        if self.schedule.cluster == 1:
-            return plgpu.Barrier(num_arrivals=arrivals, num_barriers=self.ring.stages)
-        return plgpu.ClusterBarrier(collective_axes=(RANK,), num_arrivals=arrivals, num_barriers=self.ring.stages)
-
     def full(self, scratch: Scratch, tile: Any, slot: Any) -> Any:
         """The barrier of a full stage: one per consumer, since every consumer must wait on every phase."""
         consumers = self.consumers
@@ -279,14 +244,11 @@ def _kernel(
     plan: _Plan, x: Any, w: Any, total: Any, sizes: Any, epilogue: Epilogue, out: Any, scratch: Scratch
 ) -> None:
     """The body of a block."""
-    if plan.in_result and not plan.interpret:
-        *store, waiting = scratch.store
-        scratch = scratch._replace(store=store if len(store) > 1 else store[0], waiting=waiting)
     s, ring, scheduler, (warpgroup, block) = plan.schedule, plan.ring, plan.scheduler, here()
     if sizes is not None:
         fill_table(scheduler.table, sizes, scratch, warpgroup, plan.interpret)
         scheduler = scheduler.of(scratch.table)
-    count, rank = scheduler.count(block), () if s.cluster == 1 else (lax.axis_index(RANK),)
+    count = scheduler.count(block)
     weights = [w] if epilogue.up is None else [w, epilogue.up]
     sources = (weights, [x]) if s.swap else ([x], weights)
     rows, columns = plan.views(plan.rows, scratch.rows), plan.views(plan.columns, scratch.columns)
@@ -300,16 +262,15 @@ def _kernel(
         plan.roles.limit_registers("copy")
 
         def begin(tile: Any) -> tuple[Place, Any]:
-            place = scheduler.place(block, tile, *rank)
+            place = scheduler.place(block, tile)
             return place, 0 if plan.part_length is None else place.entry * plan.part_length
 
         def copy(begun: tuple[Place, Any], tile: Any, step: Any, slot: Any) -> None:
             place, start = begun
-            sides = (place.row, None), (place.column, RANK if s.cluster > 1 and not plan.interpret else None)
-            for operand, arrays, (_, target), side in zip(plan.copied, sources, (rows, columns), sides, strict=True):
-                (first, together), k, full = side, start + step * s.k_step, plan.full(scratch, tile, slot)
-                of_entry = [in_stack(array, place.entry) for array in arrays]
-                operand.copy(of_entry, target, first, k, slot, full, together)
+            starts = place.row, place.column
+            for operand, arrays, (_, target), first in zip(plan.copied, sources, (rows, columns), starts, strict=True):
+                k, full = start + step * s.k_step, plan.full(scratch, tile, slot)
+                operand.copy([in_stack(array, place.entry) for array in arrays], target, first, k, slot, full)
 
         ring.produce(count, scratch.empty, begin, copy)
 
@@ -335,13 +296,13 @@ def _kernel(
         ending, part = plan.ending(epilogue, out, scratch, warpgroup), plan.part(offset)
         waiting = scratch.waiting
         if waiting is not None:
-            waiting = waiting.at[warpgroup] if plan.in_result else waiting.at[sum(rank, block * s.cluster), warpgroup]
+            waiting = waiting.at[block, warpgroup]
         stages = scratch._replace(rows=rows[0], columns=columns[0])
 
         @pl.loop(0, count if consumers == 1 else lax.div(count - warpgroup + consumers - 1, consumers))
         def _(turn: Any) -> None:
             tile = turn if consumers == 1 else turn * consumers + warpgroup
-            _, entry, row, column, valid = scheduler.place(block, tile, *rank)
+            _, entry, row, column, valid = scheduler.place(block, tile)
             row = row + offset
             ending.begin(entry, row, column, plan.shape)
 

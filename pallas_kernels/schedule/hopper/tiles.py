@@ -38,8 +38,6 @@ class MatmulSchedule:
         group: Tiles along the rows that the tile scheduler visits before the next column.
         out_buffers: Blocks of the result that a warpgroup can have in flight to memory, at least 1 and at most as many
             as it has: 64 rows of 128 bytes, or with `swap` 64 rows of `tile_rows` elements.
-        cluster: Blocks with tiles of neighbouring rows that run together: each copies its part of the columns that they
-            share, for all of them (TMA multicast). Only of matmul without groups and with a persistent grid.
     """
 
     swap: bool
@@ -52,7 +50,6 @@ class MatmulSchedule:
     blocks: int = 0
     group: int = 8
     out_buffers: int = 2
-    cluster: int = 1
 
     def __post_init__(self) -> None:
         def fail(what: str) -> None:
@@ -70,8 +67,8 @@ class MatmulSchedule:
             fail("warpgroups must be 1, 2 or 3 and split 'rows' or 'tiles'")
         if self.blocks < 0 or self.group < 1:
             fail("blocks must not be negative and group must be positive")
-        if self.out_buffers < 1 or self.cluster < 1:
-            fail("out_buffers and cluster must be positive")
+        if self.out_buffers < 1:
+            fail("out_buffers must be positive")
 
     @property
     def block_rows(self) -> int:

@@ -59,9 +59,7 @@ def estimate_ns(s: MatmulSchedule, blocks: int, problem: Problem) -> float:
     running = min(tiles, SMS * blocks)
     sharing = -(-running // SMS)  # blocks that compete for one multiprocessor
     size = (s.block_n + min(s.block_m, -(-m // _FEWEST_ROWS) * _FEWEST_ROWS)) * s.k_step * itemsize
-    columns = s.block_m if s.swap else s.block_n
-    read = size - (1 - 1 / s.cluster) * columns * s.k_step * itemsize  # from the L2 cache
-    arrival = max(size * sharing / _INGEST_BYTES_PER_CYCLE, read * running / _CACHE_BYTES_PER_CYCLE)
+    arrival = size * max(sharing / _INGEST_BYTES_PER_CYCLE, running / _CACHE_BYTES_PER_CYCLE)
     waiting = max(
         s.k_step / 16 * (_CHAIN_CYCLES + _CHAIN_CYCLES_PER_COLUMN * s.tile_columns),
         arrival,

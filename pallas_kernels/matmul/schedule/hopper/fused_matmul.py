@@ -7,27 +7,27 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from pallas_kernels.matmul.schedule.hopper.estimate import Problem, estimate_ns
-from pallas_kernels.matmul.schedule.hopper.leaf_levels import leaf_levels, shared_bytes
-from pallas_kernels.matmul.schedule.hopper.matmul import blocks_per_sm, candidates, matmul_schedule, named_schedule
+from pallas_kernels.matmul.schedule.hopper.matmul import candidates, matmul_schedule, named_schedule
 from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, SMS, MatmulSchedule
 
 _FEWEST_STAGES: Final = 3
 _ALL_BLOCKS: Final = 64  # more than a tile has
 _FLOAT32: Final = 4  # bytes
-_FEWEST_ROWS: Final = 8  # up to which a block for each K split is as fast as any other
-_FEW_ROWS: Final = 64  # up to which blocks for pairs of many K splits were faster, and no others
-_MANY_SPLITS: Final = 8
-_SEVERAL: Final = tuple(f"rows 64x{columns} k64 warpgroups2" for columns in (64, 128, 192))
-"""Tiles of blocks that sum several K splits of many rows: two tiles of sums fit into the registers."""
+_THREADS: Final = 128
+_SUM_REGISTERS: Final = 192  # of a thread, for tiles of sums
 
-# Costs of several K splits, fitted to times of an H100 (benchmarks/notes/several-gpus.md).
+# What was measured on an H100 (benchmarks/notes/several-gpus.md).
+_MEASURED_SPLITS: Final = 8
+_PAIRS: Final = 4  # parts of two K splits, the fastest of few rows
+_FEW_ROWS: Final = 64
+_SOME_ROWS: Final = 256
+_MANY_ROWS: Final = 2048
 _CYCLES_PER_NS: Final = 1.75
-_DRAIN_CYCLES: Final = 150  # from the last product of a pair of K splits to the first of the next ...
-_ADD_CYCLES: Final = 0.043  # ... and for each element of a warpgroup's tile
-_SHARED_CYCLES: Final = 0.06  # an element of a block that waits in shared memory
-_MEMORY_CYCLES: Final = 0.5  # the same in GPU memory
-_FINISH_NS: Final = 1500  # the kernel that adds partial sums ...
-_FINISH_BYTES_PER_NS: Final = 3300  # ... and its bytes
+_PAIR_CYCLES: Final = 500  # from the last product of a pair of K splits to the first of the next
+_WAITING_CYCLES: Final = 0.3  # an element of a block's tile that waits in memory, and ...
+_WAITING_SLOWDOWN: Final = 1.12  # ... of blocks with several tiles
+_FINISH_NS: Final = 1500  # the kernel that adds partial sums, and ...
+_FINISH_BYTES_PER_NS: Final = 3300  # ... the bytes that it moves
 _PARTIAL_BYTES: Final = 256 * 2**20
 _ROWS_STEP: Final = 256  # rows of the largest tiles
 
@@ -101,10 +101,11 @@ def split_k_schedules(
     out_itemsize: int = 2,
     residual: bool = False,
 ) -> tuple[SplitKSchedule, ...]:
-    """Returns the schedules of a split-K matmul, the one with the lowest estimated time first.
+    """Returns the schedules of a split-K matmul, the preferred one first.
 
     K splits in separate blocks fill multiprocessors that few tiles would leave idle, but their partial sums are written
-    to memory and read again. A block that sums several holds two tiles of sums at least, so its tiles are smaller.
+    to memory and read again. A block that sums several of them has smaller tiles. It is preferred where it was
+    measured to be faster: eight K splits, of more than 32 rows.
 
     Args:
         m: Rows of the activations, at least 1.
@@ -117,65 +118,55 @@ def split_k_schedules(
         out_itemsize: Bytes of a result's element.
         residual: Whether a residual is added, whose blocks need shared memory of a block that sums all K splits.
     """
-    found = []
-    for parts in _cuts(m, splits):
-        chains = splits // parts
-        size = out_itemsize if parts == 1 else _FLOAT32
-        problem = Problem(parts, m, min(k, chains * length), n, transpose_w, itemsize, size)
-        for name, tiles in _tiles(problem, chains).items():
-            s = _fitted(tiles, chains, problem, residual and parts == 1)
-            if s is None or length % s.k_step:
-                continue
-            time = estimate_ns(s, blocks_per_sm(name), problem) + _chains_ns(s, chains, problem)
-            if parts > 1:
-                time += _FINISH_NS + (_FLOAT32 * parts + out_itemsize) * m * n / _FINISH_BYTES_PER_NS
-            found.append((time, SplitKSchedule(parts, s)))
-    found.sort(key=lambda entry: entry[0])
-    return tuple(schedule for _, schedule in found)
+    shape = m, k, n, transpose_w, itemsize
+    apart = [SplitKSchedule(splits, s) for s in _tiles(Problem(splits, m, length, *shape[2:], _FLOAT32))]
+    several = []
+    for parts in (1, 2, 4) if splits == _MEASURED_SPLITS else (1,):
+        problem = Problem(parts, m, splits // parts * length, *shape[2:], out_itemsize if parts == 1 else _FLOAT32)
+        for s in _tiles(problem, _of_several(m, parts)):
+            fitted = _with_residual(s, itemsize, out_itemsize) if residual and parts == 1 else s
+            if fitted is not None and 2 * s.tile_rows * s.tile_columns <= _SUM_REGISTERS * _THREADS:
+                several.append((_several_ns(s, splits // parts, problem, out_itemsize), SplitKSchedule(parts, fitted)))
+    several.sort(key=lambda entry: entry[0])
+    preferred = [s for _, s in several if splits == _MEASURED_SPLITS and _is_measured(m, s)]
+    rest = [s for _, s in several if s not in preferred]
+    return tuple(s for s in (*preferred, *apart, *rest) if length % s.tiles.k_step == 0)
 
 
-def _cuts(m: int, splits: int) -> tuple[int, ...]:
-    """Returns into how many parts K may be cut for separate blocks."""
+def _of_several(m: int, parts: int) -> tuple[str, ...]:
+    """Returns the names of tiles of blocks that sum several K splits of many rows; none for those of few rows."""
+    return tuple(f"rows 64x{columns} k64 warpgroups2" for columns in (64, 128)) if m > _FEW_ROWS or parts == 1 else ()
+
+
+def _is_measured(m: int, s: SplitKSchedule) -> bool:
+    """Returns whether a schedule was measured for about as many rows, and faster than a block for each K split."""
     if m <= _FEW_ROWS:
-        return (splits // 2, splits) if splits == _MANY_SPLITS and m > _FEWEST_ROWS else (splits,)
-    return (*(p for p in range(1, splits) if splits % p == 0 and p & (p - 1) == 0), splits)
+        return m > _FEW_ROWS // 2 and s.parts == _PAIRS
+    if s.parts == 1:
+        return m > _SOME_ROWS and (s.tiles.tile_columns == 128 or m <= 2 * _SOME_ROWS)
+    return s.parts == 2 and s.tiles.tile_columns == 128 and _SOME_ROWS < m <= _MANY_ROWS
 
 
-def _tiles(problem: Problem, chains: int) -> dict[str, MatmulSchedule]:
-    """Returns the tiles to try for blocks that sum a number of chains, by name."""
+def _tiles(problem: Problem, names: tuple[str, ...] = ()) -> list[MatmulSchedule]:
+    """Returns the tiles with these names, or the candidates of a problem."""
+    if names:
+        return [s for name in names if (s := named_schedule(name, problem)) is not None]
     stack, m, k, n, transpose_w, itemsize, size = problem
-    if chains > 1 and m > _FEW_ROWS:
-        named = {name: named_schedule(name, problem) for name in _SEVERAL}
-        return {name: s for name, s in named.items() if s is not None}
     found = candidates(m, k, n, stack=stack, transpose_w=transpose_w, itemsize=itemsize, out_itemsize=size)
-    return {
-        name: s
-        for name, s in found.items()
-        if leaf_levels(chains, s.tile_rows * s.tile_columns, s.warpgroups).in_memory == 0
-    }
+    return list(found.values())
 
 
-def _fitted(s: MatmulSchedule, chains: int, problem: Problem, residual: bool) -> MatmulSchedule | None:
-    """Returns the schedule with room for a residual or for sums that wait, with fewer stages; None if too few fit."""
-    if residual:
-        return _with_residual(s, problem.itemsize, problem.out_itemsize)
-    if chains & (chains - 1):
-        return s
-    missing = shared_bytes(s, chains, problem.itemsize, problem.out_itemsize) - SHARED_BYTES
-    stages = s.stages - max(0, -(-missing // _stage_bytes(s, problem.itemsize)))
-    return replace(s, stages=stages) if stages >= _FEWEST_STAGES else s
-
-
-def _chains_ns(s: MatmulSchedule, chains: int, problem: Problem) -> float:
-    """Returns the time that a block takes for several chains, besides that of one as long."""
+def _several_ns(s: MatmulSchedule, chains: int, problem: Problem, out_itemsize: int) -> float:
+    """Returns a rough time of blocks that sum several chains, and of the kernel that adds their sums."""
     tile = s.tile_rows * s.tile_columns
-    together, in_registers, in_memory = leaf_levels(chains, tile, s.warpgroups)
-    groups = chains // together
-    moves = sum(groups >> level for level in range(in_registers + 1, in_registers + in_memory + 1))
-    shared = shared_bytes(s, chains, problem.itemsize, problem.out_itemsize) <= SHARED_BYTES
-    moved = _SHARED_CYCLES if shared else _MEMORY_CYCLES
-    cycles = (groups - 1) * (_DRAIN_CYCLES + _ADD_CYCLES * tile) + moves * moved * s.warpgroups * tile
-    return -(-problem.tiles(s) // SMS) * cycles / _CYCLES_PER_NS
+    waits = max(0, chains.bit_length() - _SUM_REGISTERS * _THREADS // tile)  # levels whose sums wait in memory
+    waves = -(-problem.tiles(s) // SMS)
+    cycles = chains / 2 * _PAIR_CYCLES + waits * _WAITING_CYCLES * s.warpgroups * tile
+    time = estimate_ns(s, 1, problem) * (_WAITING_SLOWDOWN if waits and waves > 1 else 1)
+    time += waves * cycles / _CYCLES_PER_NS
+    if problem.stack > 1:
+        time += _FINISH_NS + (_FLOAT32 * problem.stack + out_itemsize) * problem.m * problem.n / _FINISH_BYTES_PER_NS
+    return time
 
 
 def rows_at_once(m: int, n: int, *, parts: int) -> int:

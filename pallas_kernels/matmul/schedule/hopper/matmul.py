@@ -141,12 +141,6 @@ def named_schedule(name: str, problem: Problem) -> MatmulSchedule | None:
     return _fill(shape, problem)
 
 
-def blocks_per_sm(name: str) -> int:
-    """Returns how many blocks of a named shape run on a multiprocessor."""
-    shape = _shape(name)
-    return 1 if shape is None else shape.blocks_per_sm
-
-
 @functools.cache
 def _table() -> dict[tuple[int, int, bool], dict[int, str]]:
     """Reads the tuned shapes: (K, N, transpose_w) to rows (a power of two) to the name of the best candidate."""
