@@ -19,15 +19,19 @@ class Use:
         contract: Id of the contract.
         dtypes: Dtypes of the kernel's arrays.
         kernel: Full name of the kernel's function.
+        operation: "DTYPES -> DTYPES" of the operation that the kernel computes, if it is one of several that run as
+            one; else empty.
     """
 
     contract: str
     dtypes: tuple[str, ...]
     kernel: str
+    operation: str = ""
 
 
 class _Recorder(threading.local):
     uses: list[Use] | None = None
+    operation = ""
 
 
 _recorder = _Recorder()
@@ -45,6 +49,16 @@ def recording() -> Iterator[list[Use]]:
         yield _recorder.uses
     finally:
         _recorder.uses = outer
+
+
+@contextlib.contextmanager
+def recorded_as(operation: str) -> Iterator[None]:
+    """Records the contracts inside as those of an operation, "DTYPES -> DTYPES", that is computed with others."""
+    outer, _recorder.operation = _recorder.operation, operation
+    try:
+        yield
+    finally:
+        _recorder.operation = outer
 
 
 @contextlib.contextmanager
@@ -101,7 +115,8 @@ def note(kernel: Callable[..., Any], *contracts: Any, arrays: Any = ()) -> None:
     function = kernel.func if isinstance(kernel, functools.partial) else kernel
     name = f"{function.__module__}.{function.__qualname__}"
     dtypes = tuple(str(x.dtype) for x in jax.tree.leaves(arrays) if _is_array(x))
-    _recorder.uses += [Use(c.id, dtypes, name) for c in contracts if isinstance(getattr(c, "id", None), str)]
+    ids = [c.id for c in contracts if isinstance(getattr(c, "id", None), str)]
+    _recorder.uses += [Use(i, dtypes, name, _recorder.operation) for i in ids]
 
 
 def _is_array(value: Any) -> bool:

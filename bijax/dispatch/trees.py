@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from bijax.core.contracts import is_recording, note
+from bijax.core.contracts import is_recording, note, recorded_as
 from bijax.core.primitive import Arrays, define_kernel, fold_rows, in_front, unfold_rows
 from bijax.dispatch.kernels import run_kernel
 from bijax.dispatch.matmul import Product, multiply, products_like
@@ -20,21 +20,34 @@ Parameters = dict[str, Any]
 
 
 def _leaves(target: Target, x: jax.Array, w: jax.Array, *, product: Product, leaves: int) -> Arrays:
-    """Multiplies the leaves of K that a device has, `product.splits` of `leaves`, and adds them as a tree."""
-    note(add_as_tree, KSplitContract(leaves), arrays=(x, w))
-    part = replace(product, splits=1)
+    """Multiplies the leaves of K that a device has, `product.splits` of `leaves`, and adds them as a tree.
+
+    A device that has all leaves also rounds. It is recorded as the others are, which add over devices before they
+    round: the contracts do not name the number of devices.
+    """
     length = KSplitContract(product.splits).leaf_length(x.shape[-1])  # as long as all leaves of the whole K
     if not is_recording() and _are_splits(target, x, w, product, length):
         return multiply(target, x, w, product=product)
-    k_axis = 1 if product.transpose_w else 0
+    subtree = jnp.promote_types(product.out_dtype, jnp.float32).name
+    with recorded_as(f"{x.dtype},{w.dtype} -> {subtree}"):
+        note(add_as_tree, KSplitContract(leaves), arrays=(x, w))
+        total = _add_leaves(target, x, w, replace(product, splits=1, out_dtype=subtree), product.splits, length)
+    if product.splits < leaves or (subtree == product.out_dtype and not is_recording()):
+        return (total,)
+    with recorded_as(f"{subtree} -> {product.out_dtype}"):
+        return _tree(target, total[None], out_dtype=product.out_dtype)
 
-    def leaf(index: int) -> jax.Array:
+
+def _add_leaves(target: Target, x: jax.Array, w: jax.Array, leaf: Product, leaves: int, length: int) -> jax.Array:
+    k_axis = 1 if leaf.transpose_w else 0
+
+    def multiply_leaf(index: int) -> jax.Array:
         start = index * length
         columns = lax.slice_in_dim(w, start, start + length, axis=k_axis)
-        return multiply(target, x[:, start : start + length], columns, product=part)[0]
+        return multiply(target, x[:, start : start + length], columns, product=leaf)[0]
 
-    total: jax.Array = add_as_tree(leaf, product.splits)
-    return (total,)
+    total: jax.Array = add_as_tree(multiply_leaf, leaves)
+    return total
 
 
 def _are_splits(target: Target, x: jax.Array, w: jax.Array, product: Product, length: int) -> bool:

@@ -38,6 +38,11 @@ class _Cut:
     own: int
     dimension: int | None
 
+    def subtree(self, out_dtype: str, transpose_w: bool) -> Product:
+        """Returns the product of this device's leaves: rounded to `out_dtype` if it has all of them, else float32."""
+        dtype = out_dtype if self.own == self.leaves else "float32"
+        return replace(self.product, transpose_w=transpose_w, out_dtype=dtype, splits=self.own)
+
 
 def column_parallel(
     x: Any,
@@ -117,7 +122,7 @@ def _column_forward(x: jax.Array, w: jax.Array, bias: jax.Array | None, cut: _Cu
 def _column_backward(cut: _Cut, saved: Any, g: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     x, w, bias = saved
     whole = x if cut.dimension is None else gathered(x, cut.axis, cut.dimension, to="varying")
-    product = replace(cut.product, transpose_w=not cut.product.transpose_w, out_dtype="float32", splits=cut.own)
+    product = cut.subtree(x.dtype.name, not cut.product.transpose_w)
     (part,) = leaves_kernel(_as_rows(g), w, product=product, leaves=cut.leaves)
     dx = _over_devices(part.reshape(whole.shape), cut, x.dtype)
     return dx, _weight_gradient(whole, g, w, cut), _bias_gradient(g, bias)
@@ -196,7 +201,7 @@ def row_parallel(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _row(x: jax.Array, w: jax.Array, bias: jax.Array | None, cut: _Cut) -> jax.Array:
-    product = replace(cut.product, out_dtype="float32", splits=cut.own)
+    product = cut.subtree(cut.product.out_dtype if bias is None else "float32", cut.product.transpose_w)
     (part,) = leaves_kernel(_as_rows(x), w, product=product, leaves=cut.leaves)
     part = part.reshape(*x.shape[:-1], part.shape[1])
     if bias is None:
@@ -222,6 +227,9 @@ _row.defvjp(_row_forward, _row_backward)
 
 
 def _over_devices(part: jax.Array, cut: _Cut, dtype: Any) -> jax.Array:
+    if cut.own == cut.leaves and part.dtype == dtype:  # one device has the whole sum
+        of_all = cut.axis is None or cut.dimension is not None
+        return part if of_all else gathered(part, cut.axis, 0, to="invarying")
     if cut.dimension is None:
         return summed(part, cut.axis, dtype.name)
     return scattered(part, cut.axis, cut.dimension, dtype.name)

@@ -11,7 +11,7 @@ import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
-from pallas_kernels.contract import SplitWgmmaContract, WgmmaContract, split_count
+from pallas_kernels.contract import SplitWgmmaContract, WgmmaContract, add_as_tree, split_count
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.matmul.hopper import launch
 from pallas_kernels.matmul.hopper.epilogue import Epilogue, make_store
@@ -42,13 +42,15 @@ PAIRS = {
     "narrow ragged": ((13, 136, 72), True, "float32", MatmulSchedule(True, 128, 16, 64, 3)),
 }
 SPLITS = {
-    "inside": ((70, 512, 136), True, "bfloat16", SplitKSchedule(False, WIDE)),
-    "across": ((5, 512, 128), False, "float32", SplitKSchedule(True, NARROW)),
+    "inside": ((70, 512, 136), True, "bfloat16", SplitKSchedule(1, WIDE)),
+    "in memory": ((70, 512, 256), True, "bfloat16", SplitKSchedule(1, dataclasses.replace(WIDE, tile_columns=192))),
+    "in two parts": ((70, 512, 136), False, "float32", SplitKSchedule(2, WIDE)),
+    "across": ((5, 512, 128), False, "float32", SplitKSchedule(4, NARROW)),
     "short split": (
         (5, 456, 128),
         False,
         "float32",
-        SplitKSchedule(True, dataclasses.replace(NARROW, k_step=64)),
+        SplitKSchedule(4, dataclasses.replace(NARROW, k_step=64)),
     ),
     "padded": ((9, 300, 21), False, "bfloat16", None),
 }
@@ -121,6 +123,44 @@ def test_shards_of_k(name: str, races: Races) -> None:
     assert not races()
 
 
+TREES = {  # K splits, their schedule
+    "in registers": (8, SplitKSchedule(1, WIDE)),
+    "one level in memory": (8, SplitKSchedule(1, dataclasses.replace(WIDE, tile_columns=128))),
+    "two levels in memory": (8, SplitKSchedule(1, dataclasses.replace(WIDE, tile_columns=192))),
+    "one accumulator": (8, SplitKSchedule(1, dataclasses.replace(WIDE, tile_columns=256, stages=2))),
+    "sixteen": (16, SplitKSchedule(1, dataclasses.replace(WIDE, tile_columns=128))),
+    "two parts": (8, SplitKSchedule(2, dataclasses.replace(WIDE, tile_columns=128))),
+    "four parts": (8, SplitKSchedule(4, WIDE)),
+    "weights as rows": (8, SplitKSchedule(2, dataclasses.replace(NARROW, k_step=64))),
+}
+
+
+@pytest.mark.tier("full", fast=("one level in memory",))
+@pytest.mark.parametrize("name", TREES)
+def test_tree_over_splits(name: str, races: Races) -> None:
+    """Each K split has one term, so that the interpreter's sums are exact and the result shows the tree alone."""
+    splits, schedule = TREES[name]
+    m, n, length = 70, 160, 64
+    rng = np.random.default_rng(0)
+    terms = rng.normal(size=(splits, n)) * 2.0 ** rng.integers(-12, 12, (splits, n))
+    x, w = np.zeros((m, splits * length), np.float32), np.zeros((splits * length, n))
+    x[:, ::length], w[::length] = 1, terms
+    weights = on_device(w, DTYPE)
+    y = matmul(
+        on_device(x, DTYPE),
+        weights,
+        contract=SplitWgmmaContract(splits),
+        out_dtype="float32",
+        schedule=schedule,
+        interpret=interpreter(),
+    )
+    rows = np.asarray(weights[::length], np.float32)
+    expected = add_as_tree(lambda i: rows[i], splits)
+    assert (expected != rows.sum(0, dtype=np.float32)).any()
+    assert_bits_equal(y, np.broadcast_to(expected, (m, n)))
+    assert not races()
+
+
 @pytest.mark.tier("full")
 def test_blocks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Partial sums of many rows would take much memory: blocks of rows are multiplied one after another."""
@@ -138,7 +178,7 @@ def test_blocks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run()
     expected = np.asarray(x, np.float32) @ np.asarray(w, np.float32) + np.asarray(bias, np.float32) + residual
     assert_bits_equal(whole, expected)
-    monkeypatch.setattr(launch, "rows_at_once", lambda m, n, *, splits: min(m, 8))
+    monkeypatch.setattr(launch, "rows_at_once", lambda m, n, *, parts: min(m, 8))
     assert_bits_equal(run(), whole)
 
 
@@ -170,7 +210,7 @@ def test_the_program_for_hopper_holds_kernels_and_no_dot(name: str) -> None:
     [
         ({"activation": "mish"}, "expected an activation among gelu, silu, relu"),
         ({"residual": jnp.ones((2, 8))}, r"expected a residual \[2, 8\] of the result's dtype bfloat16"),
-        ({"contract": SplitWgmmaContract(2), "schedule": SplitKSchedule(True, NARROW)}, "k_step divides the 64"),
+        ({"contract": SplitWgmmaContract(2), "schedule": SplitKSchedule(2, NARROW)}, "k_step divides the 64"),
     ],
 )
 def test_unsupported_operands_are_named(options: dict[str, object], message: str) -> None:

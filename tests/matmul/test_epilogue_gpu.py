@@ -126,7 +126,7 @@ def test_every_schedule_gates(case: int) -> None:
 @pytest.mark.parametrize(
     ("name", "splits"), [("aligned", 2), ("aligned", 8), ("ragged transposed", 4), ("unaligned", 4)]
 )
-def test_both_ways_to_split_give_the_tree_of_the_shards(name: str, splits: int) -> None:
+def test_all_ways_to_split_give_the_tree_of_the_shards(name: str, splits: int) -> None:
     (m, k, n), transpose_w = SHAPES[name]
     contract = SplitWgmmaContract(splits)
     length = contract.split_length(k)
@@ -164,10 +164,9 @@ def test_both_ways_to_split_give_the_tree_of_the_shards(name: str, splits: int) 
 
     found: dict[str, SplitKSchedule | None] = {"default": None}
     for rows in (8, 2048):
-        for s in split_k_schedules(rows, k, n, splits=count, length=length, transpose_w=transpose_w):
-            if s.across or for_residual(s.tiles).shared_bytes(2, 2) <= SHARED_BYTES:
-                found.setdefault(f"{rows} rows, {s.across=}", s)
-    assert {s.across for s in found.values() if s is not None} == {True, False}
+        for s in split_k_schedules(rows, k, n, splits=count, length=length, transpose_w=transpose_w, residual=True):
+            found.setdefault(f"{rows} rows, {s.parts=}, {s.tiles.tile_columns=}", s)
+    assert {1, count} <= {s.parts for s in found.values() if s is not None}
     operands = [(array(kind, (m, k)), weights(k, n, transpose_w)) for kind in KINDS]
     compare(reference, {f"{label}, {s}": run(s) for label, s in found.items()}, operands)
 

@@ -560,12 +560,13 @@ def _lowering_for_hopper() -> None:
     moved = [line for line in text.splitlines() if "stablehlo.all_to_all" in line]
     assert moved
     assert all("xf32>" in line for line in moved), moved
-    # Two terms have one sum: XLA's all-reduce. One kernel multiplies all leaves of a device, and another adds them.
+    # Two terms have one sum: XLA's all-reduce. One kernel multiplies all leaves of a device, and adds them or leaves a
+    # few sums to another.
     text = lowered(lambda x, w: parallel.row_parallel(x, w, AXIS), 2, (P(None, AXIS), P(AXIS)), P())
     assert len(re.findall(r"stablehlo.all_reduce.*?-> tensor<256x1024xf32>", text, re.DOTALL)) == 1
     assert "all_to_all" not in text
     assert "all_gather" not in text
-    assert text.count("stablehlo.custom_call @mosaic_gpu") == 2, text.count("stablehlo.custom_call @mosaic_gpu")
+    assert text.count("stablehlo.custom_call @mosaic_gpu") in (1, 2), text.count("stablehlo.custom_call @mosaic_gpu")
     # XLA calls a library for sums alone: the reduction has no fences, in an invariant program neither.
     summed = bijax.invariant(lambda x: lax.psum(x.astype(jnp.float32), AXIS))
     text = lowered(summed, 2, (P(None, AXIS),), P())

@@ -33,7 +33,8 @@ def uses(equation: Equation, platform: str) -> tuple[str, ...]:
     """
     groups = equation.operands, equation.results
     operands, results = (",".join(str(getattr(a, "dtype", a)) for a in group) for group in groups)
-    return tuple(sorted({f"{use.contract} {operands} -> {results}" for use in kernels_of(equation, platform)}))
+    own = f"{operands} -> {results}"
+    return tuple(sorted({f"{use.contract} {use.operation or own}" for use in kernels_of(equation, platform)}))
 
 
 def kernels_of(equation: Equation, platform: str) -> Iterator[Use]:

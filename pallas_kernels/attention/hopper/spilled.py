@@ -1,6 +1,6 @@
 """Tiles spilled to memory, each thread's numbers in its own chunks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import jax
@@ -11,11 +11,11 @@ from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
+from pallas_kernels.parts.hopper.chunks import places, read, take_back
 from pallas_kernels.parts.hopper.inline import fragmented, held, inline
 from pallas_kernels.parts.hopper.registers import element, elementwise, joined, number_of
-from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, WARPGROUP, i32, thread_of_warpgroup
+from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, i32, thread_of_warpgroup
 
-_CHUNK: Final = 4  # numbers that a thread moves at once
 _AT_ONCE: Final = 4  # chunks that are read before the first of them is written
 
 
@@ -39,7 +39,7 @@ def spill(tile: jax.Array, kept: jax.Array, ref: Any, begins: jax.Array, interpr
     def update(tile: Any, kept: Any, ref: Any, begins: Any) -> None:
         begins = begins.registers.item()
         values, factors = (list(x.registers.flat) for x in (tile, kept))
-        chunks = list(_chunks(ref, len(values)))
+        chunks = list(places(ref, len(values)))
 
         def write(old: list[Any], first: int) -> None:
             for at, chunk in enumerate(old, first):
@@ -52,7 +52,7 @@ def spill(tile: jax.Array, kept: jax.Array, ref: Any, begins: jax.Array, interpr
         with mgpu.when(arith.xori(begins, mgpu.c(1, ir.IntegerType.get_signless(1)))):
             for first in range(0, len(chunks), _AT_ONCE):
                 old = [
-                    [(2 * at + i, pair) for i, pair in enumerate(_read(chunks[at]))]
+                    [(2 * at + i, pair) for i, pair in enumerate(read(chunks[at]))]
                     for at in range(first, min(first + _AT_ONCE, len(chunks)))
                 ]
                 write(old, first)
@@ -62,19 +62,7 @@ def spill(tile: jax.Array, kept: jax.Array, ref: Any, begins: jax.Array, interpr
 
 def reload(ref: Any, columns: int, interpret: bool) -> jax.Array:
     """Loads a float32 tile of 64 rows that `spill` spilled; no barrier is needed."""
-    if interpret:
-        return ref[...].reshape(ROWS, columns)
-    result = held((ROWS, columns), TILE)
-
-    @inline(plgpu.RefType(), result=result)
-    def load(ref: Any) -> Any:
-        layout = mgpu.WGMMA_LAYOUT
-        registers = np.empty(layout.registers_shape((ROWS, columns)), dtype=object)
-        for at, place in enumerate(_chunks(ref, registers.size)):
-            registers.flat[2 * at], registers.flat[2 * at + 1] = _read(place)
-        return fragmented(registers, layout)
-
-    return load(ref)
+    return take_back(ref, (ROWS, columns), interpret)
 
 
 def spill_rows(numbers: Sequence[jax.Array], ref: Any, interpret: bool) -> None:
@@ -127,17 +115,3 @@ def _rows(ref: Any) -> list[tuple[Any, Any]]:
         (mgpu.utils.getelementptr(base, [at * ROWS], f32), mgpu.utils.getelementptr(base, [at * ROWS + 8], f32))
         for at in range(count)
     ]
-
-
-def _chunks(ref: Any, pairs: int) -> Iterator[Any]:
-    """Yields where this thread's chunks are, two pairs of numbers in each; the threads of a warp write side by side."""
-    f32 = ir.F32Type.get()
-    offset = arith.muli(thread_of_warpgroup(), i32(_CHUNK))
-    base = mgpu.utils.getelementptr(mgpu.utils.memref_ptr(ref), [offset], f32)
-    for at in range(pairs // 2):
-        yield mgpu.utils.getelementptr(base, [at * _CHUNK * WARPGROUP], f32)
-
-
-def _read(place: Any) -> list[Any]:
-    chunk = llvm.load(ir.VectorType.get((_CHUNK,), ir.F32Type.get()), place)
-    return [joined([element(chunk, 2 * half + i) for i in range(2)]) for half in range(2)]

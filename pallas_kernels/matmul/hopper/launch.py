@@ -136,13 +136,15 @@ def matmul(
     epilogue = Epilogue(bias, activation, residual)
     if isinstance(contract, SplitWgmmaContract) and contract.split_length(k) < k:
         common = {"transpose_w": transpose_w, "out_dtype": out_dtype, "interpret": interpret}
-        rows = rows_at_once(m, n, splits=contract.splits) if schedule is None else m
-        if rows == m:
-            out = _split(x, w, epilogue, contract, schedule, **common)
-        else:
-            first = range(0, m, rows)
-            parts = [_split(x[i : i + rows], w, epilogue.of_rows(i, rows), contract, None, **common) for i in first]
-            out = jnp.concatenate([part[: min(rows, m - i)] for i, part in zip(first, parts, strict=True)])
+        if schedule is None:
+            schedule = _split_schedule(m, w, epilogue, contract, k=k, itemsize=x.dtype.itemsize, **common)
+        parts = schedule.parts if isinstance(schedule, SplitKSchedule) else 1
+        rows = m if parts == 1 else rows_at_once(m, n, parts=parts)
+        first = range(0, m, rows)
+        blocks = [_split(x[i : i + rows], w, epilogue.of_rows(i, rows), contract, schedule, **common) for i in first]
+        out = blocks[0]
+        if len(blocks) > 1:
+            out = jnp.concatenate([block[: min(rows, m - i)] for i, block in zip(first, blocks, strict=True)])
     else:
         if isinstance(schedule, SplitKSchedule):
             raise UnsupportedError(f"{_OP}: expected a MatmulSchedule where K is not cut, got {schedule}.")
@@ -246,35 +248,51 @@ def gated_matmul(
     return unpad(out, m, n)
 
 
+def _split_schedule(
+    m: int,
+    w: jax.Array,
+    epilogue: Epilogue,
+    contract: SplitWgmmaContract,
+    *,
+    k: int,
+    itemsize: int,
+    transpose_w: bool,
+    out_dtype: Any,
+    interpret: Any,
+) -> SplitKSchedule:
+    """Returns the schedule of a product under a split-K contract."""
+    n, length = w.shape[-2 if transpose_w else -1], contract.split_length(k)
+    sizes = {"itemsize": itemsize, "out_itemsize": out_dtype.itemsize, "residual": epilogue.residual is not None}
+    return split_k_schedules(m, k, n, splits=-(-k // length), length=length, transpose_w=transpose_w, **sizes)[0]
+
+
 def _split(
     x: jax.Array,
     w: jax.Array,
     epilogue: Epilogue,
     contract: SplitWgmmaContract,
-    schedule: MatmulSchedule | SplitKSchedule | None,
+    schedule: MatmulSchedule | SplitKSchedule,
     *,
     transpose_w: bool,
     out_dtype: Any,
     interpret: Any,
 ) -> jax.Array:
     """Multiplies under a split-K contract, in one or two kernels as the schedule says."""
-    (m, k), n = x.shape, w.shape[-2 if transpose_w else -1]
+    k = x.shape[1]
     length = contract.split_length(k)
     count = -(-k // length)  # a short K has fewer splits than the contract names
     sizes = {"itemsize": x.dtype.itemsize, "out_itemsize": out_dtype.itemsize}
-    if schedule is None:
-        found = split_k_schedules(m, k, n, splits=count, length=length, transpose_w=transpose_w, **sizes)
-        schedule = found[0]
-    if not isinstance(schedule, SplitKSchedule) or length % schedule.tiles.k_step:
+    if not isinstance(schedule, SplitKSchedule) or length % schedule.tiles.k_step or count % schedule.parts:
         raise UnsupportedError(
-            f"{_OP}: expected a SplitKSchedule whose k_step divides the {length} elements of a split, got {schedule}."
+            f"{_OP}: expected a SplitKSchedule whose k_step divides the {length} elements of a split and whose parts"
+            f" divide the {count} splits, got {schedule}."
         )
-    across, tiles = schedule
-    if epilogue.residual is not None and not across:
+    parts, tiles = schedule
+    if epilogue.residual is not None and parts == 1:
         tiles = for_residual(tiles)
-    splits = KSplits(count, length, across)
+    splits = KSplits(count, length, parts)
     common: dict[str, Any] = {"schedule": tiles, "transpose_w": transpose_w, "interpret": interpret, "splits": splits}
-    if not across:
+    if parts == 1:
         _check_schedule(tiles, **sizes)
         return ring_matmul(x, w, epilogue.padded(tiles.block_n), out_dtype=out_dtype, **common)
     _check_schedule(tiles, itemsize=x.dtype.itemsize, out_itemsize=4)

@@ -4,8 +4,10 @@ One warpgroup copies operand tiles into the stages (TMA), waiting for each stage
 warpgroups wait for a full stage, multiply its tiles (wgmma) and release it.
 """
 
+import functools
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
@@ -198,35 +200,34 @@ class Ring:
 
 
 def sum_steps(
-    first: Any,
-    last: Any,
-    multiply: Callable[[Any], None],
+    bounds: Sequence[Any],
+    multiply: Callable[[int, Any], None],
     release: Callable[[Any], None],
     *,
     products: int,
     several: bool = True,
 ) -> None:
-    """Sums the steps of a chain; a step's products are awaited after the next step's are issued.
+    """Sums the steps of chains; a step's products are awaited after the next step's are issued, in the next chain too.
 
     Args:
-        first: The first step.
-        last: The end of the steps.
-        multiply: Waits for a step's stage and issues its products.
+        bounds: The first step of each chain, and the end of the last one.
+        multiply: Receives the index of a chain and a step; waits for its stage and issues its products.
         release: Releases a step's stage.
         products: Number of products of a step.
-        several: Whether there may be more than one step.
+        several: Whether a chain may have more than one step.
     """
 
-    def overlap(step: Any) -> None:
-        multiply(step)
+    def overlap(chain: int, step: Any) -> None:
+        multiply(chain, step)
         plgpu.wgmma_wait(products)
         release(step - 1)
 
-    multiply(first)
-    if several:
-        pl.loop(first + 1, last)(overlap)
+    for chain, (first, last) in enumerate(itertools.pairwise(bounds)):
+        (multiply if chain == 0 else overlap)(chain, first)
+        if several:
+            pl.loop(first + 1, last)(functools.partial(overlap, chain))
     plgpu.wgmma_wait(0)
-    release(last - 1)
+    release(bounds[-1] - 1)
 
 
 def here() -> tuple[Any, Any]:

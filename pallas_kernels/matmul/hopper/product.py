@@ -34,6 +34,7 @@ class Scratch(NamedTuple):
         transposed: Barriers of the stages whose weights have been transposed.
         table: The group offsets.
         ready: The barrier of the table.
+        waiting: GPU memory for sums of the tree over K splits.
     """
 
     rows: Any
@@ -46,6 +47,7 @@ class Scratch(NamedTuple):
     transposed: Any = None
     table: Any = None
     ready: Any = None
+    waiting: Any = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,12 +94,18 @@ class Product:
         """Returns the shared memory of the store, for a result dtype."""
         return self.store.scratch(self.schedule.warpgroups, dtype, self.plain(self.store))
 
-    def launch(self, kernel: Callable[..., None], shape: tuple[int, ...], dtype: Any, scratch: Any) -> Any:
-        """Returns the launch of a kernel with one result; the kernel's last argument is the scratch."""
+    def launch(
+        self, kernel: Callable[..., None], shape: tuple[int, ...], dtype: Any, scratch: Any, workspace: Any = None
+    ) -> Any:
+        """Returns the launch of a kernel with one result; the kernel's last argument is the scratch.
+
+        With the type of a `workspace`, which the kernel receives after the result, there are two results.
+        """
+        out = jax.ShapeDtypeStruct(shape, dtype)
         return launch(
             self.name,
             kernel,
-            jax.ShapeDtypeStruct(shape, dtype),
+            out if workspace is None else [out, workspace],
             {"block": self.scheduler.blocks},
             [scratch],
             warpgroups={"warpgroup": self.roles.warpgroups},

@@ -21,9 +21,9 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.contract import add_as_tree
 from pallas_kernels.matmul.hopper.epilogue import Ending, Epilogue, add_tiles, make_store
 from pallas_kernels.matmul.hopper.group_tiles import GroupTileScheduler, Table, TableTileScheduler
+from pallas_kernels.matmul.hopper.leaf_tree import LeafTree
 from pallas_kernels.matmul.hopper.operand import SWIZZLE_BYTES, Operand, in_stack, loaded_rows, tile_transforms
 from pallas_kernels.matmul.hopper.pipeline import Place, Ring, Roles, TileScheduler, here, sum_steps
 from pallas_kernels.matmul.hopper.product import Product, Scratch, fill_table
@@ -39,12 +39,13 @@ class KSplits:
     Attributes:
         count: Number of K splits, at least 2.
         length: Elements per K split, a multiple of the schedule's `k_step`.
-        across: Whether a block sums one K split and another kernel adds the tree, or a block does both.
+        parts: Parts of K that separate blocks sum, each a subtree of K splits; another kernel adds the rest of the
+            tree. Divides `count`; 1 if a block sums all K splits.
     """
 
     count: int
     length: int
-    across: bool
+    parts: int
 
 
 @in_32_bits
@@ -86,16 +87,17 @@ def ring_matmul(
         folded: Whether every step is a separate chain, and their sums are added in ascending order in float32.
 
     Returns:
-        (M, N) or (B, M, N) of `out_dtype`; with K splits across blocks (count, M, N), the partial sums.
+        (M, N) or (B, M, N) of `out_dtype`; with several parts of K (parts, M, N), the partial sums.
     """
     stack, n, s = max(x.shape[:-2], w.shape[:-2]), w.shape[-2 if transpose_w else -1], schedule
     if sizes is not None:
         stack = ()
     m, k = x.shape[:-3:-1] if transpose_x else x.shape[-2:]
-    across, length, chains = False, k, 1
+    length, chains, part_length = k, 1, None
     if splits is not None:
-        across, length = splits.across, splits.length
-        stack, chains = ((splits.count,), 1) if across else ((), splits.count)
+        length, chains, stack = splits.length, splits.count // splits.parts, ()
+        if splits.parts > 1:
+            stack, part_length = (splits.parts,), chains * length
     if folded:
         length, chains = s.k_step, -(-k // s.k_step)
     x_side, w_side = _operands(m, k, n, x.dtype, epilogue, s, transpose_x, transpose_w)
@@ -128,13 +130,21 @@ def ring_matmul(
         transposed_w=transposed_w,
         chains=chains,
         chain_steps=chain_steps,
-        k_split=length if across else None,
+        part_length=part_length,
         sums=jnp.int32 if x.dtype == jnp.int8 else jnp.float32,
         folded=folded,
     )
     scratch = plan.scratch(x.dtype, out_dtype, epilogue)
-    run = plan.launch(functools.partial(_kernel, plan), (*stack, m, n), out_dtype, scratch)
-    return run(x, w, total, sizes, epilogue)
+    if plan.tree is None or not plan.tree.in_memory:
+        run = plan.launch(functools.partial(_kernel, plan), (*stack, m, n), out_dtype, scratch)
+        return run(x, w, total, sizes, epilogue)
+
+    def kernel(x: Any, w: Any, epilogue: Any, out: Any, waiting: Any, scratch: Any) -> None:
+        _kernel(plan, x, w, None, None, epilogue, out, scratch._replace(waiting=waiting))
+
+    workspace = plan.tree.workspace(scheduler.blocks)
+    result: jax.Array = plan.launch(kernel, (*stack, m, n), out_dtype, scratch, workspace)(x, w, epilogue)[0]
+    return result
 
 
 def group_scheduler(groups: int, m: int, n: int, s: MatmulSchedule) -> GroupTileScheduler:
@@ -169,7 +179,7 @@ class _Plan(Product):
         transposed_w: The weights as they are copied if a warpgroup transposes them before they are read; else None.
         chains: Chains over K in a tile, added as a tree or in ascending order.
         chain_steps: Steps of one chain.
-        k_split: Elements of the K split that a stack entry represents; None for a stack of results.
+        part_length: Elements of the part of K that a stack entry represents; None for a stack of results.
         sums: Dtype of the sums.
         folded: Whether the chains are added in ascending order.
     """
@@ -177,7 +187,7 @@ class _Plan(Product):
     transposed_w: Operand | None
     chains: int
     chain_steps: int
-    k_split: int | None
+    part_length: int | None
     sums: Any
     folded: bool
 
@@ -187,6 +197,13 @@ class _Plan(Product):
         if self.transposed_w is None:
             return self.rows, self.columns
         return (self.transposed_w, self.columns) if self.schedule.swap else (self.rows, self.transposed_w)
+
+    @property
+    def tree(self) -> LeafTree | None:
+        """The tree over the chains of a tile; None for one chain, or chains that are added in ascending order."""
+        if self.folded or self.chains == 1:
+            return None
+        return LeafTree(self.chains, self.shape, self.schedule.warpgroups, self.interpret)
 
     @property
     def consumers(self) -> int:
@@ -246,7 +263,7 @@ def _kernel(
 
         def begin(tile: Any) -> tuple[Place, Any]:
             place = scheduler.place(block, tile)
-            return place, 0 if plan.k_split is None else place.entry * plan.k_split
+            return place, 0 if plan.part_length is None else place.entry * plan.part_length
 
         def copy(begun: tuple[Place, Any], tile: Any, step: Any, slot: Any) -> None:
             place, start = begun
@@ -277,6 +294,9 @@ def _kernel(
         plan.roles.limit_registers("multiply")
         offset, consumers = plan.offset(warpgroup), plan.consumers
         ending, part = plan.ending(epilogue, out, scratch, warpgroup), plan.part(offset)
+        waiting = scratch.waiting
+        if waiting is not None:
+            waiting = waiting.at[block, warpgroup]
         stages = scratch._replace(rows=rows[0], columns=columns[0])
 
         @pl.loop(0, count if consumers == 1 else lax.div(count - warpgroup + consumers - 1, consumers))
@@ -292,12 +312,15 @@ def _kernel(
                 return plgpu.load(in_stack(total, entry).at[at], layout=plgpu.Layout.WGMMA, optimized=False)
 
             def chain(index: Any) -> Any:
-                return _sum_chain(plan, stages, tile, index, part, None if total is None else previous)
+                return _sum_chains(plan, stages, tile, index, part=part, previous=None if total is None else previous)
 
-            if plan.folded:
-                sums = lax.fori_loop(1, plan.chains, lambda i, sums: add_tiles(sums, chain(i)), chain(0))
+            if plan.tree is not None:
+                several = functools.partial(_sum_chains, plan, stages, tile, part=part)
+                sums = (plan.tree.add(several, waiting),)
+            elif not plan.folded:
+                sums = chain(0)
             else:
-                sums = add_as_tree(chain, plan.chains, add_tiles)
+                sums = lax.fori_loop(1, plan.chains, lambda i, sums: add_tiles(sums, chain(i)), chain(0))
             # The valid rows are counted from the first row of this warpgroup.
             ending.finish(sums, entry, row, column, valid if valid is None or s.swap else valid - offset)
 
@@ -316,22 +339,33 @@ def _turn(plan: _Plan, source: Any, target: Any) -> None:
         transpose_bytes(source, target, s.k_step, copied.tile, copied.swizzle, transforms)
 
 
-def _sum_chain(
-    plan: _Plan, scratch: Scratch, tile: Any, index: Any, part: Any, previous: Callable[[], Any] | None
-) -> Any:
-    """Sums the steps of one chain of a tile; `part` is this warpgroup's rows."""
+def _sum_chains(
+    plan: _Plan,
+    scratch: Scratch,
+    tile: Any,
+    index: Any,
+    count: int = 1,
+    *,
+    part: Any,
+    previous: Callable[[], Any] | None = None,
+) -> tuple[Any, ...]:
+    """Sums the steps of `count` chains of a tile from `index` on; `part` is this warpgroup's rows.
+
+    Returns:
+        The sums of each chain, of each source.
+    """
     pieces = max(plan.rows.pieces, plan.columns.pieces)  # products of a step per source
     sources = max(plan.rows.sources, plan.columns.sources)
-    first, last = index * plan.chain_steps, (index + 1) * plan.chain_steps
+    bounds = [(index + chain) * plan.chain_steps for chain in range(count + 1)]
 
     def accumulate(*accumulators: Any) -> Any:
-        def multiply(step: Any) -> None:
+        def multiply(chain: int, step: Any) -> None:
             slot = plan.ring.slot(tile, step)
             plgpu.barrier_wait(plan.full(scratch, tile, slot))
             if scratch.transposed is not None:
                 plgpu.barrier_wait(scratch.transposed.at[slot])
             for piece in range(pieces):
-                for source, accumulator in enumerate(accumulators):
+                for source, accumulator in enumerate(accumulators[chain * sources : (chain + 1) * sources]):
                     left = plan.rows.read(scratch.rows, slot, source, piece, pieces, part)
                     right = plan.columns.read(scratch.columns, slot, source, piece, pieces, slice(None))
                     plgpu.wgmma(accumulator, left, right.transpose((1, 0)))
@@ -341,14 +375,16 @@ def _sum_chain(
 
         if previous is not None and not plan.interpret:
             accumulators[0][...] = previous()
-        sum_steps(first, last, multiply, release, products=pieces * sources, several=plan.chain_steps > 1)
+        sum_steps(bounds, multiply, release, products=pieces * sources, several=plan.chain_steps > 1)
         results = tuple(accumulator[...] for accumulator in accumulators)
         if previous is not None and plan.interpret:
             # The interpreter cannot store to an accumulator, so it adds in another order.
             return (results[0] + previous(),)
         return results
 
-    return pl.run_scoped(accumulate, *[plgpu.WGMMAAccumulatorRef(plan.shape, plan.sums)] * sources)
+    accumulators = [plgpu.WGMMAAccumulatorRef(plan.shape, plan.sums)] * (count * sources)
+    sums: tuple[Any, ...] = pl.run_scoped(accumulate, *accumulators)
+    return sums
 
 
 def _fill_rest(

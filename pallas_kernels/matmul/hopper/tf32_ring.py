@@ -158,7 +158,7 @@ def _kernel(plan: Product, x: Any, w: Any, epilogue: Epilogue, out: Any, scratch
                 return
 
             def accumulate(accumulator: Any) -> None:
-                def multiply(step: Any) -> None:
+                def multiply(_: int, step: Any) -> None:
                     slot = ring.slot(tile, step)
                     plgpu.barrier_wait(scratch.full.at[slot])
                     plgpu.barrier_wait(scratch.transposed.at[slot])
@@ -167,7 +167,7 @@ def _kernel(plan: Product, x: Any, w: Any, epilogue: Epilogue, out: Any, scratch
                 def release(step: Any) -> None:
                     plgpu.barrier_arrive(scratch.empty.at[ring.slot(tile, step)])
 
-                sum_steps(0, ring.steps, multiply, release, products=x_side.pieces)
+                sum_steps((0, ring.steps), multiply, release, products=x_side.pieces)
                 finish(accumulator[...])
 
             pl.run_scoped(accumulate, plgpu.WGMMAAccumulatorRef(plan.shape, jnp.float32))

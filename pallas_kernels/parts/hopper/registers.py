@@ -44,14 +44,23 @@ def joined(numbers: Sequence[Any]) -> Any:
     return found
 
 
-def elementwise(ptx: str, operands: Sequence[Any]) -> Any:
-    """Applies float32 instructions to registers that each hold a number or a vector."""
+def elementwise(ptx: str, operands: Sequence[Any], pinned: bool = False) -> Any:
+    """Applies float32 instructions to registers that each hold a number or a vector.
+
+    Args:
+        ptx: The instructions; $0 is the result, $1, $2, ... are the operands.
+        operands: The registers.
+        pinned: Whether LLVM keeps the instructions where they are, instead of moving them to where the result is used.
+    """
+
+    def apply(*numbers: Any) -> Any:
+        return mgpu.utils.inline_ptx(ptx, *numbers, result_types=ir.F32Type.get(), has_side_effects=pinned)
+
     result = operands[0]
     if not isinstance(result.type, ir.VectorType):
-        return mgpu.utils.inline_ptx(ptx, *operands, result_types=ir.F32Type.get())
+        return apply(*operands)
     for i in range(ir.VectorType(result.type).shape[0]):
-        value = mgpu.utils.inline_ptx(ptx, *(element(o, i) for o in operands), result_types=ir.F32Type.get())
-        result = with_element(result, i, value)
+        result = with_element(result, i, apply(*(element(o, i) for o in operands)))
     return result
 
 
@@ -59,13 +68,14 @@ def _at(index: int) -> Any:
     return ir.DenseI64ArrayAttr.get([index])
 
 
-def apply_ptx(ptx: str, layout: Any, *operands: jax.Array) -> jax.Array:
+def apply_ptx(ptx: str, layout: Any, *operands: jax.Array, pinned: bool = False) -> jax.Array:
     """Applies instructions to every element of float32 arrays that a warpgroup holds.
 
     Args:
         ptx: The instructions; $0 is the result, $1, $2, ... are the operands.
         layout: How the warpgroup holds the operands, and the result.
         *operands: Arrays of the same shape.
+        pinned: As in `elementwise`.
     """
     like = held(operands[0].shape, layout)
 
@@ -73,7 +83,7 @@ def apply_ptx(ptx: str, layout: Any, *operands: jax.Array) -> jax.Array:
     def apply(*operands: Any) -> Any:
         registers = operands[0].registers.copy()
         for at in range(registers.size):
-            registers.flat[at] = elementwise(ptx, [o.registers.flat[at] for o in operands])
+            registers.flat[at] = elementwise(ptx, [o.registers.flat[at] for o in operands], pinned)
         return fragmented(registers, operands[0].layout)
 
     return apply(*operands)

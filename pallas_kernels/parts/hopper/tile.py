@@ -116,6 +116,32 @@ class Arithmetic:
         """Returns a * b, always rounded."""
         return a * b if self.interpret else self._apply("mul.rn.f32 $0, $1, $2;", a, b)
 
+    def sum_in_place(self, a: jax.Array, b: jax.Array) -> jax.Array:
+        """Returns a + b, added here.
+
+        LLVM moves a plain sum down to where it is used, beyond loops, and so keeps the registers of both operands.
+        """
+        if self.interpret:
+            return a + b
+        return apply_ptx("add.rn.f32 $0, $1, $2;", self.layout, a, b, pinned=True)
+
+    def chosen(self, condition: Any, a: jax.Array, b: jax.Array) -> jax.Array:
+        """Returns `a` if an integer or truth value, the same in all threads, is not zero, else `b`."""
+        if self.interpret:
+            return jnp.where(condition != 0, a, b)
+        result = held(a.shape, self.layout)
+
+        @inline(plgpu.Layout.WG_SPLAT(()), self.layout, self.layout, result=result)
+        def choose(condition: Any, a: Any, b: Any) -> Any:
+            (value,) = condition.registers.flat
+            true = arith.cmpi(arith.CmpIPredicate.ne, value, i32(0))
+            registers = a.registers.copy()
+            for at in range(registers.size):
+                registers.flat[at] = arith.select(true, a.registers.flat[at], b.registers.flat[at])
+            return fragmented(registers, a.layout)
+
+        return choose(jnp.int32(condition), a, b)
+
     def scaled(self, x: jax.Array, factor: float) -> jax.Array:
         """Returns x * factor, always rounded."""
         return (

@@ -6,13 +6,28 @@ They are the candidates of `pallas_kernels.matmul.schedule.hopper.matmul` with t
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from pallas_kernels.matmul.schedule.hopper.matmul import candidates, matmul_schedule
-from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, MatmulSchedule
+from pallas_kernels.matmul.schedule.hopper.estimate import Problem, estimate_ns
+from pallas_kernels.matmul.schedule.hopper.matmul import candidates, matmul_schedule, named_schedule
+from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, SMS, MatmulSchedule
 
 _FEWEST_STAGES: Final = 3
 _ALL_BLOCKS: Final = 64  # more than a tile has
+_FLOAT32: Final = 4  # bytes
 _THREADS: Final = 128
-_REGISTERS: Final = 128  # of a thread, for the sums of a tree; with 192 they spill
+_SUM_REGISTERS: Final = 192  # of a thread, for tiles of sums
+
+# What was measured on an H100 (benchmarks/notes/several-gpus.md).
+_MEASURED_SPLITS: Final = 8
+_PAIRS: Final = 4  # parts of two K splits, the fastest of few rows
+_FEW_ROWS: Final = 64
+_SOME_ROWS: Final = 256
+_MANY_ROWS: Final = 2048
+_CYCLES_PER_NS: Final = 1.75
+_PAIR_CYCLES: Final = 500  # from the last product of a pair of K splits to the first of the next
+_WAITING_CYCLES: Final = 0.3  # an element of a block's tile that waits in memory, and ...
+_WAITING_SLOWDOWN: Final = 1.12  # ... of blocks with several tiles
+_FINISH_NS: Final = 1500  # the kernel that adds partial sums, and ...
+_FINISH_BYTES_PER_NS: Final = 3300  # ... the bytes that it moves
 _PARTIAL_BYTES: Final = 256 * 2**20
 _ROWS_STEP: Final = 256  # rows of the largest tiles
 
@@ -21,11 +36,12 @@ class SplitKSchedule(NamedTuple):
     """Schedule of a split-K matmul.
 
     Attributes:
-        across: Whether a block sums one K split and a second kernel adds the tree, or a block sums all of them.
+        parts: Parts of K that separate blocks sum, each a subtree of K splits; a second kernel adds the rest of the
+            tree. 1 if a block sums all K splits.
         tiles: The blocks.
     """
 
-    across: bool
+    parts: int
     tiles: MatmulSchedule
 
 
@@ -44,13 +60,22 @@ def residual_schedule(
     sizes: dict[str, Any] = {"stack": stack, "itemsize": itemsize, "out_itemsize": out_itemsize}
     ranked = candidates(m, k, n, transpose_w=transpose_w, **sizes).values()
     for schedule in (matmul_schedule(m, k, n, transpose_w=transpose_w, **sizes), *ranked):
-        schedule = for_residual(schedule)
-        stage = (schedule.block_rows + schedule.block_columns) * schedule.k_step * itemsize
-        missing = schedule.shared_bytes(itemsize, out_itemsize) - SHARED_BYTES
-        stages = schedule.stages - max(0, -(-missing // stage))
-        if stages >= _FEWEST_STAGES:
-            return replace(schedule, stages=stages)
+        fitted = _with_residual(schedule, itemsize, out_itemsize)
+        if fitted is not None:
+            return fitted
     raise ValueError(f"no schedule fits with a residual, got {(m, k, n)=}, {itemsize=}, {out_itemsize=}.")
+
+
+def _with_residual(schedule: MatmulSchedule, itemsize: int, out_itemsize: int) -> MatmulSchedule | None:
+    """Returns the schedule with buffers for a residual, with fewer stages if necessary; None if too few are left."""
+    schedule = for_residual(schedule)
+    missing = schedule.shared_bytes(itemsize, out_itemsize) - SHARED_BYTES
+    stages = schedule.stages - max(0, -(-missing // _stage_bytes(schedule, itemsize)))
+    return replace(schedule, stages=stages) if stages >= _FEWEST_STAGES else None
+
+
+def _stage_bytes(s: MatmulSchedule, itemsize: int) -> int:
+    return (s.block_rows + s.block_columns) * s.k_step * itemsize
 
 
 def gated_schedule(
@@ -74,12 +99,13 @@ def split_k_schedules(
     transpose_w: bool = False,
     itemsize: int = 2,
     out_itemsize: int = 2,
+    residual: bool = False,
 ) -> tuple[SplitKSchedule, ...]:
     """Returns the schedules of a split-K matmul, the preferred one first.
 
-    K splits in separate blocks fill multiprocessors that few tiles would leave idle, and were faster wherever both were
-    measured, up to 4096 rows (benchmarks/NOTES.md), but their partial sums take memory: `rows_at_once` limits it. A
-    block that sums all splits takes none, but holds log2(splits) + 1 tiles of sums, so its tiles are smaller.
+    K splits in separate blocks fill multiprocessors that few tiles would leave idle, but their partial sums are written
+    to memory and read again. A block that sums several of them has smaller tiles. It is preferred where it was
+    measured to be faster: eight K splits, of more than 32 rows.
 
     Args:
         m: Rows of the activations, at least 1.
@@ -90,31 +116,70 @@ def split_k_schedules(
         transpose_w: Whether the weights are stored as (N, K).
         itemsize: Bytes of an operand's element.
         out_itemsize: Bytes of a result's element.
+        residual: Whether a residual is added, whose blocks need shared memory of a block that sums all K splits.
     """
-    common: dict[str, Any] = {"transpose_w": transpose_w, "itemsize": itemsize}
-    parts = candidates(m, length, n, stack=splits, out_itemsize=4, **common).values()
-    whole = candidates(m, k, n, out_itemsize=out_itemsize, **common).values()
-    alive = (splits - 1).bit_length() + 1
-    across = [SplitKSchedule(True, s) for s in parts if length % s.k_step == 0]
-    inside = [
-        SplitKSchedule(False, s)
-        for s in whole
-        if length % s.k_step == 0 and alive * s.tile_rows * s.tile_columns <= _REGISTERS * _THREADS
-    ]
-    return (*across, *inside)
+    shape = m, k, n, transpose_w, itemsize
+    apart = [SplitKSchedule(splits, s) for s in _tiles(Problem(splits, m, length, *shape[2:], _FLOAT32))]
+    several = []
+    for parts in (1, 2, 4) if splits == _MEASURED_SPLITS else (1,):
+        problem = Problem(parts, m, splits // parts * length, *shape[2:], out_itemsize if parts == 1 else _FLOAT32)
+        for s in _tiles(problem, _of_several(m, parts)):
+            fitted = _with_residual(s, itemsize, out_itemsize) if residual and parts == 1 else s
+            if fitted is not None and 2 * s.tile_rows * s.tile_columns <= _SUM_REGISTERS * _THREADS:
+                several.append((_several_ns(s, splits // parts, problem, out_itemsize), SplitKSchedule(parts, fitted)))
+    several.sort(key=lambda entry: entry[0])
+    preferred = [s for _, s in several if splits == _MEASURED_SPLITS and _is_measured(m, s)]
+    rest = [s for _, s in several if s not in preferred]
+    return tuple(s for s in (*preferred, *apart, *rest) if length % s.tiles.k_step == 0)
 
 
-def rows_at_once(m: int, n: int, *, splits: int) -> int:
+def _of_several(m: int, parts: int) -> tuple[str, ...]:
+    """Returns the names of tiles of blocks that sum several K splits of many rows; none for those of few rows."""
+    return tuple(f"rows 64x{columns} k64 warpgroups2" for columns in (64, 128)) if m > _FEW_ROWS or parts == 1 else ()
+
+
+def _is_measured(m: int, s: SplitKSchedule) -> bool:
+    """Returns whether a schedule was measured for about as many rows, and faster than a block for each K split."""
+    if m <= _FEW_ROWS:
+        return m > _FEW_ROWS // 2 and s.parts == _PAIRS
+    if s.parts == 1:
+        return m > _SOME_ROWS and (s.tiles.tile_columns == 128 or m <= 2 * _SOME_ROWS)
+    return s.parts == 2 and s.tiles.tile_columns == 128 and _SOME_ROWS < m <= _MANY_ROWS
+
+
+def _tiles(problem: Problem, names: tuple[str, ...] = ()) -> list[MatmulSchedule]:
+    """Returns the tiles with these names, or the candidates of a problem."""
+    if names:
+        return [s for name in names if (s := named_schedule(name, problem)) is not None]
+    stack, m, k, n, transpose_w, itemsize, size = problem
+    found = candidates(m, k, n, stack=stack, transpose_w=transpose_w, itemsize=itemsize, out_itemsize=size)
+    return list(found.values())
+
+
+def _several_ns(s: MatmulSchedule, chains: int, problem: Problem, out_itemsize: int) -> float:
+    """Returns a rough time of blocks that sum several chains, and of the kernel that adds their sums."""
+    tile = s.tile_rows * s.tile_columns
+    waits = max(0, chains.bit_length() - _SUM_REGISTERS * _THREADS // tile)  # levels whose sums wait in memory
+    waves = -(-problem.tiles(s) // SMS)
+    cycles = chains / 2 * _PAIR_CYCLES + waits * _WAITING_CYCLES * s.warpgroups * tile
+    time = estimate_ns(s, 1, problem) * (_WAITING_SLOWDOWN if waits and waves > 1 else 1)
+    time += waves * cycles / _CYCLES_PER_NS
+    if problem.stack > 1:
+        time += _FINISH_NS + (_FLOAT32 * problem.stack + out_itemsize) * problem.m * problem.n / _FINISH_BYTES_PER_NS
+    return time
+
+
+def rows_at_once(m: int, n: int, *, parts: int) -> int:
     """Returns how many rows a split-K matmul multiplies in one launch, so that its partial sums take little memory.
 
     Args:
         m: Rows of the activations.
         n: Columns of the weights, at least 1.
-        splits: Number of K splits.
+        parts: Parts of K that separate blocks sum.
 
     Example:
-        >>> rows_at_once(8192, 4096, splits=8), rows_at_once(300, 4096, splits=8)
+        >>> rows_at_once(8192, 4096, parts=8), rows_at_once(300, 4096, parts=8)
         (2048, 300)
     """
-    rows = max(1, _PARTIAL_BYTES // (splits * n * 4 * _ROWS_STEP)) * _ROWS_STEP
+    rows = max(1, _PARTIAL_BYTES // (parts * n * 4 * _ROWS_STEP)) * _ROWS_STEP
     return min(m, rows)

@@ -133,6 +133,14 @@ def matmul_schedule(
     return tuned or next(iter(_ranked(problem).values()))
 
 
+def named_schedule(name: str, problem: Problem) -> MatmulSchedule | None:
+    """Returns the schedule of a shape with a name as in the table, or None if fewer than 3 stages fit."""
+    shape = _shape(name)
+    if shape is None:
+        raise ValueError(f"expected the name of a shape such as 'rows 64x128 k64 warpgroups2', got {name!r}.")
+    return _fill(shape, problem)
+
+
 @functools.cache
 def _table() -> dict[tuple[int, int, bool], dict[int, str]]:
     """Reads the tuned shapes: (K, N, transpose_w) to rows (a power of two) to the name of the best candidate."""
