@@ -20,6 +20,8 @@ from pathlib import Path
 import jax
 import jaxlib.version
 
+from pallas_kernels.runtime.compiler_options import is_optimized
+
 SWITCH = "BIJAX_LOWERING_CACHE"
 """Name of the environment variable that disables the caches."""
 
@@ -114,8 +116,7 @@ def _facts(folder: str, inside: str) -> Iterator[tuple[str, int, int]]:
 
 def _header(question: str) -> bytes:
     # Without optimizations the machine code differs, and its bits may differ.
-    optimized = not jax.config.read("jax_disable_most_optimizations")
-    return f"{question}\n{_machine()}{'' if optimized else ', not optimized'}\n".encode()
+    return f"{question}\n{_machine()}{'' if is_optimized() else ', not optimized'}\n".encode()
 
 
 def _folder() -> Path | None:

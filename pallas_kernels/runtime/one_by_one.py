@@ -6,7 +6,6 @@ are compiled one at a time. A program of fifty kernels compiles in a second, its
 tenth of that.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -15,6 +14,7 @@ import numpy as np
 from jax.extend.core import Literal, Primitive
 
 from pallas_kernels.runtime.ahead_of_time import ahead_of_time
+from pallas_kernels.runtime.compiler_options import cached_for_options
 from pallas_kernels.runtime.own_settings import own_settings
 
 _TINY: Final = np.finfo(np.float32).tiny
@@ -69,7 +69,7 @@ def _alone(equation: Any, *operands: np.ndarray) -> Values:
     return [np.asarray(x) for x in (found if equation.primitive.multiple_results else [found])]
 
 
-@functools.lru_cache(maxsize=256)
+@cached_for_options(maxsize=256)
 def _compiled(
     primitive: Primitive, shapes: tuple[tuple[tuple[int, ...], str], ...], parameters: tuple[tuple[str, Any], ...]
 ) -> Callable[..., Any]:

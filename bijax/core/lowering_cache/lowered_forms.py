@@ -40,6 +40,7 @@ from bijax.core.partitioning import is_partitioned
 from bijax.core.record_tree import RecordTree
 from pallas_kernels import registry
 from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.runtime.compiler_options import is_optimized
 from pallas_kernels.runtime.disk_cache import is_on, keep, recall, source_digest
 
 Context = Any  # mlir.LoweringRuleContext, whose values are typed too abstractly for arrays
@@ -184,7 +185,7 @@ def _question(ctx: Context, function: Any, parameters: Mapping[str, Any]) -> str
     if state is None or None in operands:
         return None
     try:
-        machine = f"{cuda_architecture()} {_compilers()}" if platforms == ("cuda",) else ""
+        machine = f"{cuda_architecture()} {_compilers()}" if platforms == ("cuda",) else is_optimized()
         called = f"{_text(function)} {_text(dict(parameters))}"
     except (_WithoutTextError, UnsupportedError):  # a kernel that asks for an architecture raises if none is known
         return None

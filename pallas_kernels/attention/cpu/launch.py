@@ -24,6 +24,7 @@ from pallas_kernels.contract import XLA_FUNCTIONS, AttentionContract, Elementwis
 from pallas_kernels.contract.honour import honour
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.runtime.ahead_of_time import ahead_of_time
+from pallas_kernels.runtime.compiler_options import cached_for_options
 from pallas_kernels.runtime.disk_cache import remembered
 from pallas_kernels.runtime.one_by_one import one_by_one
 
@@ -117,7 +118,7 @@ def _verified(batch: int, queries: int, capacity: int, shape: ProgramShape) -> T
     return next(t for t in attention_tiles(batch, queries, capacity) if honours_contract(t, shape))
 
 
-@functools.cache
+@cached_for_options()
 @remembered
 def honours_contract(tile: Tile, shape: ProgramShape) -> bool:
     """Returns whether a tile gives the reference's bits on this machine, at every position in it.
@@ -175,7 +176,7 @@ def _probe(shape: ProgramShape, keys: int) -> tuple[np.ndarray, ...]:
     return (*(a.astype(np.float32) for a in (query, key, value)), first.astype(np.int32), last.astype(np.int32))
 
 
-@functools.cache
+@cached_for_options()
 def _reference_of_probe(shape: ProgramShape, keys: int) -> tuple[np.ndarray, ...]:
     return one_by_one(_probe_program(REFERENCE, shape.capped), *_probe(shape, keys))
 
@@ -194,7 +195,7 @@ def _probe_program(tile: Tile, capped: bool) -> Program:
     return program
 
 
-@functools.cache
+@cached_for_options()
 @remembered
 def honours_gradients(tile: Tile, shape: ProgramShape) -> bool:
     """Returns whether a tile of the backward pass gives the reference's bits on this machine.

@@ -16,7 +16,6 @@ A whole tile would be compiled to be compared alone, which takes longer than com
 tests compare whole tiles.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -30,6 +29,7 @@ from pallas_kernels.attention.programs import WITH_KEYS, WITH_VALUES, dot
 from pallas_kernels.attention.schedule.cpu import REFERENCE, Tile
 from pallas_kernels.parts.xla.tiles import isolate
 from pallas_kernels.runtime.ahead_of_time import ahead_of_time
+from pallas_kernels.runtime.compiler_options import cached_for_options
 
 _SEQUENCES: Final = 2
 _QUERIES: Final = 3
@@ -105,7 +105,7 @@ def _pieces(*operands: jax.Array) -> tuple[jax.Array, ...]:
     )
 
 
-@functools.lru_cache(maxsize=64)
+@cached_for_options(maxsize=64)
 def _compile(shape: ProgramShape, sequences: int, rows: int, keys: int) -> Callable[..., list[np.ndarray]]:
     heads, size, value_size = shape.heads, shape.size, shape.value_size
     by_row = (sequences, heads, rows)

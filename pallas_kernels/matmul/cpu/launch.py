@@ -21,6 +21,7 @@ from pallas_kernels.matmul.cpu.verify import expected, gives_expected, probe_row
 from pallas_kernels.matmul.schedule.cpu import Step, matmul_ladder, steps_by_preference
 from pallas_kernels.parts.xla.tiles import isolate, isolated_dot, map_row_tiles, pad_columns, pad_rows, run_isolated
 from pallas_kernels.runtime.ahead_of_time import ahead_of_time
+from pallas_kernels.runtime.compiler_options import cached_for_options
 from pallas_kernels.runtime.disk_cache import remembered
 
 _REFERENCE = Step("gemv", 1)
@@ -102,7 +103,7 @@ def _form(step: Step, contract: MatmulContract, transpose_w: bool) -> _Matmul:
     return lambda x, w: in_blocks(stack, x[None], (transposed(w) if transpose_w else w)[None], contract.k_block)[0]
 
 
-@functools.cache
+@cached_for_options()
 @remembered
 def honours_contract(step: Step, k: int, n: int, contract: MatmulContract, transpose_w: bool) -> bool:
     """Returns whether a step gives the reference's bits on this machine, at every position of its tile.

@@ -5,7 +5,6 @@ the few rows of decoding, a loop over slices takes two to five times as long. Ea
 contract's reference before use, in exactly the shape in which it runs.
 """
 
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -23,6 +22,7 @@ from pallas_kernels.matmul.schedule.cpu import StackStep, stack_entries, stack_s
 from pallas_kernels.parts.xla.row_major import row_major
 from pallas_kernels.parts.xla.tiles import Program, isolate, isolated_dot, map_row_tiles, run_isolated
 from pallas_kernels.runtime.ahead_of_time import ahead_of_time
+from pallas_kernels.runtime.compiler_options import cached_for_options
 from pallas_kernels.runtime.disk_cache import remembered
 
 
@@ -163,7 +163,7 @@ def _pad_axis(a: jax.Array, axis: int, size: int) -> jax.Array:
     return isolate(jnp.pad(a, [(0, size - a.shape[axis] if i == axis else 0) for i in range(3)]))[0]
 
 
-@functools.lru_cache(maxsize=4096)
+@cached_for_options(maxsize=4096)
 @remembered
 def honours_contract(
     step: StackStep, shape: tuple[int, int, int, int], contract: MatmulContract, storage: Storage

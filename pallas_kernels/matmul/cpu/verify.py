@@ -6,7 +6,6 @@ they are padded. Float32 products are computed without XLA (`exact`), which woul
 shape; float64 products, and those of a compiler that does not fuse, are compiled.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +19,7 @@ from pallas_kernels.matmul.cpu.forms import in_blocks, stack_rows
 from pallas_kernels.parts.xla.row_major import row_major
 from pallas_kernels.parts.xla.tiles import isolate
 from pallas_kernels.runtime.ahead_of_time import ahead_of_time
+from pallas_kernels.runtime.compiler_options import cached_for_options
 from pallas_kernels.runtime.repeated_rows import aligned, repeated_rows
 
 _VECTOR = 8
@@ -99,7 +99,7 @@ def expected(k: int, n: int, contract: MatmulContract, trial: int) -> np.ndarray
     return _expected(k, min(n, KINDS_OF_COLUMNS), contract, trial)
 
 
-@functools.lru_cache(maxsize=1024)
+@cached_for_options(maxsize=1024)
 def _expected(k: int, kinds: int, contract: MatmulContract, trial: int) -> np.ndarray:
     rows, weights = probe_rows(k, contract.dtype, trial), _kinds_of_columns(k, kinds, trial).astype(contract.dtype)
     if contract.dtype == "float32" and _compiler_fuses():
@@ -129,7 +129,7 @@ def gives_expected(actual: np.ndarray, k: int, contract: MatmulContract, *, firs
     return same and bool((found[whole:] == wanted[: len(found) - whole]).all())
 
 
-@functools.cache
+@cached_for_options()
 def _compiler_fuses() -> bool:
     """Returns whether XLA compiles the reference to chains of fused multiply-adds.
 
@@ -150,7 +150,7 @@ def _compiled_products(rows: np.ndarray, weights: np.ndarray, contract: MatmulCo
     return np.concatenate([np.asarray(compiled(row[None], part)) for row in rows])[:, :n]
 
 
-@functools.lru_cache(maxsize=256)
+@cached_for_options(maxsize=256)
 def _compile_reference(k: int, n: int, contract: MatmulContract) -> Callable[..., Any]:
     shapes = (jax.ShapeDtypeStruct((1, k), contract.dtype), jax.ShapeDtypeStruct((k, n), contract.dtype))
 
