@@ -97,12 +97,11 @@ def _convolve(arrays, sequence, slot, first, count, tokens, results, form: tl.co
     unit = tl.program_id(0)
     start = tl.program_id(1) * (ROWS * PHASES)
     token = (start + tl.arange(0, ROWS) * PHASES)[:, None]
-    channel = unit * 128 + tl.arange(0, 32)
-    rows = _rows_of(arrays, sequence, slot, first, token, tokens, channel[None, :], form)
-    a = _block(arrays, rows, channel, 0, form)
-    b = _block(arrays, rows, channel, 32, form)
-    c = _block(arrays, rows, channel, 64, form)
-    d = _block(arrays, rows, channel, 96, form)
+    rows = _rows_of(arrays, sequence, slot, first, token, tokens, form)
+    a = _block(arrays, rows, unit * 128, form)
+    b = _block(arrays, rows, unit * 128 + 32, form)
+    c = _block(arrays, rows, unit * 128 + 64, form)
+    d = _block(arrays, rows, unit * 128 + 96, form)
     if KEYS > 0:
         if unit < 2 * KEYS:
             for phase in tl.static_range(PHASES):
@@ -123,12 +122,15 @@ def _convolve(arrays, sequence, slot, first, count, tokens, results, form: tl.co
         for phase in tl.static_range(PHASES):
             at = token + phase
             there = (at >= after) & (at < tokens)
-            _write(results, sequence * tokens + at, there, unit, (fill, fill, fill, fill), form)
+            _write(results, sequence * tokens + at, there, unit, 0, fill, form)
+            _write(results, sequence * tokens + at, there, unit, 32, fill, form)
+            _write(results, sequence * tokens + at, there, unit, 64, fill, form)
+            _write(results, sequence * tokens + at, there, unit, 96, fill, form)
 
 
 @triton.jit
-def _rows_of(arrays, sequence, slot, first, token, tokens, channel, form: tl.constexpr):
-    """Returns pointers (R, 32) to tokens, and which rows exist: those before the first phase, then each phase.
+def _rows_of(arrays, sequence, slot, first, token, tokens, form: tl.constexpr):
+    """Returns pointers (R, 1) to rows of tokens and which of them exist: those before the first phase, then each phase.
 
     Args:
         arrays: Pointers to the tokens, the weight, the bias, and the tokens before.
@@ -137,7 +139,6 @@ def _rows_of(arrays, sequence, slot, first, token, tokens, channel, form: tl.con
         first: Position of the first token.
         token: (R, 1), that of the first phase.
         tokens: Tokens of a sequence in the array.
-        channel: (1, 32), those of the first block; others are at a constant distance.
         form: See `ConvForm`.
     """
     BEFORE: tl.constexpr = form.taps - 1
@@ -155,33 +156,27 @@ def _rows_of(arrays, sequence, slot, first, token, tokens, channel, form: tl.con
             kept = arrays[3] + (slot * KEPT + tl.maximum(position, 0) % KEPT) * CHANNELS
             pointers = tl.where(place >= 0, pointers, kept)
             exists = (place < tokens) & ((place >= 0) | (position >= 0))
-        rows = rows + ((pointers + channel, exists),)
+        rows = rows + ((pointers, exists),)
     return rows
 
 
 @triton.jit
-def _block(arrays, rows, channel, OFFSET: tl.constexpr, form: tl.constexpr):
-    """Returns for each phase the activation of the sums of 32 channels (R, 32), rounded to the dtype of the tokens.
-
-    Args:
-        arrays: As for `_rows_of`.
-        rows: What `_rows_of` returns.
-        channel: (32,), the channels of the first block.
-        OFFSET: How far this block is from that one.
-        form: See `ConvForm`.
-    """
+def _block(arrays, rows, column, form: tl.constexpr):
+    """Returns for each phase the activation of the sums of 32 channels (R, 32), rounded to the dtype of the tokens."""
     TAPS: tl.constexpr = form.taps
     PHASES: tl.constexpr = form.phases
     CHANNELS: tl.constexpr = form.channels
+    columns = column + tl.arange(0, 32)
+    inside = columns < CHANNELS
     if form.turned:
         # Each tap has its weights side by side, as the threads have the channels.
-        w0 = _vector(arrays[1], channel, OFFSET, form)
-        w1 = _vector(arrays[1] + CHANNELS, channel, OFFSET, form)
-        w2 = _vector(arrays[1] + 2 * CHANNELS, channel, OFFSET, form)
-        w3 = _vector(arrays[1] + 3 * CHANNELS, channel, OFFSET, form)
+        w0 = _weights(arrays[1], columns, inside)
+        w1 = _weights(arrays[1] + CHANNELS, columns, inside)
+        w2 = _weights(arrays[1] + 2 * CHANNELS, columns, inside)
+        w3 = _weights(arrays[1] + 3 * CHANNELS, columns, inside)
     else:
-        each = (channel[:, None] + OFFSET) * TAPS + tl.arange(0, TAPS)[None, :]
-        weights = tl.load(arrays[1] + each, mask=each < CHANNELS * TAPS, other=0.0).to(tl.float32)
+        each = columns[:, None] * TAPS + tl.arange(0, TAPS)[None, :]
+        weights = tl.load(arrays[1] + each, mask=inside[:, None], other=0.0).to(tl.float32)
         even, odd = tl.split(tl.reshape(weights, (32, 2, 2)))
         w0, w2 = tl.split(even)
         w1, w3 = tl.split(odd)
@@ -189,12 +184,11 @@ def _block(arrays, rows, channel, OFFSET: tl.constexpr, form: tl.constexpr):
         w1 = w1[None, :]
         w2 = w2[None, :]
         w3 = w3[None, :]
+    columns = columns[None, :]
+    inside = inside[None, :]
     read = ()
     for i in tl.static_range(PHASES + TAPS - 1):
-        there = rows[i][1]
-        if form.ragged:
-            there = there & (channel[None, :] < CHANNELS - OFFSET)
-        read = read + (in_float32(tl.load(rows[i][0] + OFFSET, mask=there, other=0.0)),)
+        read = read + (in_float32(tl.load(rows[i][0] + columns, mask=rows[i][1] & inside, other=0.0)),)
     results = ()
     for phase in tl.static_range(PHASES):
         total = read[phase] * w0
@@ -202,7 +196,7 @@ def _block(arrays, rows, channel, OFFSET: tl.constexpr, form: tl.constexpr):
         total = total + read[phase + 2] * w2
         total = total + read[phase + 3] * w3
         if form.biased:
-            total = total + _vector(arrays[2], channel, OFFSET, form)
+            total = total + tl.load(arrays[2] + columns, mask=inside, other=0.0).to(tl.float32)
         if form.silu:
             total = xla_silu(total)
         results = results + (total.to(arrays[0].dtype.element_ty),)
@@ -210,15 +204,8 @@ def _block(arrays, rows, channel, OFFSET: tl.constexpr, form: tl.constexpr):
 
 
 @triton.jit
-def _vector(pointer, channel, OFFSET: tl.constexpr, form: tl.constexpr):
-    """Returns float32 numbers (1, 32) of the channels of a block, 0 where there is none."""
-    CHANNELS: tl.constexpr = form.channels
-    pointers = (pointer + channel)[None, :] + OFFSET
-    if form.ragged:
-        x = tl.load(pointers, mask=channel[None, :] < CHANNELS - OFFSET, other=0.0)
-    else:
-        x = tl.load(pointers)
-    return x.to(tl.float32)
+def _weights(pointers, columns, inside):
+    return tl.load((pointers + columns)[None, :], mask=inside[None, :], other=0.0)
 
 
 @triton.jit
@@ -243,38 +230,28 @@ def _of_length_1(y, form: tl.constexpr):
 @triton.jit
 def _write_token(results, sequence, token, count, tokens, unit, y, form: tl.constexpr):
     """Writes the channels of tokens before `count`."""
-    _write(results, sequence * tokens + token, token < tl.minimum(count, tokens), unit, y, form)
+    at = sequence * tokens + token
+    there = token < tl.minimum(count, tokens)
+    _write(results, at, there, unit, 0, y[0], form)
+    _write(results, at, there, unit, 32, y[1], form)
+    _write(results, at, there, unit, 64, y[2], form)
+    _write(results, at, there, unit, 96, y[3], form)
 
 
 @triton.jit
-def _write(results, at, there, unit, y, form: tl.constexpr):
-    """Writes the channels of tokens: to the one result, or to that of three which has the heads of these channels."""
+def _write(results, at, there, unit, column: tl.constexpr, y, form: tl.constexpr):
+    """Writes 32 channels of tokens: to the one result, or to that of three which has the heads of these channels."""
     KEYS: tl.constexpr = form.keys
     VALUES: tl.constexpr = form.values
     CHANNELS: tl.constexpr = form.channels
-    channel = tl.arange(0, 32)[None, :]
+    columns = (column + tl.arange(0, 32))[None, :]
     if KEYS > 0:
         if unit < KEYS:
-            _write_blocks(results[0] + (at * KEYS + unit) * 128 + channel, there, y)
+            tl.store(results[0] + (at * KEYS + unit) * 128 + columns, y, mask=there)
         elif unit < 2 * KEYS:
-            _write_blocks(results[1] + (at * KEYS + (unit - KEYS)) * 128 + channel, there, y)
+            tl.store(results[1] + (at * KEYS + (unit - KEYS)) * 128 + columns, y, mask=there)
         else:
-            _write_blocks(results[2] + (at * VALUES + (unit - 2 * KEYS)) * 128 + channel, there, y)
+            tl.store(results[2] + (at * VALUES + (unit - 2 * KEYS)) * 128 + columns, y, mask=there)
     else:
-        channel = unit * 128 + channel
-        pointers = results + at * CHANNELS + channel
-        if form.ragged:
-            tl.store(pointers, y[0], mask=there & (channel < CHANNELS))
-            tl.store(pointers + 32, y[1], mask=there & (channel < CHANNELS - 32))
-            tl.store(pointers + 64, y[2], mask=there & (channel < CHANNELS - 64))
-            tl.store(pointers + 96, y[3], mask=there & (channel < CHANNELS - 96))
-        else:
-            _write_blocks(pointers, there, y)
-
-
-@triton.jit
-def _write_blocks(pointers, there, y):
-    tl.store(pointers, y[0], mask=there)
-    tl.store(pointers + 32, y[1], mask=there)
-    tl.store(pointers + 64, y[2], mask=there)
-    tl.store(pointers + 96, y[3], mask=there)
+        columns = unit * 128 + columns
+        tl.store(results + at * CHANNELS + columns, y, mask=there & (columns < CHANNELS))

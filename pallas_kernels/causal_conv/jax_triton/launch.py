@@ -52,7 +52,6 @@ class ConvForm:
         rows: Rows of a program.
         phases: Tokens of a row.
         turned: Whether the weight is float32 and has the taps as rows, not as columns.
-        ragged: Whether the last program has fewer than 128 channels.
     """
 
     source: int
@@ -70,7 +69,6 @@ class ConvForm:
     rows: int
     phases: int
     turned: bool
-    ragged: bool
 
 
 def _serves(x: Any, weight: Any, *, heads: Heads | None, contract: RowContract | None = None, **others: Any) -> bool:
@@ -199,7 +197,6 @@ def _options(
         rows=schedule.rows,
         phases=schedule.phases,
         turned=tokens > _FEW,
-        ragged=channels % _WIDTH > 0,
     )
     units = -(-channels // _WIDTH)
     return {
