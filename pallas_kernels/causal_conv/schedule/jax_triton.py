@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 _FEW: Final = 8  # tokens, each a row of its own
-_ROWS_OF_WARP: Final = 8  # 8 channels of a block for each thread
-_ROWS: Final = 16  # 2 channels: a thread holds all blocks of 4 tokens, so more would leave room for few warps
-_WARPS: Final = 8
-_PHASES: Final = 4
+_ROWS: Final = 8  # of one warp: 8 channels of a block for each thread
+_PHASES: Final = 2
 
 
 @dataclass(frozen=True)
@@ -42,9 +40,8 @@ def conv_schedule(tokens: int) -> ConvSchedule:
 
     Example:
         >>> conv_schedule(1), conv_schedule(2048)
-        (ConvSchedule(rows=1, warps=1, phases=1), ConvSchedule(rows=16, warps=8, phases=4))
+        (ConvSchedule(rows=1, warps=1, phases=1), ConvSchedule(rows=8, warps=1, phases=2))
     """
-    if tokens > _FEW:
-        return ConvSchedule(_ROWS, _WARPS, _PHASES)
-    rows = 1 << (tokens - 1).bit_length()
-    return ConvSchedule(rows, max(1, rows // _ROWS_OF_WARP))
+    if tokens == 1:
+        return ConvSchedule(1, 1)
+    return ConvSchedule(_ROWS, 1, 1 if tokens <= _FEW else _PHASES)

@@ -63,7 +63,7 @@ def gated_rms_norm(
     """
     honour("gated_rms_norm", functions, XLA_FUNCTIONS)
     count = x.shape[0]
-    schedule = schedule or gated_schedule(count)
+    schedule = schedule or gated_schedule()
     heads, source = count // gate.shape[0], gate.shape[1]
     form = GateForm(heads, source, column, eps, weight is not None, schedule.rows)
     (y,) = launch(
