@@ -37,6 +37,7 @@ def gated_rms_norm(x: Any, gate: Any, weight: Any = None, *, eps: float = 1e-6) 
     Source: Yang et al., "Gated Delta Networks", https://arxiv.org/abs/2412.06464.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> gated_rms_norm(jnp.array([3.0, 3.0]), jnp.array([0.0, 30.0]), eps=0.0).tolist()
         [0.0, 30.0]
     """
@@ -100,6 +101,7 @@ def l2_norm(x: Any, *, eps: float = 1e-6) -> jax.Array:
     Guarantee: row-invariant; the gradient too.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> l2_norm(jnp.array([3.0, 0.0, 0.0, 4.0]), eps=0.0).round(6).tolist()
         [0.6000000238418579, 0.0, 0.0, 0.800000011920929]
     """
