@@ -230,6 +230,30 @@ def unfold_rows(size: int, arrays: Arrays) -> Arrays:
     return tuple(a.reshape(size, a.shape[0] // size, *a.shape[1:]) for a in arrays)
 
 
+def fold_some(
+    call: Kernel,
+    size: int,
+    arrays: Arrays,
+    axes: Sequence[int | None],
+    shared: Sequence[bool],
+    parameters: dict[str, Any],
+) -> Arrays | None:
+    """Calls a kernel once for all entries of the mapped axis, which its rows take; None if a shared array has entries.
+
+    Args:
+        call: The kernel, whose results have rows in front too.
+        size: As for `fold_rows`.
+        arrays: The arrays.
+        axes: As for `fold_rows`.
+        shared: Which arrays have no rows, and are the same for all entries.
+        parameters: Those of the call.
+    """
+    if any(s and axis is not None for s, axis in zip(shared, axes, strict=True)):
+        return None
+    folded = [a if s else fold_rows(size, (a,), (d,))[0] for a, d, s in zip(arrays, axes, shared, strict=True)]
+    return unfold_rows(size, call(*folded, **parameters))
+
+
 def _entry(array: jax.Array, axis: int | None) -> jax.ShapeDtypeStruct:
     """Returns the shape of one entry of the mapped axis."""
     return jax.ShapeDtypeStruct(tuple(n for a, n in enumerate(array.shape) if a != axis), array.dtype)

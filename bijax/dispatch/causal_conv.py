@@ -9,7 +9,7 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 
-from bijax.core.primitive import Arrays, Kernel, define_kernel, fold_rows, unfold_rows
+from bijax.core.primitive import Arrays, Kernel, define_kernel, fold_some
 from bijax.dispatch.kernels import run_if_served, run_kernel
 from pallas_kernels.causal_conv.heads import Heads
 from pallas_kernels.registry import find
@@ -51,10 +51,7 @@ def _define(operation: str, state: bool) -> Kernel:
 
     def fold(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dict[str, Any]) -> Arrays | None:
         shared = [name in _SHARED for name in ("x", "weight", *parameters["names"])]
-        if state or any(s and axis is not None for s, axis in zip(shared, axes, strict=True)):
-            return None
-        folded = [a if s else fold_rows(size, (a,), (d,))[0] for a, d, s in zip(arrays, axes, shared, strict=True)]
-        return unfold_rows(size, kernel(*folded, **parameters))
+        return None if state else fold_some(kernel, size, arrays, axes, shared, parameters)
 
     kernel = define_kernel(operation, backend, fold, of_arrays)
     return kernel

@@ -9,7 +9,7 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 
-from bijax.core.primitive import Arrays, define_kernel, fold_rows, unfold_rows
+from bijax.core.primitive import Arrays, define_kernel, fold_some
 from bijax.dispatch.kernels import run_if_served, run_kernel
 from pallas_kernels.registry import find
 from pallas_kernels.target import Target
@@ -52,10 +52,7 @@ def _of_arrays(*arrays: jax.Array, names: tuple[str, ...], **_: Any) -> Arrays:
 
 def _fold(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dict[str, Any]) -> Arrays | None:
     shared = [name == "weight" for name in parameters["names"]]
-    if any(s and axis is not None for s, axis in zip(shared, axes, strict=True)):
-        return None
-    folded = [a if s else fold_rows(size, (a,), (d,))[0] for a, d, s in zip(arrays, axes, shared, strict=True)]
-    return unfold_rows(size, _kernel(*folded, **parameters))
+    return fold_some(_kernel, size, arrays, axes, shared, parameters)
 
 
 _kernel: Final = define_kernel("gated_rms_norm", _backend, _fold, _of_arrays)

@@ -57,26 +57,35 @@ SILU: Final = f"""{{
     mul.rn.f32 t, $1, {hexadecimal(-math.log2(math.e))};{SIGMOID_OF_T}"""
 """z / (1 + exp(-z))."""
 
-_XLA_LOGISTIC: Final = """
+
+def xla_exponential(result: str, *, negated: bool = False) -> str:
+    """Returns the instructions that XLA has for exp(x), or for exp(-x), and declarations of t, u, r and s.
+
+    Args:
+        result: The register of the result.
+        negated: Whether the operand is negated.
+    """
+    sign = "B" if negated else "3"  # first digit of constants, with the sign and a part of the exponent
+    return f"""
     .reg .f32 t, u, r;
     .reg .b32 s;
-    fma.rn.f32 t, $1, 0fBBBB989D, 0f3F000000;
+    fma.rn.f32 t, $1, 0f{sign}BBB989D, 0f3F000000;
     cvt.sat.f32.f32 t, t;
     fma.rm.f32 t, t, 0f437C0000, 0f4B400001;
     add.rn.f32 u, t, 0fCB40007F;
     neg.f32 u, u;
-    fma.rn.f32 r, $1, 0fBFB8AA3B, u;
-    fma.rn.f32 r, $1, 0fB2A57060, r;
+    fma.rn.f32 r, $1, 0f{sign}FB8AA3B, u;
+    fma.rn.f32 r, $1, 0f{sign}2A57060, r;
     ex2.approx.ftz.f32 r, r;
     mov.b32 s, t;
     shl.b32 s, s, 23;
     mov.b32 u, s;
-    mul.rn.f32 r, r, u;
-    add.rn.f32 r, r, 0f3F800000;"""
+    mul.rn.f32 {result}, r, u;"""
+
 
 XLA_SILU: Final = (
-    f"{{ {_XLA_LOGISTIC} mul.rn.f32 r, r, 0f3E800000; rcp.approx.ftz.f32 r, r; mul.rn.f32 r, r, 0f3E800000;"
-    " mul.rn.f32 $0, $1, r; }"
+    f"{{ {xla_exponential('r', negated=True)}\n    add.rn.f32 r, r, 0f3F800000;"
+    " mul.rn.f32 r, r, 0f3E800000; rcp.approx.ftz.f32 r, r; mul.rn.f32 r, r, 0f3E800000; mul.rn.f32 $0, $1, r; }"
 )
 """z / (1 + exp(-z)) as XLA computes it on a GPU (`pallas_kernels.contract.XLA_FUNCTIONS`): the exponential of CUDA's
 libdevice, an approximate reciprocal, and a product. The contract of programs without kernels of their own.

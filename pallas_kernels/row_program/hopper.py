@@ -26,25 +26,9 @@ from pallas_kernels.contract import (
 from pallas_kernels.parts.hopper.arithmetic import LARGER, columns_of
 from pallas_kernels.parts.hopper.row import Row
 from pallas_kernels.parts.hopper.row_engine import COLUMN_NUMBERS, Arrays, Parted, Picked, run_rows
+from pallas_kernels.parts.ptx import xla_exponential
 from pallas_kernels.row_program.program import COLUMN, REDUCTIONS, Operation, Order, RowProgram, Step
 from pallas_kernels.schedule.hopper.rows import RowSchedule
-
-_EXP: Final = """{
-    .reg .f32 t, u, r;
-    .reg .b32 s;
-    fma.rn.f32 t, $1, 0f3BBB989D, 0f3F000000;
-    cvt.sat.f32.f32 t, t;
-    fma.rm.f32 t, t, 0f437C0000, 0f4B400001;
-    add.rn.f32 u, t, 0fCB40007F;
-    neg.f32 u, u;
-    fma.rn.f32 r, $1, 0f3FB8AA3B, u;
-    fma.rn.f32 r, $1, 0f32A57060, r;
-    ex2.approx.ftz.f32 r, r;
-    mov.b32 s, t;
-    shl.b32 s, s, 23;
-    mov.b32 u, s;
-    mul.rn.f32 $0, r, u;
-}"""
 
 # The upper half of a finite number; a non-finite number unchanged.
 _UPPER: Final = """
@@ -68,7 +52,7 @@ _PTX: Final = {
     "finite": "{ .reg .pred p; .reg .f32 a; abs.f32 a, $1; setp.lt.f32 p, a, 0f7F800000;"
     " selp.f32 $0, 0f3F800000, 0f00000000, p; }",
     "ge": "{ .reg .pred p; setp.ge.f32 p, $1, $2; selp.f32 $0, 0f3F800000, 0f00000000, p; }",
-    "exp": _EXP,
+    "exp": f"{{{xla_exponential('$0')}\n}}",
     "rsqrt": "rsqrt.approx.f32 $0, $1;",
     "larger": LARGER,
     "select": "{ .reg .pred p; setp.neu.f32 p, $1, 0f00000000; selp.f32 $0, $2, $3, p; }",

@@ -11,11 +11,11 @@ from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, memref, scf, vector
 
+from pallas_kernels.attention.hopper.zero_fill import CHUNK, chunks_of_row, not_finite_bits
 from pallas_kernels.parts.hopper.inline import held, inline
 from pallas_kernels.parts.hopper.registers import element
 from pallas_kernels.parts.hopper.tile import TILE, i32, thread_of_warp, thread_of_warpgroup, tiled
 
-_CHUNK: Final = 16  # bytes that a thread reads at once
 _AT_ONCE: Final = 2  # keys that a warp reads at once
 _NOWHERE: Final = 2**31 - 1
 
@@ -91,28 +91,14 @@ def zero_fill_values(ref: Any, columns: int, end: Any, marks: Any, stamp: Any, i
         # Chunks of 16 bytes are visited in rotated order to avoid bank conflicts.
         word = ir.IntegerType.get_signless(32)
         kind, (_, squares, _, width) = ir.VectorType.get((4,), word), ir.MemRefType(ref.type).shape
-        per_row, half = width * 2 // _CHUNK, columns // width // 2
+        per_row, half = width * 2 // CHUNK, columns // width // 2
         base, thread, zero = mgpu.utils.memref_ptr(ref), thread_of_warpgroup(), i32(0)
         row, side = arith.divui(thread, i32(2)), arith.remui(thread, i32(2))
         place = arith.muli(arith.divui(row, i32(8)), i32(8 * per_row * squares))
         place = arith.addi(place, arith.muli(arith.remui(row, i32(8)), i32(per_row)))
         place = arith.addi(place, arith.muli(side, i32(8 * per_row * half)))
-        chunks = [
-            mgpu.utils.getelementptr(
-                base,
-                [arith.addi(place, arith.addi(i32(part), arith.remui(arith.addi(row, i32(turn)), i32(per_row))))],
-                kind,
-            )
-            for part in range(0, 8 * per_row * half, 8 * per_row)
-            for turn in range(per_row)
-        ]
-        sums = [zero] * 4  # of elements times zero: 0 or nan
-        for chunk in chunks:
-            pairs = llvm.load(kind, chunk)
-            for i in range(4):
-                sums[i] = mgpu.utils.inline_ptx(multiply, element(pairs, i), zero, sums[i], result_types=word)
-        # A sum is -0 for a negative number: only the exponents tell.
-        bits = functools.reduce(arith.ori, sums)
+        chunks = chunks_of_row(base, place, row, per_row, half)
+        bits = not_finite_bits(chunks, multiply, zero)  # a sum is -0 for a negative number: only the exponents tell
         bits = arith.ori(bits, mgpu.utils.shfl_bfly(bits, 1))
         bad = arith.cmpi(arith.CmpIPredicate.ne, arith.andi(bits, i32(0x7FFF7FFF)), zero)
         with mgpu.when(bad):
@@ -175,12 +161,12 @@ def first_not_finite(
             found, keys = i32(_NOWHERE), [arith.minsi(arith.addi(first, i32(i)), last) for i in range(_AT_ONCE)]
             loads = []
             for key in keys:
-                place = arith.muli(entry(key), mgpu.c(width * 2 // _CHUNK, long))
+                place = arith.muli(entry(key), mgpu.c(width * 2 // CHUNK, long))
                 place = arith.addi(place, arith.extui(long, lane))
                 loads.append(
                     [
                         llvm.load(kind, mgpu.utils.getelementptr(base, [arith.addi(place, mgpu.c(at, long))], kind))
-                        for at in range(0, columns * 2 // _CHUNK, 32)
+                        for at in range(0, columns * 2 // CHUNK, 32)
                     ]
                 )
             for key, chunks in zip(keys, loads, strict=True):

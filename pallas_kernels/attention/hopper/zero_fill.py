@@ -48,36 +48,56 @@ def zero_fill_rows(ref: Any, first: jax.Array, end: jax.Array, found: Any, inter
     def zero_fill(ref: Any, first: Any, end: Any, found: Any) -> None:
         # Tiles of 8 rows are consecutive, row by row; swizzling permutes bytes within a row. A thread has a row. Its
         # chunks of 16 bytes are visited in rotated order to avoid 8-way bank conflicts.
-        word = ir.IntegerType.get_signless(32)
-        kind, (_, squares, _, width) = ir.VectorType.get((4,), word), ir.MemRefType(ref.type).shape
+        _, squares, _, width = ir.MemRefType(ref.type).shape
         per_row = width * 2 // CHUNK
         base, thread, zero = mgpu.utils.memref_ptr(ref), thread_of_warpgroup(), i32(0)
         with mgpu.when(arith.cmpi(arith.CmpIPredicate.slt, thread, i32(rows))):
             place = arith.muli(arith.divui(thread, i32(8)), i32(8 * per_row * squares))
             place = arith.addi(place, arith.muli(arith.remui(thread, i32(8)), i32(per_row)))
-            chunks = [
-                mgpu.utils.getelementptr(
-                    base,
-                    [
-                        arith.addi(
-                            place, arith.addi(i32(part), arith.remui(arith.addi(thread, i32(turn)), i32(per_row)))
-                        )
-                    ],
-                    kind,
-                )
-                for part in range(0, 8 * per_row * squares, 8 * per_row)
-                for turn in range(per_row)
-            ]
-            sums = [zero] * 4  # of elements times zero: 0 or nan
-            for chunk in chunks:
-                pairs = llvm.load(kind, chunk)
-                for i in range(4):
-                    pair = element(pairs, i)
-                    sums[i] = mgpu.utils.inline_ptx(multiply, pair, zero, sums[i], result_types=word)
-            bits = functools.reduce(arith.ori, sums)
+            chunks = chunks_of_row(base, place, thread, per_row, squares)
+            bits = not_finite_bits(chunks, multiply, zero)
             store_zero_filled(thread, is_within(thread, first, end), bits, chunks, found)
 
     zero_fill(ref, first, end, found)
+
+
+def chunks_of_row(base: Any, place: Any, row: Any, per_row: int, squares: int) -> list[Any]:
+    """Returns pointers to the chunks that a thread has of a row, in rotated order to avoid bank conflicts.
+
+    Args:
+        base: Pointer to the memory.
+        place: Index of the row's first chunk.
+        row: The row.
+        per_row: Chunks of a row in a square of the memory.
+        squares: Squares that the thread has of the row.
+    """
+    kind = ir.VectorType.get((4,), ir.IntegerType.get_signless(32))
+    return [
+        mgpu.utils.getelementptr(
+            base,
+            [arith.addi(place, arith.addi(i32(part), arith.remui(arith.addi(row, i32(turn)), i32(per_row))))],
+            kind,
+        )
+        for part in range(0, 8 * per_row * squares, 8 * per_row)
+        for turn in range(per_row)
+    ]
+
+
+def not_finite_bits(chunks: list[Any], multiply: str, zero: Any) -> Any:
+    """Returns a word that is 0, but for signs, unless the pairs of 16-bit numbers in a row have nan or infinities.
+
+    Args:
+        chunks: See `chunks_of_row`.
+        multiply: The instruction that multiplies and adds pairs.
+        zero: A word of zeros.
+    """
+    word = ir.IntegerType.get_signless(32)
+    sums = [zero] * 4  # of elements times zero: 0 or nan
+    for chunk in chunks:
+        pairs = llvm.load(ir.VectorType.get((4,), word), chunk)
+        for i in range(4):
+            sums[i] = mgpu.utils.inline_ptx(multiply, element(pairs, i), zero, sums[i], result_types=word)
+    return functools.reduce(arith.ori, sums)
 
 
 def packed_bits(rows: jax.Array) -> jax.Array:
