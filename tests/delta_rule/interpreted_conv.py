@@ -4,6 +4,7 @@ A program that `test_conv_jax_triton.py` runs: TRITON_INTERPRET=1 python -m test
 """
 
 import sys
+from collections.abc import Sequence
 from typing import Any, Final
 
 import jax.numpy as jnp
@@ -104,7 +105,7 @@ def case_whole() -> None:
     assert (np.nan_to_num(wrong) != np.nan_to_num(y)).any()  # control: another order of the taps
 
 
-def case_extend() -> None:
+def case_extend(totals: Sequence[int] = (1, 3, 8, 19), schedules: Sequence[ConvSchedule | None] = SCHEDULES) -> None:
     for dtype, channels, kept, heads, in_order in (
         ("float16", 512, 16, HEADS, False), ("float32", 150, 5, None, True),
     ):  # fmt: skip
@@ -113,7 +114,7 @@ def case_extend() -> None:
         weight = np.random.default_rng(4).standard_normal((channels, TAPS)).astype(dtype)
         y = window_sums(np.concatenate([np.zeros_like(x[:, :3]), x], 1), weight, None, True)
         slots = np.arange(7, dtype=np.int32) if in_order else np.array([3, 8, 0, 1, 5, 2, 7], np.int32)
-        for total in (1, 3, 8, 19):
+        for total in totals:
             counts = np.array([total, min(2, total), total, 0, total, -1, 1], np.int32)
             state = numbers((9, kept, channels), dtype, 5)
             for i, n in enumerate(starts):
@@ -128,7 +129,7 @@ def case_extend() -> None:
             for i, n in enumerate(counts):
                 for each in results:
                     each[i, max(n, 0) :] = 0 if n >= 0 else np.nan
-            for schedule in SCHEDULES:
+            for schedule in schedules:
                 *found, new = causal_conv_extend(
                     *map(jnp.asarray, (part, weight)),
                     state=jnp.asarray(state),
@@ -140,6 +141,10 @@ def case_extend() -> None:
                 )
                 same(found, results)
                 assert_bits_equal(new, after)
+
+
+def case_few() -> None:
+    case_extend((3,), (None,))
 
 
 def case_gated() -> None:
@@ -170,5 +175,5 @@ def case_gated() -> None:
 if __name__ == "__main__":
     interpret_instructions()
     interpret_launches()
-    {"whole": case_whole, "extend": case_extend, "gated": case_gated}[sys.argv[1]]()
+    {"whole": case_whole, "extend": case_extend, "few": case_few, "gated": case_gated}[sys.argv[1]]()
     print("equal")

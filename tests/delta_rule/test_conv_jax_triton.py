@@ -56,8 +56,8 @@ def test_one_kernel_in_all_gpus(kind: str) -> None:
 
 
 @needs_triton
-@pytest.mark.tier("full", fast=("extend",))
-@pytest.mark.parametrize("case", ["whole", "extend", "gated"])
+@pytest.mark.tier("full", fast=("few",))
+@pytest.mark.parametrize("case", ["whole", "extend", "few", "gated"])
 def test_bits_by_the_interpreter(case: str) -> None:
     """Bits against numpy in the order of the contract; an address outside the arrays of a launch is an error."""
     assert run_interpreted("-m", "tests.delta_rule.interpreted_conv", case).split()[-1] == "equal"
