@@ -59,15 +59,14 @@ def _define(operation: str, state: bool) -> Kernel:
 
 def _normed(target: Target, y: jax.Array, heads: Heads) -> Arrays:
     """Returns queries and keys of length 1, and values, (B, T, heads, width) each."""
-    tokens, of_keys = y.shape[:2], heads.keys * heads.width
-    *keys, values = jnp.split(y, [of_keys, 2 * of_keys], axis=-1)
+    *keys, values = heads.split(y)
 
     def normed(x: jax.Array) -> jax.Array:
         rows = x.reshape(-1, heads.width)
         found = run_kernel("rms_norm", target, heads.width, like=_norm_shapes, x=rows, **heads.of_norm)
-        return jnp.asarray(found[0]).reshape(*tokens, heads.keys, heads.width)
+        return jnp.asarray(found[0]).reshape(x.shape)
 
-    return *map(normed, keys), values.reshape(*tokens, heads.values, heads.value_width)
+    return *map(normed, keys), values
 
 
 def _norm_shapes(*, x: jax.Array, **_: Any) -> Arrays:

@@ -107,11 +107,7 @@ class ParallelGatedDeltaNet(CutLayer, GatedDeltaNet):
 
     def _heads(self, mixed: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns queries, keys and values of the channels in the order of the groups."""
-        keys = self.num_key_heads * self.key_dim
-        in_order = ungrouped(mixed, self.parts, self.cut.leaves, self.cut.own_leaves)
-        query, key, value = jnp.split(in_order, [keys, 2 * keys], axis=-1)
-        query, key = (x.reshape(*x.shape[:2], self.num_key_heads, self.key_dim) for x in (query, key))
-        value = value.reshape(*value.shape[:2], self.num_value_heads, self.value_dim)
+        query, key, value = self._sizes.split(ungrouped(mixed, self.parts, self.cut.leaves, self.cut.own_leaves))
         return self.ops.l2_norm(query), self.ops.l2_norm(key), value
 
     def _normed(self, y: jax.Array, z: jax.Array) -> jax.Array:

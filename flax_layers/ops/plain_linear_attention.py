@@ -70,10 +70,7 @@ class PlainLinearAttention(LinearAttentionOps):
         return self._heads_of(y, heads), new
 
     def _heads_of(self, y: jax.Array, heads: Heads) -> tuple[jax.Array, jax.Array, jax.Array]:
-        of_keys = heads.keys * heads.width
-        query, key, value = jnp.split(y, [of_keys, 2 * of_keys], axis=-1)
-        query, key = (x.reshape(*x.shape[:2], heads.keys, heads.width) for x in (query, key))
-        value = value.reshape(*value.shape[:2], heads.values, heads.value_width)
+        query, key, value = heads.split(y)
         return self.l2_norm(query), self.l2_norm(key), value
 
     @override

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -27,6 +29,13 @@ class Heads:
     def channels(self) -> int:
         """Channels of all heads."""
         return 2 * self.keys * self.width + self.values * self.value_width
+
+    def split(self, y: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Returns the channels y (B, T, channels) as queries, keys and values (B, T, heads, width)."""
+        of_keys, tokens = self.keys * self.width, y.shape[:2]
+        query, key, value = jnp.split(y, [of_keys, 2 * of_keys], axis=-1)
+        query, key = (x.reshape(*tokens, self.keys, self.width) for x in (query, key))
+        return query, key, value.reshape(*tokens, self.values, self.value_width)
 
     @property
     def of_norm(self) -> dict[str, float]:

@@ -3,7 +3,6 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from bijax.core.checks import describe, float_array
 from bijax.core.derivative import custom_vjp
@@ -84,11 +83,7 @@ def _forward(x: jax.Array, weight: jax.Array, heads: Heads) -> tuple[Arrays, Any
     """Keeps what the two operations keep for their gradients; their results have the same bits."""
 
     def apart(x: jax.Array, weight: jax.Array) -> Arrays:
-        y = convolved(None, x, weight, None, "silu")
-        of_keys = heads.keys * heads.width
-        query, key, value = jnp.split(y, [of_keys, 2 * of_keys], axis=-1)
-        query, key = (a.reshape(*a.shape[:2], heads.keys, heads.width) for a in (query, key))
-        value = value.reshape(*value.shape[:2], heads.values, heads.value_width)
+        query, key, value = heads.split(convolved(None, x, weight, None, "silu"))
         return l2_norm(query, eps=heads.eps), l2_norm(key, eps=heads.eps), value
 
     return jax.vjp(apart, x, weight)
