@@ -121,6 +121,8 @@ class Body:
         `turns` counts, for each tile of queries of each head, the blocks of keys that have been added.
         """
         tiles = self.tiles
+        if "h" in self.schedule.ablate:
+            return
 
         def one(item: Item, position: Any) -> Any:
             offset, keys = lengths.offsets[item.sequence], lengths.keys[item.sequence]
@@ -129,37 +131,41 @@ class Body:
                 before = tiles.last_block(offset, keys, tile) - item.block
                 turn = turns.at[(item.sequence * tiles.heads * tiles.group + head) * tiles.across + tile]
                 for index in range(self.rounds):
-                    plgpu.barrier_wait(scratch.sums_full)
+                    at = (position + _step) * self.rounds + index
+                    slot = lax.rem(at, self.schedule.sum_stages)
+                    plgpu.barrier_wait(scratch.sums_full.at[slot])
 
                     @pl.when(before == 0)
                     def _(index: int = index) -> None:
-                        self.send(item, tile, target.at[:, :, head], None, range(PARTS), index, scratch)
+                        self.send(item, tile, target.at[:, :, head], None, range(PARTS), index, scratch, slot)
 
                     @pl.when(before > 0)
                     def _(index: int = index) -> None:
-                        if index == 0:
+                        if index == 0 and "w" not in self.schedule.ablate:
                             plgpu.semaphore_wait(turn, before, decrement=False, memory_scope="gpu")
-                        self.send(item, tile, target.at[:, :, head], "add", range(PARTS), index, scratch)
+                        if "a" not in self.schedule.ablate:
+                            self.send(item, tile, target.at[:, :, head], "add", range(PARTS), index, scratch, slot)
 
                     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-                    plgpu.barrier_arrive(scratch.sums_free)
-                plgpu.wait_smem_to_gmem(0)
-                plgpu.semaphore_signal(turn, 1, memory_scope="gpu")
+                    plgpu.barrier_arrive(scratch.sums_free.at[slot])
+                if "s" not in self.schedule.ablate:
+                    plgpu.wait_smem_to_gmem(0)
+                    plgpu.semaphore_signal(turn, 1, memory_scope="gpu")
 
             self.each_tile(item, add)
-            return position
+            return position + item.count * self.tiles.group
 
         self.over_items(lengths, jnp.int32(0), one)
 
     def send(
-        self, item: Item, tile: Any, target: Any, reduction: Any, parts: Iterable[Any], index: int, scratch: Scratch
+        self, item: Item, tile: Any, target: Any, reduction: Any, parts: Iterable[Any], index: int, scratch: Scratch, slot: Any = 0
     ) -> None:
         """Starts to store or add the pieces of a round of a tile's gradient in GPU memory (B, T, H)."""
         for part in parts:
             row, columns = self.place(part, index)
             rows = pl.ds(tile * self.tiles.rows + row, ROWS)
             place = target.at[item.sequence, rows, columns]
-            plgpu.copy_smem_to_gmem(scratch.sums.at[part], place, reduction_op=reduction)
+            plgpu.copy_smem_to_gmem(scratch.sums.at[slot, part], place, reduction_op=reduction)
 
     def place(self, part: Any, index: int) -> tuple[Any, Any]:
         """Returns the first query and the columns that a warpgroup passes on in a round."""
@@ -184,8 +190,7 @@ class Body:
             # Blocks with non-finite keys always need the mask.
             whole_first, whole_end = (jnp.where(not_zero_filled, end, x) for x in (item.whole_first, item.whole_end))
 
-            def step(index: Any, carry: Any) -> Any:
-                tile, *found = carry
+            def step_at(index: Any, tile: Any, slopes: Any = slopes) -> Step:
                 at = position + index
                 masked = (tile < whole_first) | (tile >= whole_end)
                 head = slope = None
@@ -194,32 +199,49 @@ class Body:
                 if slopes is not None:
                     number = slopes[item.sequence if slopes.shape[0] > 1 else 0, head]
                     slope = plgpu.layout_cast(jnp.full((ROWS,), -number, jnp.float32), TILE.reduce(1))
-                slot = lax.rem(at, self.schedule.stages)
-                taken = Step(
+                return Step(
                     item=item,
                     head=head,
                     slope=slope,
                     tile=tile,
-                    slot=slot,
+                    slot=lax.rem(at, self.schedule.stages),
                     index=index,
                     position=at,
                     part=part,
                     keys=self.keys_of(part),
                     masked=masked,
                 )
-                found = self.one_step(taken, lengths, results, scratch, *found)
-                return jnp.where(tile + 1 == end, item.first, tile + 1), *found
 
-            start = item.first, *self.start()
-            _, dk, dv, *left = lax.fori_loop(0, steps, step, start)
-            for sums in left if not interpret else ():
-                pl.when(steps > 0)(partial(self.hand_on, position + steps - 1, part, sums, scratch))
+            def step(index: Any, carry: Any) -> Any:
+                tile, *found = carry
+                following = jnp.where(tile + 1 == end, item.first, tile + 1)
+                if self.early:
+                    more = index + 1 < steps
+                    found = self.early_step(
+                        step_at(index, tile), more, partial(step_at, index + 1, following, None), lengths, results, scratch, *found
+                    )
+                else:
+                    found = self.one_step(step_at(index, tile), lengths, results, scratch, *found)
+                return following, *found
+
+            if self.early:
+                scores = self.early_scores(step_at(jnp.int32(0), item.first, None), steps > 0, scratch)
+                scores = finish(0, *scores, interpret=interpret)
+                start = item.first, filled((ROWS, self.call.size), 0), filled((ROWS, self.call.size), 0), *scores
+                _, dk, dv, *_ = lax.fori_loop(0, steps, step, start)
+                if self.schedule.late:
+                    self.last_sums(step_at(steps - 1, end - 1), steps > 0, results, scratch)
+            else:
+                start = item.first, *self.start()
+                _, dk, dv, *left = lax.fori_loop(0, steps, step, start)
+                for sums in left if not interpret else ():
+                    pl.when(steps > 0)(partial(self.hand_on, position + steps - 1, part, sums, scratch))
             self.store(item, part, dk, dv, results, scratch)
             return position + steps
 
         steps = self.over_items(lengths, jnp.int32(0), one)
-        if not self.call.interpret:
-            pl.when(steps > 0)(lambda: plgpu.barrier_wait(scratch.sums_free))
+        if not self.call.interpret and "h" not in self.schedule.ablate:
+            drain((scratch.sums_free,), self.schedule.sum_stages, steps * self.rounds)
 
     def start(self) -> tuple[jax.Array, ...]:
         """Returns the initial state of an item's steps: gradients of keys and values, pending query gradients."""
@@ -294,7 +316,10 @@ class Body:
         for row, piece in enumerate(pieces):
             (found,) = finish(newer, scores[row], interpret=interpret)
             weights, bent = self.weights(step, row, lengths, found, scratch)
-            rounded = lax.cond(step.masked, lambda x: jnp.maximum(x, 0.0), lambda x: x, weights).astype(dtype)
+            if self.schedule.narrow_cond:
+                rounded = self.math.rounded_not_negative(weights, dtype)
+            else:
+                rounded = lax.cond(step.masked, lambda x: jnp.maximum(x, 0.0), lambda x: x, weights).astype(dtype)
             (found,) = finish(newer - 1, raised[row], interpret=interpret)
             dv = start(dv, rounded, (cotangents.at[piece],), right_along=False, interpret=interpret)
             found = found - self.numbers(step, row, 1, scratch)
@@ -320,9 +345,174 @@ class Body:
             self.store_sums(step, 0, sums, results, scratch)
         return dk, dv, sums
 
+    @property
+    def early(self) -> bool:
+        return self.schedule.early
+
+    def prepare(self, step: Step, scratch: Scratch) -> None:
+        """Waits for a tile of queries with its cotangents."""
+        plgpu.barrier_wait(scratch.queries_full.at[step.slot])
+        plgpu.barrier_wait(scratch.cotangents_full.at[step.slot])
+        not_zero_filled = step.masked & (scratch.stats[step.slot, 2, 0] != 0)
+        pl.when(not_zero_filled)(partial(self.zero_fill_queries, step, scratch))
+
+    def wide_pieces(self) -> list[Any]:
+        width = self.tiles.rows if self.schedule.wide else ROWS
+        return [pl.ds(row, width) for row in range(0, self.tiles.rows, width)]
+
+    def early_scores(self, step: Step, more: Any, scratch: Scratch, otherwise: Any = None) -> tuple[jax.Array, ...]:
+        """Starts the scores of a step."""
+        interpret = bool(self.call.interpret)
+        pl.when(more)(partial(self.prepare, step, scratch))
+        slot = step.slot if otherwise is None else jnp.where(more, step.slot, otherwise)
+        part = step.part + (step.position >> NEVER)
+        queries = scratch.queries.at[slot]
+        keys = tuple(scratch.keys.at[column, part] for column in range(self.call.columns))
+
+        def all_pieces() -> tuple[jax.Array, ...]:
+            return tuple(start(None, keys, (queries.at[piece],), interpret=interpret) for piece in self.wide_pieces())
+
+        if not interpret:
+            return all_pieces()
+        nothing = tuple(filled((ROWS, piece.size), 0) for piece in self.wide_pieces())
+        return lax.cond(more, all_pieces, lambda: nothing)
+
+    def early_step(
+        self, step: Step, more: Any, following: Any, lengths: Lengths, results: Results, scratch: Scratch,
+        dk: Any, dv: Any, *scores: Any
+    ) -> tuple[jax.Array, ...]:
+        interpret, dtype = bool(self.call.interpret), scratch.queries.dtype
+        part, half = step.part + (step.position >> NEVER), lax.rem(step.position, self.schedule.slope_stages)
+        queries, cotangents = scratch.queries.at[step.slot], scratch.cotangents.at[step.slot]
+        pieces = [pl.ds(row * ROWS, ROWS) for row in range(self.call.rows)]
+        wide = self.wide_pieces()
+        count = [0]
+
+        def started(x: Any) -> Any:
+            count[0] += 1
+            return count[0] - 1, x
+
+        def done(which: Any) -> Any:
+            (found,) = finish(count[0] - 1 - which[0], which[1], interpret=interpret)
+            return found
+
+        raised = [
+            started(start(None, (scratch.values.at[part],), (cotangents.at[piece],), interpret=interpret))
+            for piece in wide
+        ]
+        ready: dict[Any, Any] = {}
+
+        def cut(name: str, given: Any, row: int) -> Any:
+            if not self.schedule.wide:
+                return given[row] if name == "scores" else done(given[row])
+            if name not in ready:
+                ready[name] = given[0] if name == "scores" else done(given[0])
+            return ready[name][:, row * ROWS : (row + 1) * ROWS]
+
+        for row, piece in enumerate(pieces):
+            found = cut("scores", scores, row)
+            weights, bent = self.weights(step, row, lengths, found, scratch)
+            if self.schedule.narrow_cond:
+                rounded = self.math.rounded_not_negative(weights, dtype)
+            else:
+                rounded = lax.cond(step.masked, lambda x: jnp.maximum(x, 0.0), lambda x: x, weights).astype(dtype)
+            found = cut("raised", raised, row)
+            _, dv = started(start(dv, rounded, (cotangents.at[piece],), right_along=False, interpret=interpret))
+            found = found - self.numbers(step, row, 1, scratch)
+            found = lax.cond(step.masked, lambda x, w=bent: jnp.where(w < 0, 0.0, x), lambda x: x, found)
+            slopes = self.math.product(bent, found).astype(dtype)
+            if row == 0 and self.schedule.slope_stages == 1:
+                pl.when(step.position > 0)(lambda: plgpu.barrier_wait(scratch.slopes_free))
+            if row == 0 and self.schedule.late:
+
+                @pl.when(step.index > 0)
+                def _() -> None:
+                    plgpu.barrier_wait(scratch.slopes_full)
+                    plgpu.barrier_wait(scratch.slopes_free)
+
+            share(slopes, scratch.slopes.at[half, part, row], interpret)
+            _, dk = started(start(dk, slopes, (queries.at[piece],), right_along=False, interpret=interpret))
+            if row == 0 and self.schedule.late:
+                sums = started(self.query_sums(step, part, 1 - half, step.index > 0, scratch))
+        if self.schedule.late:
+            plgpu.barrier_arrive(scratch.slopes_full)
+        else:
+            plgpu.barrier_arrive(scratch.together)
+            plgpu.barrier_wait(scratch.together)
+            sums = started(self.query_sums(step, part, half, True, scratch))
+        if self.schedule.late and self.call.rows > 1:
+            (found,) = finish(count[0] - 1 - sums[0], sums[1], interpret=interpret)
+            return self.late_end(step, more, following, results, scratch, dk, dv, found)
+        sums = sums[1]
+        dk, dv = finish(1, dk, dv, interpret=interpret)
+        scores = self.early_scores(following(), more, scratch, step.slot)
+        (sums,) = finish(len(scores), sums, interpret=interpret)
+        sums = self.math.scaled(sums, 1.0)
+        plgpu.barrier_arrive(scratch.stage_free.at[step.slot])
+        if self.schedule.slope_stages == 1 or self.schedule.late:
+            plgpu.barrier_arrive(scratch.slopes_free)
+        if self.schedule.late:
+            pl.when(step.index > 0)(partial(self.pass_on, self.before(step), part, sums, results, scratch))
+        else:
+            self.pass_on(step, part, sums, results, scratch)
+        return dk, dv, *finish(0, *scores, interpret=interpret)
+
+    def late_end(self, step: Step, more: Any, following: Any, results: Results, scratch: Scratch, dk: Any, dv: Any, sums: Any) -> Any:
+        interpret = bool(self.call.interpret)
+        part = step.part + (step.position >> NEVER)
+        sums = self.math.scaled(sums, 1.0)
+        plgpu.barrier_arrive(scratch.slopes_free)
+        pl.when(step.index > 0)(partial(self.pass_on, self.before(step), part, sums, results, scratch))
+        (dv,) = finish(1, dv, interpret=interpret)
+        scores = self.early_scores(following(), more, scratch, step.slot)
+        (dk,) = finish(len(scores), dk, interpret=interpret)
+        plgpu.barrier_arrive(scratch.stage_free.at[step.slot])
+        return dk, dv, *finish(0, *scores, interpret=interpret)
+
+    def before(self, step: Step) -> Step:
+        first = step.tile == step.item.first
+        last = step.item.first + step.item.count - 1
+        head = step.head
+        if head is not None:
+            head = jnp.where(first, jnp.maximum(head - 1, 0), head)
+        return step._replace(tile=jnp.where(first, last, step.tile - 1), head=head, index=step.index - 1, position=step.position - 1)
+
+    def pass_on(self, step: Step, part: Any, sums: Any, results: Results, scratch: Scratch) -> None:
+        if self.call.interpret:  # which has neither memory reductions nor semaphores
+            self.store_sums(step, 0, sums, results, scratch)
+        else:
+            self.hand_on(step.position, part, sums, scratch)
+
+    def last_sums(self, step: Step, some: Any, results: Results, scratch: Scratch) -> None:
+        @pl.when(some)
+        def _() -> None:
+            plgpu.barrier_wait(scratch.slopes_full)
+            plgpu.barrier_wait(scratch.slopes_free)
+            part, half = step.part + (step.position >> NEVER), lax.rem(step.position, self.schedule.slope_stages)
+            (sums,) = finish(0, self.query_sums(step, part, half, True, scratch), interpret=bool(self.call.interpret))
+            self.pass_on(step, part, self.math.scaled(sums, 1.0), results, scratch)
+
+    def query_sums(self, step: Step, part: Any, half: Any, some: Any, scratch: Scratch) -> jax.Array:
+        interpret = bool(self.call.interpret)
+        row, column = self.piece(part)
+
+        def product() -> jax.Array:
+            return start(
+                None,
+                tuple(scratch.slopes.at[half, other, row] for other in range(PARTS)),
+                tuple(scratch.keys.at[column, other] for other in range(PARTS)),
+                left_along=False,
+                right_along=False,
+                interpret=interpret,
+            )
+
+        if not interpret or some is True:
+            return product()
+        return lax.cond(some, product, lambda: filled((ROWS, ROWS), 0))
+
     def store_sums(self, step: Step, index: int, sums: jax.Array, results: Results, scratch: Scratch) -> None:
         """Writes the sums that a warpgroup would pass on in a round to the key block's own slice."""
-        scratch.sums.at[step.part][...] = sums
+        scratch.sums.at[0, step.part][...] = sums
         plgpu.commit_smem()
         target = results.query.at[step.item.block, :, :, step.head]
         self.send(step.item, step.tile, target, None, [step.part], index, scratch)
@@ -371,9 +561,13 @@ class Body:
 
     def hand_on(self, position: Any, part: Any, sums: jax.Array, scratch: Scratch) -> None:
         """Passes this warpgroup's piece of the query gradient of a step to the accumulating warpgroup."""
-        pl.when(position > 0)(lambda: plgpu.barrier_wait(scratch.sums_free))
-        share(sums, scratch.sums.at[part], bool(self.call.interpret))
-        plgpu.barrier_arrive(scratch.sums_full)
+        stages = self.schedule.sum_stages
+        slot = lax.rem(position, stages)
+        if "h" in self.schedule.ablate:
+            return
+        pl.when(position >= stages)(lambda: plgpu.barrier_wait(scratch.sums_free.at[slot]))
+        share(sums, scratch.sums.at[slot, part], bool(self.call.interpret))
+        plgpu.barrier_arrive(scratch.sums_full.at[slot])
 
     def store(self, item: Item, part: Any, dk: jax.Array, dv: jax.Array, results: Results, scratch: Scratch) -> None:
         """Writes the gradients of this warpgroup's keys and values, overwriting both in shared memory."""

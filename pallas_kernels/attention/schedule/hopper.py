@@ -297,6 +297,13 @@ class GradientSchedule:
     heads: int = 64
     to_and_fro: bool = True
     registers: tuple[int, int] = (232, 24)
+    early: bool = False
+    late: bool = False
+    wide: bool = False
+    narrow_cond: bool = True
+    sum_stages: int = 1
+    slope_stages: int = 2
+    ablate: str = ""
 
 
 _GRADIENT_ROWS: Final = {64: 128, 128: 64}
