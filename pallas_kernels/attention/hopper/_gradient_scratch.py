@@ -110,7 +110,9 @@ def scratch_types(call: GradientCall, schedule: GradientSchedule, dtype: Any) ->
         cotangents=rows,
         stats=plgpu.SMEM((stages, STATS, tiles.rows), jnp.float32),
         slopes=plgpu.SMEM((schedule.slope_stages, PARTS, call.rows, ROWS, ROWS), dtype, transforms=tiled(dtype)),
-        sums=plgpu.SMEM((schedule.sum_stages, PARTS, ROWS, ROWS), jnp.float32, transforms=tiled(jnp.float32)),
+        sums=plgpu.SMEM((schedule.sum_stages, PARTS, ROWS // 4, 256), jnp.float32)
+        if schedule.flat and not call.interpret
+        else plgpu.SMEM((schedule.sum_stages, PARTS, ROWS, ROWS), jnp.float32, transforms=tiled(jnp.float32)),
         cache_full=plgpu.Barrier(num_arrivals=PARTS * (call.columns + 1) + 1),
         queries_full=plgpu.Barrier(num_arrivals=2, num_barriers=stages),
         cotangents_full=plgpu.Barrier(num_barriers=stages),

@@ -22,7 +22,7 @@ from pallas_kernels.attention.hopper._gradient_tiles import Item, Tiles
 from pallas_kernels.attention.hopper._setup import Lengths
 from pallas_kernels.attention.hopper.band import keep_band
 from pallas_kernels.attention.schedule.hopper import GradientSchedule
-from pallas_kernels.parts.hopper.products import finish, share, start
+from pallas_kernels.parts.hopper.products import finish, share, share_in_order, start
 from pallas_kernels.parts.hopper.stages import await_free, drain
 from pallas_kernels.parts.hopper.tile import ROWS, TILE, Arithmetic, filled
 
@@ -137,14 +137,14 @@ class Body:
 
                     @pl.when(before == 0)
                     def _(index: int = index) -> None:
-                        self.send(item, tile, target.at[:, :, head], None, range(PARTS), index, scratch, slot)
+                        self.send(item, head, tile, target, None, range(PARTS), index, scratch, slot)
 
                     @pl.when(before > 0)
                     def _(index: int = index) -> None:
                         if index == 0 and "w" not in self.schedule.ablate:
                             plgpu.semaphore_wait(turn, before, decrement=False, memory_scope="gpu")
                         if "a" not in self.schedule.ablate:
-                            self.send(item, tile, target.at[:, :, head], "add", range(PARTS), index, scratch, slot)
+                            self.send(item, head, tile, target, None if "t" in self.schedule.ablate else "add", range(PARTS), index, scratch, slot)
 
                     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
                     plgpu.barrier_arrive(scratch.sums_free.at[slot])
@@ -158,13 +158,16 @@ class Body:
         self.over_items(lengths, jnp.int32(0), one)
 
     def send(
-        self, item: Item, tile: Any, target: Any, reduction: Any, parts: Iterable[Any], index: int, scratch: Scratch, slot: Any = 0
+        self, item: Item, head: Any, tile: Any, target: Any, reduction: Any, parts: Iterable[Any], index: int, scratch: Scratch, slot: Any = 0
     ) -> None:
         """Starts to store or add the pieces of a round of a tile's gradient in GPU memory (B, T, H)."""
         for part in parts:
             row, columns = self.place(part, index)
             rows = pl.ds(tile * self.tiles.rows + row, ROWS)
-            place = target.at[item.sequence, rows, columns]
+            if self.schedule.flat and not self.call.interpret:
+                place = target.at[item.sequence, head, tile, part]
+            else:
+                place = target.at[item.sequence, rows, head, columns]
             plgpu.copy_smem_to_gmem(scratch.sums.at[slot, part], place, reduction_op=reduction)
 
     def place(self, part: Any, index: int) -> tuple[Any, Any]:
@@ -514,8 +517,8 @@ class Body:
         """Writes the sums that a warpgroup would pass on in a round to the key block's own slice."""
         scratch.sums.at[0, step.part][...] = sums
         plgpu.commit_smem()
-        target = results.query.at[step.item.block, :, :, step.head]
-        self.send(step.item, step.tile, target, None, [step.part], index, scratch)
+        target = results.query.at[step.item.block]
+        self.send(step.item, step.head, step.tile, target, None, [step.part], index, scratch)
         plgpu.wait_smem_to_gmem(0)
 
     def numbers(self, step: Step, row: int, which: int, scratch: Scratch) -> jax.Array:
@@ -566,7 +569,10 @@ class Body:
         if "h" in self.schedule.ablate:
             return
         pl.when(position >= stages)(lambda: plgpu.barrier_wait(scratch.sums_free.at[slot]))
-        share(sums, scratch.sums.at[slot, part], bool(self.call.interpret))
+        if self.schedule.flat:
+            share_in_order(sums, scratch.sums.at[slot, part])
+        else:
+            share(sums, scratch.sums.at[slot, part], bool(self.call.interpret))
         plgpu.barrier_arrive(scratch.sums_full.at[slot])
 
     def store(self, item: Item, part: Any, dk: jax.Array, dv: jax.Array, results: Results, scratch: Scratch) -> None:

@@ -299,6 +299,7 @@ class GradientSchedule:
     registers: tuple[int, int] = (232, 24)
     early: bool = False
     late: bool = False
+    flat: bool = False
     wide: bool = False
     narrow_cond: bool = True
     sum_stages: int = 1
