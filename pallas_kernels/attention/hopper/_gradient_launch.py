@@ -13,8 +13,6 @@ from pallas_kernels.attention.hopper._gradient_tiles import Tiles
 from pallas_kernels.attention.hopper._setup import Lengths
 from pallas_kernels.attention.hopper.gradients import Body
 from pallas_kernels.parts.hopper.launch import launch
-from pallas_kernels.parts.hopper.products import in_rows
-from pallas_kernels.parts.hopper.tile import ROWS
 
 
 def gradients(
@@ -36,11 +34,8 @@ def gradients(
     call, schedule, tiles, dtype = body.call, body.schedule, body.tiles, given.query.dtype
     batch, _, heads, size = given.query.shape
     sums: tuple[int, ...] = (batch, tiles.across * tiles.rows, heads, size)
-    flat = schedule.flat and not call.interpret
     if call.interpret:
         sums = (tiles.blocks, *sums)
-    if flat:
-        sums = (batch, heads, tiles.across, PARTS, ROWS // 4, 256)
 
     def kernel(operands: Operands, numbers: Lengths, query: Any, key: Any, value: Any, scratch: Any) -> None:
         results = Results(query, key, value)
@@ -82,13 +77,6 @@ def gradients(
     dq, dk, dv = run(given, lengths)
     if call.interpret:
         dq = _in_order(dq, lengths, tiles)
-    if flat:
-        dq = in_rows(dq)  # (B, N, tiles, 2, 64, 64)
-        if call.columns > 1:
-            dq = dq.transpose(0, 2, 4, 1, 3, 5)
-        else:
-            dq = dq.transpose(0, 2, 3, 4, 1, 5)
-        dq = dq.reshape(batch, tiles.across * tiles.rows, heads, size)
     return dq, dk, dv
 
 

@@ -32,6 +32,8 @@ class Scratch(NamedTuple):
         stage_free: Barriers of queries, stats and cotangents.
         sums_free: Barrier.
         together: Barrier of the warpgroups that compute.
+        slopes_full: Barrier of the slopes of the previous step, which a lagging step multiplies.
+        slopes_free: Barrier of those of the step before it.
     """
 
     keys: Any
@@ -50,8 +52,8 @@ class Scratch(NamedTuple):
     stage_free: Any
     sums_free: Any
     together: Any
-    slopes_free: Any
     slopes_full: Any
+    slopes_free: Any
 
 
 class WideScratch(NamedTuple):
@@ -109,20 +111,18 @@ def scratch_types(call: GradientCall, schedule: GradientSchedule, dtype: Any) ->
         queries=rows,
         cotangents=rows,
         stats=plgpu.SMEM((stages, STATS, tiles.rows), jnp.float32),
-        slopes=plgpu.SMEM((schedule.slope_stages, PARTS, call.rows, ROWS, ROWS), dtype, transforms=tiled(dtype)),
-        sums=plgpu.SMEM((schedule.sum_stages, PARTS, ROWS // 4, 256), jnp.float32)
-        if schedule.flat and not call.interpret
-        else plgpu.SMEM((schedule.sum_stages, PARTS, ROWS, ROWS), jnp.float32, transforms=tiled(jnp.float32)),
+        slopes=plgpu.SMEM((2, PARTS, call.rows, ROWS, ROWS), dtype, transforms=tiled(dtype)),
+        sums=plgpu.SMEM((PARTS, ROWS, ROWS), jnp.float32, transforms=tiled(jnp.float32)),
         cache_full=plgpu.Barrier(num_arrivals=PARTS * (call.columns + 1) + 1),
         queries_full=plgpu.Barrier(num_arrivals=2, num_barriers=stages),
         cotangents_full=plgpu.Barrier(num_barriers=stages),
-        sums_full=plgpu.Barrier(num_arrivals=PARTS, num_barriers=schedule.sum_stages),
+        sums_full=plgpu.Barrier(num_arrivals=PARTS),
         cache_free=plgpu.Barrier(num_arrivals=PARTS),
         stage_free=plgpu.Barrier(num_arrivals=PARTS, num_barriers=stages),
-        sums_free=plgpu.Barrier(num_barriers=schedule.sum_stages),
+        sums_free=plgpu.Barrier(),
         together=plgpu.Barrier(num_arrivals=PARTS),
-        slopes_free=plgpu.Barrier(num_arrivals=PARTS),
         slopes_full=plgpu.Barrier(num_arrivals=PARTS),
+        slopes_free=plgpu.Barrier(num_arrivals=PARTS),
     )
 
 
@@ -144,15 +144,15 @@ def wide_scratch_types(call: GradientCall, schedule: GradientSchedule, dtype: An
         cotangents=plgpu.SMEM((few, PARTS, ROWS, value_half), dtype, transforms=tiled(dtype, value_half)),
         stats=plgpu.SMEM((stages, STATS, ROWS), jnp.float32),
         slopes=plgpu.SMEM((PARTS, ROWS, ROWS), dtype, transforms=tiled(dtype)),
-        sums=plgpu.SMEM((1, PARTS, ROWS, width), jnp.float32, transforms=tiled(jnp.float32)),
+        sums=plgpu.SMEM((PARTS, ROWS, width), jnp.float32, transforms=tiled(jnp.float32)),
         cache_full=plgpu.Barrier(num_arrivals=PARTS * (rounds + 1) + 1),
         queries_full=plgpu.Barrier(num_arrivals=PARTS + 1, num_barriers=stages),
         cotangents_full=plgpu.Barrier(num_arrivals=PARTS, num_barriers=few),
-        sums_full=plgpu.Barrier(num_arrivals=PARTS, num_barriers=1),
+        sums_full=plgpu.Barrier(num_arrivals=PARTS),
         cache_free=plgpu.Barrier(num_arrivals=PARTS),
         queries_free=plgpu.Barrier(num_arrivals=PARTS, num_barriers=stages),
         cotangents_free=plgpu.Barrier(num_arrivals=PARTS, num_barriers=few),
-        sums_free=plgpu.Barrier(num_barriers=1),
+        sums_free=plgpu.Barrier(),
         together=plgpu.Barrier(num_arrivals=PARTS),
         alone=plgpu.Barrier(num_barriers=PARTS),
     )

@@ -287,6 +287,10 @@ class GradientSchedule:
         blocks: Most blocks of the grid.
         heads: Key heads whose blocks of keys are taken together.
         to_and_fro: Whether every second round of items traverses the blocks of the grid backwards.
+        lagging: Whether a step computes the gradient of the previous tile's queries, so that no warpgroup waits for the
+            slopes of the other. Ignored for wide heads.
+        late_signal: Whether the sums of a step are announced after those of the next step have come, so that they are
+            not waited for. Ignored for wide heads.
         registers: Registers of a thread that computes and of one that copies.
     """
 
@@ -296,15 +300,9 @@ class GradientSchedule:
     blocks: int = SMS
     heads: int = 64
     to_and_fro: bool = True
+    lagging: bool = False
+    late_signal: bool = False
     registers: tuple[int, int] = (232, 24)
-    early: bool = False
-    late: bool = False
-    flat: bool = False
-    wide: bool = False
-    narrow_cond: bool = True
-    sum_stages: int = 1
-    slope_stages: int = 2
-    ablate: str = ""
 
 
 _GRADIENT_ROWS: Final = {64: 128, 128: 64}

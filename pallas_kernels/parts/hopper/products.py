@@ -14,11 +14,11 @@ import numpy as np
 from jax import lax
 from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, nvvm, vector
+from jaxlib.mlir.dialects import llvm, nvvm, vector
 
 from pallas_kernels.parts.hopper.inline import fragmented, held, inline
 from pallas_kernels.parts.hopper.registers import element, joined, number_of, with_number
-from pallas_kernels.parts.hopper.tile import PLAIN, ROW, ROWS, TILE, thread_of_warpgroup, tiled
+from pallas_kernels.parts.hopper.tile import PLAIN, ROW, ROWS, TILE, tiled
 
 WIDEST: Final = 256
 """Most columns of one instruction."""
@@ -131,49 +131,6 @@ def share(tile: jax.Array, ref: Any, interpret: bool) -> None:
         nvvm.fence_proxy(nvvm.ProxyKind.async_shared, space=nvvm.SharedSpace.shared_cta)
 
     write(tile, ref)
-
-
-def share_in_order(tile: jax.Array, ref: Any) -> None:
-    """Writes a float32 tile to shared memory in the order in which threads hold it, for TMA.
-
-    There is no barrier, as in `share`. `in_rows` has the order.
-
-    Args:
-        tile: (64, n), n a multiple of 16.
-        ref: (n / 4, 256) float32.
-    """
-
-    @inline(TILE, plgpu.RefType())
-    def write(tile: Any, ref: Any) -> None:
-        i32 = ir.IntegerType.get_signless(32)
-        pointer = mgpu.utils.memref_ptr(ref)
-        base = llvm.ptrtoint(i32, pointer)
-        base = arith.addi(base, arith.muli(thread_of_warpgroup(), arith.constant(i32, 16)))
-        pairs = tile.registers.reshape(-1, 2)  # of columns 8 j + (0, 1), of the upper and the lower rows
-        for at in range(0, len(pairs), 2):
-            for half in range(2):
-                numbers = [element(pairs[at + i, half], k) for i in range(2) for k in range(2)]
-                place = arith.addi(base, arith.constant(i32, (at + half) * 16 * 128))
-                llvm.inline_asm(
-                    ir.Type.parse("!llvm.void"),
-                    [place, *numbers],
-                    "st.shared.v4.f32 [$0], {$1, $2, $3, $4};",
-                    "r,f,f,f,f,~{memory}",
-                    asm_dialect=0,
-                    has_side_effects=True,
-                )
-        nvvm.fence_proxy(nvvm.ProxyKind.async_shared, space=nvvm.SharedSpace.shared_cta)
-
-    write(tile, ref)
-
-
-def in_rows(x: jax.Array) -> jax.Array:
-    """Returns tiles (..., 64, n) of what `share_in_order` wrote, (..., n / 4, 256)."""
-    lead, columns = x.shape[:-2], x.shape[-2] * 4
-    x = x.reshape(*lead, columns // 16, 2, 4, 8, 4, 2, 2)  # 16 columns, half, warp, row, lane, 8 columns, pair
-    n = len(lead)
-    order = (n + 2, n + 1, n + 3, n, n + 5, n + 4, n + 6)
-    return x.transpose(*range(n), *order).reshape(*lead, 64, columns)
 
 
 def await_sums(sums: jax.Array, interpret: bool) -> None:
