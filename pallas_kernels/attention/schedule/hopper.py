@@ -307,6 +307,7 @@ class GradientSchedule:
 
 _GRADIENT_ROWS: Final = {64: 128, 128: 64}
 _TWO_STAGES: Final = 192  # widest values for which shared memory has room for two stages of cotangents
+_COUPLED: Final = 64  # widest heads whose warpgroups wait for the slopes of the step: tiles of 128 queries cover it
 _GRADIENT_HEADS: Final = {True: 8, False: 64}  # whether all queries see all keys
 
 
@@ -324,4 +325,5 @@ def gradient_schedule(head_size: int, sees_all: bool, value_size: int | None = N
         cotangent_stages=1 if (value_size or head_size) > _TWO_STAGES else 2,
         heads=_GRADIENT_HEADS[sees_all],
         to_and_fro=not sees_all,
+        lagging=head_size > _COUPLED,
     )
