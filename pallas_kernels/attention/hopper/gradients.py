@@ -52,11 +52,6 @@ class Body:
         return 1
 
     @property
-    def late_signal(self) -> bool:
-        """Whether the sums of a step are announced after those of the next step have come."""
-        return self.schedule.late_signal
-
-    @property
     def tiles(self) -> Tiles:
         """The tiles of the call."""
         return self.call.tiles
@@ -137,24 +132,25 @@ class Body:
 
         `turns` counts, for each tile of queries of each head, the blocks of keys that have been added.
         """
-        tiles = self.tiles
-
-        def announce(turn: Any) -> None:
-            plgpu.wait_smem_to_gmem(0)
-            plgpu.semaphore_signal(turn, 1, memory_scope="gpu")
+        tiles, turn_ahead = self.tiles, self.schedule.turn_ahead
 
         def one(item: Item, position: Any) -> Any:
             offset, keys = lengths.offsets[item.sequence], lengths.keys[item.sequence]
+            end, steps = item.first + item.count, item.count * tiles.group
+
+            def blocks_before(tile: Any) -> Any:
+                return tiles.last_block(offset, keys, tile) - item.block
+
+            def await_turn(place: Any, before: Any) -> None:
+                plgpu.semaphore_wait(turns.at[place], before, decrement=False, memory_scope="gpu")
 
             def add(head: Any, tile: Any, step: Any) -> None:
-                before = tiles.last_block(offset, keys, tile) - item.block
+                before = blocks_before(tile)
                 own = (item.sequence * tiles.heads * tiles.group + head) * tiles.across + tile
-                turn = turns.at[own]
+                if turn_ahead:
+                    pl.when((before > 0) & (step == 0))(partial(await_turn, own, before))
                 for index in range(self.rounds):
                     plgpu.barrier_wait(scratch.sums_full)
-                    if self.late_signal:
-                        former = jnp.where(tile > item.first, own - 1, own - tiles.across + item.count - 1)
-                        pl.when(step > 0)(partial(announce, turns.at[former]))
 
                     @pl.when(before == 0)
                     def _(index: int = index) -> None:
@@ -162,20 +158,21 @@ class Body:
 
                     @pl.when(before > 0)
                     def _(index: int = index) -> None:
-                        if index == 0:
-                            plgpu.semaphore_wait(turn, before, decrement=False, memory_scope="gpu")
+                        if index == 0 and not turn_ahead:
+                            await_turn(own, before)
                         self.send(item, tile, target.at[:, :, head], "add", range(PARTS), index, scratch)
 
                     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
                     plgpu.barrier_arrive(scratch.sums_free)
-                if not self.late_signal:
-                    announce(turn)
+                if turn_ahead:  # while the additions are under way
+                    last = tile + 1 == end
+                    then = jnp.where(last, own + tiles.across - (item.count - 1), own + 1)
+                    ahead = blocks_before(jnp.where(last, item.first, tile + 1))
+                    pl.when((ahead > 0) & (step + 1 < steps))(partial(await_turn, then, ahead))
+                plgpu.wait_smem_to_gmem(0)
+                plgpu.semaphore_signal(turns.at[own], 1, memory_scope="gpu")
 
             self.each_tile(item, add)
-            if self.late_signal:
-                head = (item.sequence * tiles.heads + item.head + 1) * tiles.group - 1
-                last = turns.at[head * tiles.across + item.first + item.count - 1]
-                pl.when(item.count > 0)(partial(announce, last))
             return position
 
         self.over_items(lengths, jnp.int32(0), one)

@@ -37,11 +37,6 @@ class WideBody(Body):
         width = self.call.size // PARTS // self.rounds
         return 0, pl.ds((part * self.rounds + index) * width, width)
 
-    @property
-    def late_signal(self) -> bool:
-        """Whether the sums of a step are announced after those of the next step have come."""
-        return False
-
     def start(self, first: Ahead, scratch: Any) -> tuple[jax.Array, ...]:
         """Returns the initial state of the steps of an item: gradients of keys and values."""
         return filled((ROWS, self.call.size // PARTS), 0), filled((ROWS, self.call.value_size // PARTS), 0)

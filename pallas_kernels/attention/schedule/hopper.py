@@ -289,8 +289,8 @@ class GradientSchedule:
         to_and_fro: Whether every second round of items traverses the blocks of the grid backwards.
         lagging: Whether a step computes the gradient of the previous tile's queries, so that no warpgroup waits for the
             slopes of the other. Ignored for wide heads.
-        late_signal: Whether the sums of a step are announced after those of the next step have come, so that they are
-            not waited for. Ignored for wide heads.
+        turn_ahead: Whether a step's sums are announced only once it is the next step's turn to add. Blocks then follow
+            one another at a distance of two tiles instead of one, but no addition waits for the look at its turn.
         registers: Registers of a thread that computes and of one that copies.
     """
 
@@ -301,7 +301,7 @@ class GradientSchedule:
     heads: int = 64
     to_and_fro: bool = True
     lagging: bool = False
-    late_signal: bool = False
+    turn_ahead: bool = False
     registers: tuple[int, int] = (232, 24)
 
 
@@ -326,4 +326,5 @@ def gradient_schedule(head_size: int, sees_all: bool, value_size: int | None = N
         heads=_GRADIENT_HEADS[sees_all],
         to_and_fro=not sees_all,
         lagging=head_size > _COUPLED,
+        turn_ahead=sees_all and _COUPLED < head_size <= WIDEST_SPILLED,
     )
