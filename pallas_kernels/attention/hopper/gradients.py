@@ -261,7 +261,8 @@ class Body:
         plgpu.barrier_wait(scratch.slopes_full)
         plgpu.barrier_wait(scratch.slopes_free)
         sums = self.query_sums(last, lax.rem(last.position, 2), scratch)
-        self.pass_on(last, *finish(0, sums, interpret=bool(self.call.interpret)), results, scratch)
+        (sums,) = finish(0, sums, interpret=bool(self.call.interpret))
+        self.pass_on(last, sums, results, scratch)
 
     def keys_of(self, part: Any) -> Any:
         """Returns which 64 keys of a block a warpgroup has."""
