@@ -258,8 +258,7 @@ class Body:
         """Passes on what is left after the last step of an item."""
         if not self.schedule.lagging:
             return
-        plgpu.barrier_wait(scratch.slopes_full)
-        plgpu.barrier_wait(scratch.slopes_free)
+        self.await_slopes(scratch)
         sums = self.query_sums(last, lax.rem(last.position, 2), scratch)
         (sums,) = finish(0, sums, interpret=bool(self.call.interpret))
         self.pass_on(last, sums, results, scratch)
