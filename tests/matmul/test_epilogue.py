@@ -125,7 +125,8 @@ def test_shards_of_k(name: str, races: Races) -> None:
 
 TREES = {  # K splits, their schedule
     "in registers": (8, SplitKSchedule(1, WIDE)),
-    "one level in memory": (8, SplitKSchedule(1, dataclasses.replace(WIDE, tile_columns=128))),
+    "one level in the result's memory": (8, SplitKSchedule(1, dataclasses.replace(WIDE, tile_columns=128, blocks=1))),
+    "one level in GPU memory": (8, SplitKSchedule(1, dataclasses.replace(WIDE, tile_columns=128, stages=6))),
     "two levels in memory": (8, SplitKSchedule(1, dataclasses.replace(WIDE, tile_columns=192))),
     "one accumulator": (8, SplitKSchedule(1, dataclasses.replace(WIDE, tile_columns=256, stages=2))),
     "sixteen": (16, SplitKSchedule(1, dataclasses.replace(WIDE, tile_columns=128))),
@@ -135,7 +136,7 @@ TREES = {  # K splits, their schedule
 }
 
 
-@pytest.mark.tier("full", fast=("one level in memory",))
+@pytest.mark.tier("full", fast=("one level in the result's memory",))
 @pytest.mark.parametrize("name", TREES)
 def test_tree_over_splits(name: str, races: Races) -> None:
     """Each K split has one term, so that the interpreter's sums are exact and the result shows the tree alone."""

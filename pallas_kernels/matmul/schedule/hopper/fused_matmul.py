@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from pallas_kernels.matmul.schedule.hopper.estimate import Problem, estimate_ns
+from pallas_kernels.matmul.schedule.hopper.leaf_levels import shared_bytes
 from pallas_kernels.matmul.schedule.hopper.matmul import candidates, matmul_schedule, named_schedule
 from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, SMS, MatmulSchedule
 
@@ -74,6 +75,13 @@ def _with_residual(schedule: MatmulSchedule, itemsize: int, out_itemsize: int) -
     return replace(schedule, stages=stages) if stages >= _FEWEST_STAGES else None
 
 
+def _with_sums(schedule: MatmulSchedule, chains: int, problem: Problem) -> MatmulSchedule:
+    """Returns the schedule with sums that wait in shared memory, with fewer stages if necessary; as it is without room."""
+    missing = shared_bytes(schedule, chains, problem.itemsize, problem.out_itemsize) - SHARED_BYTES
+    stages = schedule.stages - max(0, -(-missing // _stage_bytes(schedule, problem.itemsize)))
+    return replace(schedule, stages=stages) if stages >= _FEWEST_STAGES else schedule
+
+
 def _stage_bytes(s: MatmulSchedule, itemsize: int) -> int:
     return (s.block_rows + s.block_columns) * s.k_step * itemsize
 
@@ -124,7 +132,10 @@ def split_k_schedules(
     for parts in (1, 2, 4) if splits == _MEASURED_SPLITS else (1,):
         problem = Problem(parts, m, splits // parts * length, *shape[2:], out_itemsize if parts == 1 else _FLOAT32)
         for s in _tiles(problem, _of_several(m, parts)):
-            fitted = _with_residual(s, itemsize, out_itemsize) if residual and parts == 1 else s
+            if residual and parts == 1:
+                fitted = _with_residual(s, itemsize, out_itemsize)
+            else:
+                fitted = _with_sums(s, splits // parts, problem)
             if fitted is not None and 2 * s.tile_rows * s.tile_columns <= _SUM_REGISTERS * _THREADS:
                 several.append((_several_ns(s, splits // parts, problem, out_itemsize), SplitKSchedule(parts, fitted)))
     several.sort(key=lambda entry: entry[0])
