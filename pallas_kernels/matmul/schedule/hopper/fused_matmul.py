@@ -25,7 +25,8 @@ _SOME_ROWS: Final = 256
 _MANY_ROWS: Final = 2048
 _CYCLES_PER_NS: Final = 1.75
 _PAIR_CYCLES: Final = 500  # from the last product of a pair of K splits to the first of the next
-_WAITING_CYCLES: Final = 0.3  # an element of a block's tile that waits in memory, and ...
+_SHARED_CYCLES: Final = 0.06  # an element of a block's tile that waits in shared memory
+_WAITING_CYCLES: Final = 0.3  # the same in GPU memory, and ...
 _WAITING_SLOWDOWN: Final = 1.12  # ... of blocks with several tiles
 _FINISH_NS: Final = 1500  # the kernel that adds partial sums, and ...
 _FINISH_BYTES_PER_NS: Final = 3300  # ... the bytes that it moves
@@ -171,9 +172,11 @@ def _several_ns(s: MatmulSchedule, chains: int, problem: Problem, out_itemsize: 
     """Returns a rough time of blocks that sum several chains, and of the kernel that adds their sums."""
     tile = s.tile_rows * s.tile_columns
     waits = max(0, chains.bit_length() - _SUM_REGISTERS * _THREADS // tile)  # levels whose sums wait in memory
+    shared = shared_bytes(s, chains, problem.itemsize, problem.out_itemsize) <= SHARED_BYTES
     waves = -(-problem.tiles(s) // SMS)
-    cycles = chains / 2 * _PAIR_CYCLES + waits * _WAITING_CYCLES * s.warpgroups * tile
-    time = estimate_ns(s, 1, problem) * (_WAITING_SLOWDOWN if waits and waves > 1 else 1)
+    waiting = _SHARED_CYCLES if shared else _WAITING_CYCLES
+    cycles = chains / 2 * _PAIR_CYCLES + waits * waiting * s.warpgroups * tile
+    time = estimate_ns(s, 1, problem) * (_WAITING_SLOWDOWN if waits and waves > 1 and not shared else 1)
     time += waves * cycles / _CYCLES_PER_NS
     if problem.stack > 1:
         time += _FINISH_NS + (_FLOAT32 * problem.stack + out_itemsize) * problem.m * problem.n / _FINISH_BYTES_PER_NS
