@@ -65,12 +65,15 @@ class ParallelMoE(CutLayer, nnx.Module):
         return rows, router, gate_up, down
 
     def first_product(self, rows: jax.Array, gate_up: Any, counts: jax.Array) -> jax.Array:
-        """Returns what is inside of this device's experts for rows (A, C) that are sorted by expert."""
-        return bijax.swiglu(bijax.group_matmul(rows, gate_up, counts))
+        """Returns what is inside of this device's experts for rows (A, C) that are sorted by expert.
+
+        Rows after the last expert's are undefined, and nothing reads them.
+        """
+        return bijax.swiglu(bijax.group_matmul(rows, gate_up, counts, zero_unused=False))
 
     def second_product(self, inner: jax.Array, down: Any, counts: jax.Array) -> jax.Array:
         """Returns the results of this device's experts (A, C)."""
-        return bijax.group_matmul(inner, down, counts)
+        return bijax.group_matmul(inner, down, counts, zero_unused=False)
 
     @property
     def takes_own_rows(self) -> bool:
@@ -93,7 +96,7 @@ class ParallelMoE(CutLayer, nnx.Module):
     def _of_own(self, x: jax.Array, selected: jax.Array, weights: jax.Array, gate_up: Any, down: Any) -> jax.Array:
         """Returns the sums for this device's tokens."""
         axes, number = self.cut.expert_axes, self.routing.num_experts
-        sent = moe_dispatch(x, selected, axes, num_experts=number)
+        sent = moe_dispatch(x, selected, axes, num_experts=number, zero_unused=False)
         results = self.second_product(self.first_product(sent.rows, gate_up, sent.counts), down, sent.counts)
         return moe_combine(results, sent, weights, axes)
 

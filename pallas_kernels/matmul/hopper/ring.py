@@ -57,6 +57,7 @@ def ring_matmul(
     *,
     total: jax.Array | None = None,
     sizes: jax.Array | None = None,
+    fills: bool = True,
     schedule: MatmulSchedule,
     transpose_w: bool,
     transpose_x: bool = False,
@@ -79,6 +80,7 @@ def ring_matmul(
         sizes: (B,) int32, the number of consecutive rows of a matrix `x` for each entry of `w`. Rows after them become
             zeros; if sizes are negative or add up to more than M, all become nan. Without `swap`, a tile has whole
             swizzled rows of the result.
+        fills: Whether rows after those of `sizes` are written if sizes are valid.
         schedule: Tiles and stages.
         transpose_w: Whether `w` is stored as (N, K).
         transpose_x: Whether `x` is stored as (K, M).
@@ -135,6 +137,7 @@ def ring_matmul(
         part_length=part_length,
         sums=jnp.int32 if x.dtype == jnp.int8 else jnp.float32,
         folded=folded,
+        fills=fills,
         in_result=_waits_in_result(s, chains, store, epilogue, x.dtype, out_dtype),
     )
     scratch = plan.scratch(x.dtype, out_dtype, epilogue)
@@ -199,6 +202,7 @@ class _Plan(Product):
         part_length: Elements of the part of K that a stack entry represents; None for a stack of results.
         sums: Dtype of the sums.
         folded: Whether the chains are added in ascending order.
+        fills: Whether rows without a group are written.
         in_result: Whether sums of the tree wait in the shared memory from which the result is stored.
     """
 
@@ -208,6 +212,7 @@ class _Plan(Product):
     part_length: int | None
     sums: Any
     folded: bool
+    fills: bool
     in_result: bool
 
     @property
@@ -421,10 +426,12 @@ def _sum_chains(
 def _fill_rest(
     plan: _Plan, scheduler: TableTileScheduler, ending: Ending, warpgroup: Any, block: Any, count: Any
 ) -> None:
-    """Stores zeros for rows without a group, or nan if the group sizes are invalid."""
-    consumers, offset = plan.consumers, plan.offset(warpgroup)
+    """Stores zeros for rows without a group if they are to be written, or nan if the group sizes are invalid."""
+    consumers, offset, turns = plan.consumers, plan.offset(warpgroup), scheduler.turns(block)
+    if not plan.fills:
+        turns = jnp.where(scheduler.fit, count, turns)
 
-    @pl.loop(count, scheduler.turns(block))
+    @pl.loop(count, turns)
     def _(turn: Any) -> None:
         @pl.when(lax.rem(turn, consumers) == (warpgroup if consumers > 1 else 0))
         def _() -> None:
