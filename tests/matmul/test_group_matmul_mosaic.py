@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp

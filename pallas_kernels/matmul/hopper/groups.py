@@ -85,8 +85,8 @@ def group_matmul(
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU.
 
     Returns:
-        (M, N) of `out_dtype`. Rows after the last group are zeros, or undefined without `zero_unused`. If sizes are negative or add up to more than M,
-        the whole result is nan.
+        (M, N) of `out_dtype`. Rows after the last group are zeros, or undefined without `zero_unused`. If sizes are
+        negative or add up to more than M, the whole result is nan.
 
     Raises:
         UnsupportedError: If this backend cannot honour the contract for these operands.

@@ -77,7 +77,7 @@ def _with_residual(schedule: MatmulSchedule, itemsize: int, out_itemsize: int) -
 
 
 def _with_sums(schedule: MatmulSchedule, chains: int, problem: Problem) -> MatmulSchedule:
-    """Returns the schedule with sums that wait in shared memory, with fewer stages if necessary; as it is without room."""
+    """Returns the schedule with room for sums that wait in shared memory, with fewer stages if that is enough."""
     missing = shared_bytes(schedule, chains, problem.itemsize, problem.out_itemsize) - SHARED_BYTES
     stages = schedule.stages - max(0, -(-missing // _stage_bytes(schedule, problem.itemsize)))
     return replace(schedule, stages=stages) if stages >= _FEWEST_STAGES else schedule
