@@ -165,8 +165,8 @@ def test_all_ways_to_split_give_the_tree_of_the_shards(name: str, splits: int, w
 
     found: dict[str, SplitKSchedule | None] = {"default": None}
     for rows in (8, 2048):
-        options = {"splits": count, "length": length, "transpose_w": transpose_w, "residual": with_residual}
-        for s in split_k_schedules(rows, k, n, **options):
+        options: dict[str, Any] = {"splits": count, "length": length, "transpose_w": transpose_w}
+        for s in split_k_schedules(rows, k, n, residual=with_residual, **options):
             found.setdefault(f"{rows} rows, {s.parts=}, {s.tiles.tile_columns=}", s)
     assert {1, count} <= {s.parts for s in found.values() if s is not None}
     operands = [(array(kind, (m, k)), weights(k, n, transpose_w)) for kind in KINDS]
