@@ -1,4 +1,4 @@
-"""Blocks in which each device has a part of the rows between the sums that are cut (sequence parallelism)."""
+"""Blocks with experts in which each device has a part of the rows after attention (sequence parallelism)."""
 
 import math
 from dataclasses import dataclass
@@ -10,27 +10,28 @@ from bijax.core.forward_only import forward_only
 from bijax.parallel import all_rows, own_rows
 
 from ..ops import PLAIN
-from .layers import MLP, Attention, LayerCache
+from .layers import Attention, LayerCache
 from .parallel_experts import ParallelMoE
 from .parallel_layers import RowParallelLinear
 
-_FEWEST_ROWS: Final = 1024  # below, two collectives of half the bytes take longer than one
+_FEWEST_ROWS: Final = 1024  # below, the sum is bound by its latency
 
 
 @dataclass(frozen=True)
 class RowCut:
     """How the rows of a block that appends tokens are cut over devices.
 
-    The sum after attention and the sum after the MLP leave each device with its rows (reduce-scatter), of which it
-    computes the norm, and experts their tokens. What is gathered is rounded, so fewer bytes travel than with sums that
-    all devices have (all-reduce), and norms are not computed several times.
+    The sum after attention leaves each device with its rows (reduce-scatter), of which it computes the norm, routes the
+    tokens and adds the experts' results. Half as much is summed over the devices as if all had the whole sum
+    (all-reduce), and what comes after it is not computed several times. Blocks with an MLP would gain nothing: they
+    need all rows again after the norm, and a gather takes the time that the sum has won.
 
     Args:
         axis: The mesh axis that heads and MLPs are cut over.
         devices: Its devices.
 
-    Guarantee: the bits of a block whose rows are not cut: norms and experts are row-invariant, and an element of a sum
-    has the same bits wherever it is added.
+    Guarantee: the bits of a block whose rows are not cut: norms, routing and experts are row-invariant, and an element
+    of a sum has the same bits wherever it is added.
     """
 
     axis: str
@@ -43,9 +44,7 @@ class RowCut:
             return False
         if not (isinstance(block.attention, Attention) and isinstance(block.attention.out, RowParallelLinear)):
             return False
-        if isinstance(block.mlp, ParallelMoE):
-            return block.mlp.takes_own_rows
-        return isinstance(block.mlp, MLP) and isinstance(block.mlp.down, RowParallelLinear)
+        return isinstance(block.mlp, ParallelMoE) and block.mlp.takes_own_rows
 
     def extend(
         self, block: Any, x: jax.Array, normed: jax.Array, rotary: Any, cache: LayerCache, **places: jax.Array
@@ -63,16 +62,9 @@ class RowCut:
         y = block.attention.out.own_rows(block.attention.attended(normed, query, cache, **places))
         y = y if block.attention_output_norm is None else block.attention_output_norm(y)
         own, normed = block.mlp_norm.add(own, y)
-        y = self._mlp(block.mlp, normed)
+        y = block.mlp.of_own_rows(normed)
         y = y if block.mlp_output_norm is None else block.mlp_output_norm(y)
         return all_rows(own + y, self.axis).reshape(x.shape), cache
-
-    def _mlp(self, mlp: Any, normed: jax.Array) -> jax.Array:
-        """Returns the results of an MLP, or of experts, for this device's rows (R, hidden_size)."""
-        if isinstance(mlp, ParallelMoE):
-            return mlp.of_own_rows(normed)
-        down: Any = mlp.down
-        return down.own_rows(mlp.hidden(all_rows(normed, self.axis)))
 
 
 def _flat(x: jax.Array) -> jax.Array:

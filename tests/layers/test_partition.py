@@ -26,10 +26,7 @@ def test_models_have_the_same_bits_on_any_number_of_devices(names: tuple[str, ..
     assert fake_devices.run("tests.layers.partitioned_models", *names) == list(names)
 
 
-ROWS = (("rows",), ("rows of experts", "gradient"))
-
-
-@pytest.mark.parametrize("names", [*map(full_only, ROWS)], ids=lambda names: names[0])
+@pytest.mark.parametrize("names", [full_only(("rows", "gradient"))], ids=lambda names: names[0])
 def test_long_prompts_whose_rows_are_cut_have_the_same_bits_on_any_number_of_devices(names: tuple[str, ...]) -> None:
     assert fake_devices.run("tests.layers.partitioned_rows", *names) == list(names)
 

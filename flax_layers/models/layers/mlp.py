@@ -85,9 +85,5 @@ class MLP(nnx.Module):
             TypeError: If a dtype is not supported.
             ValueError: If the last dimension of x is not `features`.
         """
-        return self.down(self.hidden(x))
-
-    def hidden(self, x: jax.Array) -> jax.Array:
-        """Returns the input of the last product, (..., hidden_features)."""
         gate, up = jnp.split(self.gate_up(x), 2, axis=-1)
-        return (self.ops.swiglu if self.activation == "silu" else self.ops.geglu)(gate, up)
+        return self.down((self.ops.swiglu if self.activation == "silu" else self.ops.geglu)(gate, up))

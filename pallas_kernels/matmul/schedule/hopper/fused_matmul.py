@@ -18,7 +18,7 @@ _THREADS: Final = 128
 _SUM_REGISTERS: Final = 192  # of a thread, for tiles of sums
 
 # What was measured on an H100 (benchmarks/notes/several-gpus.md).
-_MEASURED_SPLITS: Final = (4, 8)
+_MEASURED_SPLITS: Final = (2, 4, 8)
 _PARTS: Final = (1, 2, 4)
 _PAIRS: Final = 4  # parts of two K splits, the fastest for 33 to 64 rows
 _FEW_ROWS: Final = 64
@@ -114,8 +114,8 @@ def split_k_schedules(
     """Returns the schedules of a split-K matmul, the preferred one first.
 
     K splits in separate blocks fill multiprocessors that few tiles would leave idle, but their partial sums are written
-    to memory and read again. A block that sums several of them has smaller tiles. Of four and eight K splits of more
-    than 64 rows the schedule with the lowest estimate comes first, as it was measured.
+    to memory and read again. A block that sums several of them has smaller tiles. Of 2, 4 and 8 K splits of more than
+    64 rows the schedule with the lowest estimate comes first, as it was measured.
 
     Args:
         m: Rows of the activations, at least 1.
