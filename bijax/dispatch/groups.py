@@ -48,7 +48,9 @@ def _sums(a: jax.Array, b: jax.Array, product: Product) -> str:
 def _multiply(
     target: Target, x: jax.Array, w: jax.Array, sizes: jax.Array, *, product: Product, zero_unused: bool = True
 ) -> Arrays:
-    options = {"transpose_w": product.transpose_w, "out_dtype": product.out_dtype, "zero_unused": zero_unused}
+    options: dict[str, Any] = {"transpose_w": product.transpose_w, "out_dtype": product.out_dtype}
+    if not zero_unused:  # kernels that others register need not know it
+        options["zero_unused"] = False
     y = run_if_served("group_matmul", target, None, x, w, sizes, like=_products_like, **options)
     return _portable_matmul(x, w, sizes, product=product) if y is None else (y,)
 
