@@ -194,6 +194,7 @@ def weight_gradient(
     mean: jax.Array | None = None,
     *,
     contract: ChunkContract,
+    dtype: str = "float32",
     interpret: Any = False,
 ) -> jax.Array:
     """Bit-identical to `portable.weight_gradient`.
@@ -206,7 +207,7 @@ def weight_gradient(
         return product(g, normal, interpret)
 
     given = [factor] if mean is None else [factor, mean]
-    return batch_sum.sum_chunks(part, [h, g], given=given, interpret=interpret)
+    return batch_sum.sum_chunks(part, [h, g], given=given, dtype=dtype, interpret=interpret)
 
 
 def _times(row: Row, y: jax.Array, weight: Sequence[jax.Array], offset: float = 0.0) -> jax.Array:

@@ -266,7 +266,7 @@ def norm_weight_gradient(weight: jax.Array | None, *arrays: jax.Array) -> jax.Ar
     """Returns the gradient of a norm's weight from its rows, their scales, the cotangent, and their means if any."""
     if weight is None:
         return None
-    return _weight_gradient_kernel(*arrays)[0].astype(weight.dtype)
+    return _weight_gradient_kernel(*arrays, dtype=weight.dtype.name)[0]
 
 
 def _rms_norm_shapes(

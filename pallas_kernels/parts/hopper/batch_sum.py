@@ -40,6 +40,7 @@ def sum_chunks(
     total: jax.Array | None = None,
     *,
     given: Sequence[jax.Array] = (),
+    dtype: Any = jnp.float32,
     interpret: Any,
     schedule: ChunkSchedule | None = None,
 ) -> jax.Array:
@@ -50,23 +51,25 @@ def sum_chunks(
         rows: (M, C) arrays; C at least 128.
         total: (C,) float32, the initial value of the sum; zeros by default.
         given: (M, 1) float32 arrays, scalars of each row.
+        dtype: Dtype of the result; the sum is rounded once.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
         schedule: How the work is partitioned; chosen from the shape by default. It does not affect the bits.
 
     Returns:
-        (C,) float32.
+        (C,) of `dtype`.
     """
     m, c = rows[0].shape
     if m == 0:
-        return jnp.zeros(c, jnp.float32) if total is None else total
+        return (jnp.zeros(c, jnp.float32) if total is None else total).astype(dtype)
     if schedule is None:
         schedule = chunk_schedule(m, c, max(x.dtype.itemsize for x in rows))
     if total is None and interpret:
         total = jnp.zeros(c, jnp.float32)  # XLA would drop an addition of a constant zero, leaving -0
     start = [] if total is None else [total]
     if m <= ROW_CHUNK:
-        return _chunk_sums(step, rows, given, start, interpret, schedule).reshape(c)
-    return _add_upwards(_chunk_sums(step, rows, given, [], interpret, schedule), start, interpret)
+        return _chunk_sums(step, rows, given, start, dtype, interpret, schedule).reshape(c)
+    sums = _chunk_sums(step, rows, given, [], jnp.float32, interpret, schedule)
+    return _add_upwards(sums, start, dtype, interpret)
 
 
 def _chunk_sums(
@@ -74,10 +77,11 @@ def _chunk_sums(
     rows: Sequence[jax.Array],
     given: Sequence[jax.Array],
     start: Sequence[jax.Array],
+    dtype: Any,
     interpret: Any,
     schedule: ChunkSchedule,
 ) -> jax.Array:
-    """(chunks, C) float32; a single chunk is added to `start` or to zero."""
+    """(chunks, C); a single chunk is added to `start` or to zero."""
     m, c = rows[0].shape
     width, warpgroups = WARPGROUP * schedule.neighbours, schedule.warpgroups
     few, masked = m <= FEW_ROWS, m % ROW_CHUNK != 0
@@ -103,7 +107,7 @@ def _chunk_sums(
                     total = strip.load(begin[0], None, interpret) + total
                 elif m <= ROW_CHUNK:
                     total = total + jnp.float32(0)
-                strip.store(out, chunk, total, interpret)
+                strip.store(out, chunk, total.astype(dtype), interpret)
 
             if few:
                 # Missing rows count as zeros and are not loaded.
@@ -135,7 +139,7 @@ def _chunk_sums(
     run = launch(
         "batch_sum_" + profile_name(step),
         kernel,
-        jax.ShapeDtypeStruct((-(-m // ROW_CHUNK), c), jnp.float32),
+        jax.ShapeDtypeStruct((-(-m // ROW_CHUNK), c), dtype),
         {"strip": -(-c // width), "chunk": -(-m // ROW_CHUNK)},
         memory,
         warpgroups={"warpgroup": warpgroups},
@@ -145,7 +149,7 @@ def _chunk_sums(
     return run(rows, given, start)
 
 
-def _add_upwards(sums: jax.Array, start: Sequence[jax.Array], interpret: Any) -> jax.Array:
+def _add_upwards(sums: jax.Array, start: Sequence[jax.Array], dtype: Any, interpret: Any) -> jax.Array:
     """(chunks, C) to (C,), added to `start` or to zero."""
     chunks, c = sums.shape
 
@@ -163,11 +167,11 @@ def _add_upwards(sums: jax.Array, start: Sequence[jax.Array], interpret: Any) ->
             groups, left = divmod(chunks - first, _AT_ONCE)
             if groups:
                 total = lax.fori_loop(0, groups, lambda i, total: add(first + i * _AT_ONCE, _AT_ONCE, total), total)
-            strip.store(out, 0, add(first + groups * _AT_ONCE, left, total), interpret)
+            strip.store(out, 0, add(first + groups * _AT_ONCE, left, total).astype(dtype), interpret)
 
         _in_strips(lax.axis_index("strip"), c, 1, add_strip)
 
-    out, grid = jax.ShapeDtypeStruct((1, c), jnp.float32), {"strip": -(-c // WARPGROUP)}
+    out, grid = jax.ShapeDtypeStruct((1, c), dtype), {"strip": -(-c // WARPGROUP)}
     run = launch("batch_sum_upwards", kernel, out, grid, by_lanes=True, interpret=interpret)
     return run(sums, start).reshape(c)
 
