@@ -150,7 +150,7 @@ def run_rows(
         apart = any(x.place is not None for x in (*sources, *shared))
         schedule = row_schedule(m, c, lanes, sizes, wide_sizes, len(vectors), counter.passes, picked=apart)
     by_warp = schedule.rows_per_warp > 0 and not interpret
-    vector = WARP_VECTOR if by_warp else row_vector(lanes, (*sizes, *wide_sizes))
+    vector = WARP_VECTOR if by_warp else schedule.vector or row_vector(lanes, (*sizes, *wide_sizes))
     schedule = replace(schedule, blocks=min(schedule.blocks, -(-m // schedule.rows_per_block)))
     _check_schedule(schedule, m, c, lanes, vector, sizes)
     direct = schedule.stages == 0

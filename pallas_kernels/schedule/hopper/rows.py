@@ -50,6 +50,8 @@ class RowSchedule:
         cluster: Blocks that share a row; more than one only if `stages` is 0.
         rows_per_warp: Rows that each warp of a block processes by itself, with the loads of all of them in flight; 0 if
             a team shares a row. Only for rows of 128 lanes that are held, one warpgroup a block, and `stages` of 0.
+        vector: Neighbouring columns that a thread holds; 0 for `row_vector`. With fewer, more warpgroups can share a
+            row.
     """
 
     team: int
@@ -61,6 +63,7 @@ class RowSchedule:
     unroll: int = 2
     cluster: int = 1
     rows_per_warp: int = 0
+    vector: int = 0
 
     @property
     def rows_per_block(self) -> int:
