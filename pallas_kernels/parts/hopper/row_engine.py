@@ -40,6 +40,7 @@ from pallas_kernels.parts.hopper.pieces import Pieces
 from pallas_kernels.parts.hopper.profile_name import profile_name
 from pallas_kernels.parts.hopper.row import Row
 from pallas_kernels.parts.hopper.row_launch import COLUMN_NUMBERS as COLUMN_NUMBERS
+from pallas_kernels.parts.hopper.row_launch import Companion as Companion
 from pallas_kernels.parts.hopper.row_launch import Launch
 from pallas_kernels.parts.hopper.row_launch import Parted as Parted
 from pallas_kernels.parts.hopper.row_launch import Picked as Picked
@@ -114,6 +115,7 @@ def run_rows(
     interpret: Any,
     schedule: RowSchedule | None = None,
     name: str | None = None,
+    companion: Companion | None = None,
 ) -> Arrays:
     """Runs a row program.
 
@@ -130,9 +132,10 @@ def run_rows(
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
         schedule: How to feed the rows; chosen from the shape by default. It does not affect the bits.
         name: Name of the kernel in profiles; by default derived from the function that defines the program.
+        companion: Other blocks of the launch, for a schedule with a block for each row.
 
     Returns:
-        The results, then the numbers.
+        The results, then the numbers, then the companion's result if there is one.
     """
     sources, shared = ([x if isinstance(x, Picked) else Picked(x, None) for x in group] for group in (rows, vectors))
     m, c = (sources[0].array.shape[0] if count is None else count), sources[0].array.shape[1]
@@ -161,9 +164,22 @@ def run_rows(
     if emulated:
         out.append(jax.ShapeDtypeStruct((blocks, *exchange), jnp.float32))
 
-    def kernel(read: Any, beside: Any, known: Any, *refs: Any) -> None:
-        *written, scratch = refs
+    grid, step = blocks, 1
+    if companion is not None:
+        if blocks != m or cluster > 1 or schedule.stages or schedule.rows_per_warp or team != companion.warpgroups:
+            raise ValueError(
+                f"expected a block of {companion.warpgroups} warpgroups for each of {m} rows, got {schedule}."
+            )
+        out.append(companion.out)
+        step = companion.rows + companion.blocks
+        grid = -(-m // companion.rows) * step
+
+    def kernel(read: Any, beside: Any, known: Any, others: Any, *refs: Any) -> None:
+        *written, scratch, memory = refs
         first_row = lax.axis_index("block")
+        if companion is not None:
+            group, place = lax.div(first_row, step), lax.rem(first_row, step)
+            first_row = group * companion.rows + place
         shared_memory = written.pop().at[first_row] if emulated else scratch.exchange
         member = lax.axis_index("member") if team > 1 else 0
         if cluster > 1:
@@ -173,7 +189,7 @@ def run_rows(
             vectors=[(ref, x.place) for ref, x in zip(beside, shared, strict=True)],
             given=known,
             results=list(zip(written[: len(wanted)], wanted, strict=True)),
-            numbers=written[len(wanted) :],
+            numbers=written[len(wanted) : len(wanted) + numbers],
             team=Team(lanes, cluster, shared_memory, scratch.meeting, interpret, by_warp),
             barriers=scratch.barriers,
             ring=scratch.ring,
@@ -195,6 +211,16 @@ def run_rows(
         if schedule.rows_per_warp:
             _run_by_warp(program, launch, m)
             return
+        if companion is not None:
+            ours, result = place < companion.rows, written[len(wanted) + numbers]
+            pl.when(ours & (first_row < m))(lambda: program(Row(launch, first_row, 0)))
+
+            @pl.when(~ours)
+            def _() -> None:
+                number = group * companion.blocks + place - companion.rows
+                companion.body(number, member, others, result, *memory)
+
+            return
         if blocks == m:
             program(Row(launch, first_row, 0))
             return
@@ -207,15 +233,19 @@ def run_rows(
         profile_name(program) if name is None else name,
         kernel,
         out,
-        {"block": blocks},
-        [_Scratch.of(schedule, pieces, exchange, [x.array.dtype for x in sources], interpret)],
+        {"block": grid},
+        [
+            _Scratch.of(schedule, pieces, exchange, [x.array.dtype for x in sources], interpret),
+            [] if companion is None else list(companion.memory),
+        ],
         cluster={"part": cluster} if cluster > 1 else None,
         warpgroups={"member": team} if team > 1 else None,
         by_lanes=True,
         interpret=interpret,
     )
     arrays = ([x.array for x in group] for group in (sources, shared))
-    return tuple(run(*arrays, given))[: len(results) + numbers]
+    found = tuple(run(*arrays, given, () if companion is None else companion.arrays))
+    return found[: len(results) + numbers + (companion is not None)]
 
 
 def _run_by_warp(program: Program, launch: Launch, m: int) -> None:
