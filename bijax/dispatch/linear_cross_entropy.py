@@ -34,6 +34,12 @@ _UNIT: Final = 128
 _STEP: Final = 16
 """Rows in a group of limbs, and elements of K at whose multiples a sum may be cut."""
 
+_COLUMNS: Final = 64
+"""A step over columns has a multiple of them: a GPU copies narrower rows of its logits' gradient slowly."""
+
+_LOGITS: Final = 1 << 27
+"""Logits that a step over columns may have even if fewer are in `CHUNK` rows."""
+
 _ROWS: Final = 16384
 """Most rows of a loop over columns: the float32 gradient of their limbs is read and written in every step."""
 
@@ -163,6 +169,8 @@ def _block_by_columns(
     """Returns the gradient of x and that of w, added to `total` in float32 if it is given."""
     axis = 0 if product.transpose_w else 1
     columns, dtype = w.shape[axis], w.dtype if total is None else jnp.float32
+    pairs = jnp.broadcast_to(x.reshape(-1, 1, _STEP, x.shape[1]), (x.shape[0] // _STEP, parts, _STEP, x.shape[1]))
+    pairs = pairs.reshape(-1, x.shape[1])
 
     def some(chains: jax.Array, first: Any, width: int) -> Arrays:
         part = lax.dynamic_slice_in_dim(w, first, width, axis)
@@ -184,7 +192,8 @@ def _block_by_columns(
             target,
             parts,
             slopes,
-            x,
+            pairs,
+            paired=True,
             transpose=not product.transpose_w,
             accumulate=previous,
             out_dtype=dtype,
@@ -210,13 +219,15 @@ def _block_by_columns(
 
 def _columns_at_once(columns: int, rows: int) -> tuple[int, int]:
     """Returns a number of equal steps over the columns, and their width; the rest is a step of its own."""
-    fewest = -(-rows // CHUNK)
-    if fewest == 1:
+    steps = rows * columns / max(CHUNK * columns, _LOGITS)
+    if steps <= 1:
         return 0, columns
-    for count in range(fewest, 2 * fewest):
-        if columns % (_STEP * count) == 0:
+    # Equal steps need no kernels for a last one.
+    counts = range(math.ceil(0.7 * steps), math.ceil(1.5 * steps) + 1)
+    for count in sorted(counts, key=lambda count: abs(math.log(count / steps))):
+        if columns % (_COLUMNS * count) == 0:
             return count, columns // count
-    width = _STEP * max(1, math.ceil(columns / (_STEP * fewest)))
+    width = _COLUMNS * math.ceil(columns / (_COLUMNS * math.ceil(steps)))
     return columns // width, width
 
 

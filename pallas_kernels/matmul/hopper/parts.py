@@ -192,6 +192,7 @@ def weight_gradient_of_parts(
     g: jax.Array,
     *,
     contract: PartsChunkContract,
+    paired: bool = False,
     transpose: bool = False,
     accumulate: jax.Array | None = None,
     out_dtype: Any = None,
@@ -201,8 +202,9 @@ def weight_gradient_of_parts(
 
     Args:
         x: (parts * M, K) or (..., parts * M, K) bfloat16, as `matmul_of_parts` takes it.
-        g: (M, N) or (..., M, N) bfloat16.
+        g: (M, N) or (..., M, N) bfloat16; (parts * M, N) if `paired`.
         contract: Limbs, and the order of the sum over the rows.
+        paired: Whether each 16 rows of `g` are already repeated for each limb.
         transpose: Whether the result is (N, K).
         accumulate: Of the shape of the result, float32, a previous sum, whose chain continues.
         out_dtype: float32 by default; the sum is rounded once.
@@ -217,7 +219,7 @@ def weight_gradient_of_parts(
     Guarantee: split-invariant, with the bits of `weight_gradient` of the summed limbs.
     """
     check_contract(_GRADIENT_OP, contract, PartsChunkContract)
-    left, right = x, _beside(g, contract.parts, contract.rows)
+    left, right = x, g if paired else _beside(g, contract.parts, contract.rows)
     if transpose:
         left, right = right, left
     return launch.weight_gradient(
