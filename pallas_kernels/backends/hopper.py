@@ -136,6 +136,7 @@ KERNELS: Final = (
     Kernel("row_program", _ON, f"{_OPS}.row_program.hopper:run_program", _ROWS),
     Kernel("rms_norm", _ON, f"{_OPS}.norm.hopper:rms_norm", _ROWS),
     Kernel("rms_norm_gradient", _ON, f"{_OPS}.norm.hopper:rms_norm_gradient", _ROWS),
+    Kernel("rms_norm_gradients", _ON, f"{_OPS}.norm.hopper:rms_norm_gradients", _ROWS),
     Kernel("layer_norm", _ON, f"{_OPS}.norm.hopper:layer_norm", _ROWS),
     Kernel("layer_norm_gradient", _ON, f"{_OPS}.norm.hopper:layer_norm_gradient", _ROWS),
     Kernel("norm_weight_gradient", _ON, f"{_OPS}.norm.hopper:weight_gradient", _CHUNKS),
