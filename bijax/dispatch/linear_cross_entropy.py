@@ -3,8 +3,8 @@
 Two schedules with the same bits, both within the memory of some rows of logits and of their gradients:
 
 - a loop over rows, which adds to the gradient of the weights, a float32 array of their size, in every step;
-- a loop over columns of the weights, on GPUs whose products continue a sum over K that waits in memory. A step needs the
-  statistics of the rows, which the forward pass has, and adds to the gradient of the rows only, which is smaller.
+- a loop over columns of the weights, on GPUs whose products continue a sum over K that waits in memory. A step needs
+  the statistics of the rows, which the forward pass has, and adds to the gradient of the rows only, which is smaller.
 """
 
 import math
@@ -102,12 +102,14 @@ def _gradients(
 
 def _parts_of(target: Target, x: jax.Array, w: jax.Array, product: Product) -> int | None:
     """Returns the limbs of the logits' gradient, if products with them continue a sum over K; else None."""
-    slopes = jax.ShapeDtypeStruct((x.shape[0], w.shape[0 if product.transpose_w else 1]), jnp.float32)
+    slopes: Any = jax.ShapeDtypeStruct((x.shape[0], w.shape[0 if product.transpose_w else 1]), jnp.float32)
     spec = _transposed(product, x).spec(slopes, w)
     options = {"transpose_w": not product.transpose_w, "bias": None, "out_dtype": x.dtype.name}
     found = find_or_none("matmul", target, spec, slopes, w, **options)
-    contract = None if found is None else found.contracts.get("contract")
-    if not isinstance(contract, PartsContract) or target.backend not in ("", found.kernel.backend):
+    if found is None or target.backend not in ("", found.kernel.backend):
+        return None
+    contract = found.contracts.get("contract")
+    if not isinstance(contract, PartsContract):
         return None
     return contract.parts if serves("chains_of_parts", target, contract.parts, x, w) else None
 
@@ -172,7 +174,7 @@ def _block_by_columns(
     pairs = jnp.broadcast_to(x.reshape(-1, 1, _STEP, x.shape[1]), (x.shape[0] // _STEP, parts, _STEP, x.shape[1]))
     pairs = pairs.reshape(-1, x.shape[1])
 
-    def some(chains: jax.Array, first: Any, width: int) -> Arrays:
+    def some(chains: jax.Array, first: Any, width: int) -> tuple[jax.Array, jax.Array]:
         part = lax.dynamic_slice_in_dim(w, first, width, axis)
         previous = None if total is None else lax.dynamic_slice_in_dim(total, first, width, axis)
         (logits,) = multiply(target, x, part, product=product)
@@ -198,12 +200,10 @@ def _block_by_columns(
             accumulate=previous,
             out_dtype=dtype,
         )
-        chains = run_kernel(
-            "chains_of_parts", target, parts, slopes, part, chains, transpose_w=not product.transpose_w
-        )
+        chains = run_kernel("chains_of_parts", target, parts, slopes, part, chains, transpose_w=not product.transpose_w)
         return chains, dw
 
-    count, width = _columns_at_once(columns, x.shape[0])
+    count, width = columns_at_once(columns, x.shape[0])
     chains, dws = jnp.zeros((parts * x.shape[0], x.shape[1]), jnp.float32), []
     if count:
         firsts = width * jnp.arange(count, dtype=jnp.int32)
@@ -217,7 +217,7 @@ def _block_by_columns(
     return dx, dws[0] if len(dws) == 1 else jnp.concatenate(dws, axis)
 
 
-def _columns_at_once(columns: int, rows: int) -> tuple[int, int]:
+def columns_at_once(columns: int, rows: int) -> tuple[int, int]:
     """Returns a number of equal steps over the columns, and their width; the rest is a step of its own."""
     steps = rows * columns / max(CHUNK * columns, _LOGITS)
     if steps <= 1:

@@ -165,7 +165,9 @@ class _Body:
 
             def results(*columns: jax.Array) -> Arrays:
                 values = self._evaluate(waiting, dict(zip((*live, *beside), columns, strict=True)))
-                found = (limbs(values[r], n, self._interpret) for r, n in zip(program.results, program.parts, strict=True))
+                found = (
+                    limbs(values[r], n, self._interpret) for r, n in zip(program.results, program.parts, strict=True)
+                )
                 return tuple(itertools.chain(*found))
 
             self._row.emit(results, vectors=self._vectors(beside))

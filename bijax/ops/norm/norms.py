@@ -266,9 +266,7 @@ def _layer_norm_backward(eps: float, saved: Any, g: jax.Array) -> tuple[jax.Arra
 _layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
 
 
-def rms_norm_gradients(
-    arrays: dict[str, jax.Array | None], numbers: Numbers
-) -> tuple[jax.Array, jax.Array | None]:
+def rms_norm_gradients(arrays: dict[str, jax.Array | None], numbers: Numbers) -> tuple[jax.Array, jax.Array | None]:
     """Returns the gradients of the rows and of the weight from the arguments of the kernel `rms_norm_gradient`."""
     weight = arrays["weight"]
     if weight is None:
@@ -313,9 +311,7 @@ def _gradients(target: Target, *arrays: jax.Array, names: tuple[str, ...], dtype
     return *dh, *row_backend("norm_weight_gradient")(target, h, factor, g, dtype=dtype)
 
 
-def _fold_gradients(
-    size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dict[str, Any]
-) -> Arrays:
+def _fold_gradients(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dict[str, Any]) -> Arrays:
     """Adds the gradients of the weight up for each entry of the mapped axis; the rows of all entries are one call."""
     del size
     names, dtype = parameters["names"], parameters["dtype"]

@@ -109,9 +109,7 @@ def chunk_memory(schedule: ChunkSchedule) -> list[Any]:
     return memory
 
 
-def chunk_body(
-    step: Step, m: int, c: int, dtype: Any, schedule: ChunkSchedule, interpret: Any
-) -> Callable[..., None]:
+def chunk_body(step: Step, m: int, c: int, dtype: Any, schedule: ChunkSchedule, interpret: Any) -> Callable[..., None]:
     """Returns the body of a block that sums a strip of a chunk.
 
     Args:

@@ -64,29 +64,6 @@ def elementwise(ptx: str, operands: Sequence[Any], pinned: bool = False) -> Any:
     return result
 
 
-def apart(array: jax.Array, layout: Any) -> jax.Array:
-    """Returns 16-bit numbers that a warpgroup holds, of which the compiler does not know that they are the same.
-
-    Where several passes convert them to float32, it would convert them once and keep twice as many registers.
-    """
-
-    @inline(layout, result=held(array.shape, layout, array.dtype))
-    def renew(array: Any) -> Any:
-        registers, i32 = array.registers.copy(), ir.IntegerType.get_signless(32)
-        for at in range(registers.size):
-            register = registers.flat[at]
-            pairs = ir.VectorType.get((count(register) // 2,), i32)
-            wide = vector.bitcast(pairs, register)
-            for i in range(pairs.shape[0]):
-                # An instruction that does nothing, whose result is its operand's register.
-                same = llvm.inline_asm(i32, [element(wide, i)], "", "=r,0", has_side_effects=True)
-                wide = with_element(wide, i, same)
-            registers.flat[at] = vector.bitcast(register.type, wide)
-        return fragmented(registers, array.layout)
-
-    return renew(array)
-
-
 def _at(index: int) -> Any:
     return ir.DenseI64ArrayAttr.get([index])
 

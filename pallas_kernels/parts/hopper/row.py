@@ -12,14 +12,12 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.parts.hopper.arithmetic import larger, product, quotient, square_root, strided
-from pallas_kernels.parts.hopper.registers import apart
+from pallas_kernels.parts.hopper.arithmetic import larger, product, quotient, square_root
 from pallas_kernels.parts.hopper.row_launch import COLUMN_NUMBERS, Launch, Place, PlaceOf
 from pallas_kernels.parts.hopper.strip import Strip
 from pallas_kernels.parts.hopper.team import combine_team
 from pallas_kernels.parts.hopper.tree import Fold
 
-RENEW = True
 _BATCH: Final = 8  # strips in flight from memory while results are written
 
 
@@ -204,10 +202,7 @@ class Row:
         launch = self._launch
         key = (place.piece, place.block, number) if launch.schedule.hold else None
         if key is not None and key in self._held:
-            found = self._held[key]
-            if not self.interpret and RENEW:
-                found = [apart(x, strided(x.shape[0])) if x.dtype.itemsize == 2 and x.shape[0]>128 else x for x in found]
-            return found
+            return self._held[key]
         if launch.ring:
             columns = [strip.load(array, place.slot, self.interpret) for array in launch.ring]
         else:

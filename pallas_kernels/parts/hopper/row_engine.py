@@ -54,6 +54,7 @@ Program = Callable[[Any], None]
 
 
 _ALIGN: Final = 16  # row alignment in bytes that TMA requires
+_LEAST_VECTOR: Final = 4  # neighbours of a thread for which a warp holds a group of lanes
 
 
 NEEDS: Final = "rows of at least 128 columns, of whole 16 bytes in every dtype"
@@ -309,6 +310,8 @@ def _check_schedule(
         if schedule.blocks * schedule.rows_per_block < rows:
             raise ValueError(f"expected blocks for {rows} rows, got {schedule}.")
         return
+    if 1 < vector < _LEAST_VECTOR:
+        raise ValueError(f"expected 1 or at least {_LEAST_VECTOR} columns a thread, got {schedule}.")
     if schedule.members * WARPGROUP * vector > lanes or (schedule.cluster > 1 and not direct):
         raise ValueError(
             f"rows of {columns} columns, {lanes} lanes and {vector} columns a thread do not allow {schedule}."
