@@ -1,4 +1,4 @@
-"""The kernels of `linear_cross_entropy`'s gradients for Hopper, under the interpreter, and the program that a GPU gets."""
+"""The kernels of `linear_cross_entropy`'s gradients for Hopper, interpreted, and the program that a GPU gets."""
 
 import jax
 import jax.numpy as jnp
