@@ -26,7 +26,7 @@ from pallas_kernels.registry import find_or_none, serves
 from pallas_kernels.target import Target
 
 CHUNK: Final = 1024
-"""Most rows whose logits exist at a time, and as many logits in a loop over columns."""
+"""Most rows whose logits exist at a time if they are not few, and as many logits in a step over columns."""
 
 _UNIT: Final = 128
 """Sums of weight gradients may be cut at multiples of this many rows."""
@@ -38,7 +38,7 @@ _COLUMNS: Final = 64
 """A step over columns has a multiple of them: a GPU copies narrower rows of its logits' gradient slowly."""
 
 _LOGITS: Final = 1 << 27
-"""Logits that a step over columns may have even if fewer are in `CHUNK` rows."""
+"""Logits that may exist at a time even if fewer are in `CHUNK` rows."""
 
 _ROWS: Final = 16384
 """Most rows of a loop over columns: the float32 gradient of their limbs is read and written in every step."""
@@ -48,12 +48,15 @@ _LEFT_OUT: Final = -1
 _NAMES: Final = ("x", "labels", "m", "log_sum", "g")
 
 
-def over_rows(one: Callable[..., Any], start: Any, x: jax.Array, codes: jax.Array, *others: jax.Array) -> Any:
+def over_rows(
+    one: Callable[..., Any], start: Any, most: int, x: jax.Array, codes: jax.Array, *others: jax.Array
+) -> Any:
     """Loops over chunks of equal numbers of rows; rows of padding are left out and add nothing to any sum.
 
     Args:
         one: Maps the state and arrays of a chunk of rows to the state and a tree of arrays with as many rows.
         start: The first state.
+        most: Most rows of a chunk.
         x: (M, K).
         codes: (M, 1) of `label_codes`.
         *others: (M, 1).
@@ -62,13 +65,23 @@ def over_rows(one: Callable[..., Any], start: Any, x: jax.Array, codes: jax.Arra
         The last state and the tree of arrays, with M rows.
     """
     rows = x.shape[0]
-    count = max(1, -(-rows // CHUNK))
+    count = max(1, -(-rows // most))
     if count == 1:
         return one(start, (x, codes, *others))
     each = _UNIT * -(-rows // (_UNIT * count))
     given = _padded(count * each, x, codes, *others)
     state, found = lax.scan(one, start, tuple(a.reshape(count, each, a.shape[1]) for a in given))
     return state, jax.tree.map(lambda a: a.reshape(count * each, a.shape[2])[:rows], found)
+
+
+def rows_at_once(columns: int) -> int:
+    """Returns the most rows of a chunk.
+
+    Example:
+        >>> rows_at_once(128256), rows_at_once(32000)
+        (1024, 4096)
+    """
+    return max(CHUNK, _LOGITS // max(1, columns) // CHUNK * CHUNK)
 
 
 def _padded(rows: int, x: jax.Array, codes: jax.Array, *others: jax.Array) -> Arrays:
@@ -132,7 +145,7 @@ def _by_rows(
         (total,) = sum_products(target, rows, slopes, total, product=product)
         return total, multiply(target, slopes, w, product=_transposed(product, x))[0]
 
-    total, dx = over_rows(one, jnp.zeros(w.shape, jnp.float32), x, *of_rows)
+    total, dx = over_rows(one, jnp.zeros(w.shape, jnp.float32), rows_at_once(columns), x, *of_rows)
     return dx, total.astype(w.dtype)
 
 
@@ -174,9 +187,8 @@ def _block_by_columns(
     pairs = jnp.broadcast_to(x.reshape(-1, 1, _STEP, x.shape[1]), (x.shape[0] // _STEP, parts, _STEP, x.shape[1]))
     pairs = pairs.reshape(-1, x.shape[1])
 
-    def some(chains: jax.Array, first: Any, width: int) -> tuple[jax.Array, jax.Array]:
-        part = lax.dynamic_slice_in_dim(w, first, width, axis)
-        previous = None if total is None else lax.dynamic_slice_in_dim(total, first, width, axis)
+    @jax.jit  # lowered once for all steps of one width
+    def step(part: jax.Array, previous: jax.Array | None, places: jax.Array, chains: jax.Array) -> Arrays:
         (logits,) = multiply(target, x, part, product=product)
         slopes = run_kernel(
             "cross_entropy_gradient_of_parts",
@@ -184,7 +196,7 @@ def _block_by_columns(
             parts,
             logits,
             codes,
-            codes - first,
+            places,
             *statistics,
             columns=columns,
             z_loss=z_loss,
@@ -200,21 +212,26 @@ def _block_by_columns(
             accumulate=previous,
             out_dtype=dtype,
         )
-        chains = run_kernel("chains_of_parts", target, parts, slopes, part, chains, transpose_w=not product.transpose_w)
-        return chains, dw
+        return (
+            run_kernel("chains_of_parts", target, parts, slopes, part, chains, transpose_w=not product.transpose_w),
+            dw,
+        )
 
     count, width = columns_at_once(columns, x.shape[0])
-    chains, dws = jnp.zeros((parts * x.shape[0], x.shape[1]), jnp.float32), []
-    if count:
-        firsts = width * jnp.arange(count, dtype=jnp.int32)
-        chains, found = lax.scan(lambda chains, first: some(chains, first, width), chains, firsts)
-        shape = tuple(count * n if d == axis else n for d, n in enumerate(found.shape[1:]))
-        dws.append(jnp.moveaxis(found, 0, axis).reshape(shape))
+    steps = [(i * width, width) for i in range(count)]
     if count * width < columns:
-        chains, last = some(chains, jnp.int32(count * width), columns - count * width)
-        dws.append(last)
+        steps.append((count * width, columns - count * width))
+    chains, gradients = jnp.zeros((parts * x.shape[0], x.shape[1]), jnp.float32), []
+    # No loop: it would copy its state in every step, as no kernel writes its result over an operand.
+    for first, wide in steps:
+        part = lax.slice_in_dim(w, first, first + wide, axis=axis)
+        previous = None if total is None else lax.slice_in_dim(total, first, first + wide, axis=axis)
+        # After the step before, or the logits of several steps would exist at a time.
+        part, chains = lax.optimization_barrier((part, chains))
+        chains, dw = step(part, previous, codes - first, chains)
+        gradients.append(dw)
     dx = run_kernel("add_chains", target, parts, chains, out_dtype=x.dtype)
-    return dx, dws[0] if len(dws) == 1 else jnp.concatenate(dws, axis)
+    return dx, gradients[0] if len(gradients) == 1 else jnp.concatenate(gradients, axis)
 
 
 def columns_at_once(columns: int, rows: int) -> tuple[int, int]:

@@ -114,6 +114,12 @@ def _reads_latents(call: Any, *_: Any, **__: Any) -> bool:
     return takes_latents(call)
 
 
+def _reads_once(*arrays: Any, **named: Any) -> bool:
+    from pallas_kernels.norm.hopper import reads_once  # when the target has matched
+
+    return reads_once(*arrays, **named)
+
+
 KERNELS: Final = (
     Kernel("matmul", _ON, f"{_MATMUL}.launch:matmul", _wgmma),
     Kernel("matmul", _ON, f"{_MATMUL}.tf32:matmul", _tf32),
@@ -136,7 +142,7 @@ KERNELS: Final = (
     Kernel("row_program", _ON, f"{_OPS}.row_program.hopper:run_program", _ROWS),
     Kernel("rms_norm", _ON, f"{_OPS}.norm.hopper:rms_norm", _ROWS),
     Kernel("rms_norm_gradient", _ON, f"{_OPS}.norm.hopper:rms_norm_gradient", _ROWS),
-    Kernel("rms_norm_gradients", _ON, f"{_OPS}.norm.hopper:rms_norm_gradients", _ROWS),
+    Kernel("rms_norm_gradients", _ON, f"{_OPS}.norm.hopper:rms_norm_gradients", _ROWS, serves=_reads_once),
     Kernel("layer_norm", _ON, f"{_OPS}.norm.hopper:layer_norm", _ROWS),
     Kernel("layer_norm_gradient", _ON, f"{_OPS}.norm.hopper:layer_norm_gradient", _ROWS),
     Kernel("norm_weight_gradient", _ON, f"{_OPS}.norm.hopper:weight_gradient", _CHUNKS),

@@ -1,7 +1,6 @@
 """Norms of rows and their gradients on a Hopper GPU, bit-identical to `portable`."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -15,8 +14,8 @@ from pallas_kernels.parts.hopper.row import Row
 from pallas_kernels.parts.hopper.row_engine import NEEDS, Companion, run_rows, supports
 from pallas_kernels.parts.served import served_if
 from pallas_kernels.parts.xla.lanes import Arrays
-from pallas_kernels.schedule.hopper.batch_sum import ChunkSchedule, chunk_schedule
-from pallas_kernels.schedule.hopper.rows import RowSchedule, row_schedule
+from pallas_kernels.schedule.hopper.batch_sum import ChunkSchedule
+from pallas_kernels.schedule.hopper.rows import GRADIENTS_NEIGHBOURS, RowSchedule, gradients_team
 
 
 def _rows_served(rows: jax.Array, *arrays: jax.Array | None) -> bool:
@@ -64,7 +63,8 @@ def rms_norm(
 
         row.emit(scaled)
 
-    y, *h, factor = run_rows(program, rows, vectors, results, numbers=1, interpret=interpret)
+    plain = residual is None
+    y, *h, factor = run_rows(program, rows, vectors, results, numbers=1, interpret=interpret, plain=plain)
     return (y, factor, *h)
 
 
@@ -91,6 +91,16 @@ def rms_norm_gradient(
     return run_rows(program, rows, vectors, [h.dtype], given=[factor], interpret=interpret)
 
 
+def reads_once(
+    h: jax.Array, factor: jax.Array, g: jax.Array, weight: jax.Array | None = None, g_sum: jax.Array | None = None,
+    *, chunks: ChunkContract, **_: Any,
+) -> bool:  # fmt: skip
+    """Whether one launch for both gradients is faster than two, which have the same bits: many rows of some lengths."""
+    arrays = [h, g] if g_sum is None else [h, g, g_sum]
+    team = gradients_team(*h.shape, tuple(a.dtype.itemsize for a in arrays))
+    return weight is not None and team > 0 and _rows_served(h, g, weight) and batch_sum.supports(h.shape[1], chunks)
+
+
 def rms_norm_gradients(
     h: jax.Array,
     factor: jax.Array,
@@ -115,11 +125,10 @@ def rms_norm_gradients(
     honour("rms_norm_gradients", chunks, chunk_contract())
     rows = [h, g] if g_sum is None else [h, g, g_sum]
     if schedule is None:
-        sizes = tuple(x.dtype.itemsize for x in rows)
-        schedule = row_schedule(m, c, contract.lanes(c), sizes, (h.dtype.itemsize,), 1)
+        team = gradients_team(m, c, tuple(x.dtype.itemsize for x in rows))
+        schedule = RowSchedule(team, m, hold=True)
     if strips is None:
-        strips = chunk_schedule(m, c, max(h.dtype.itemsize, g.dtype.itemsize))
-    strips = replace(strips, warpgroups=schedule.team)
+        strips = ChunkSchedule(GRADIENTS_NEIGHBOURS, schedule.team)
     count, across = -(-m // chunks.rows), -(-c // (WARPGROUP * strips.neighbours))
     out = jax.ShapeDtypeStruct((count, c), jnp.float32 if count > 1 else jnp.dtype(dtype))
     add_chunk = batch_sum.chunk_body(_weight_step(interpret), m, c, out.dtype, strips, interpret)
@@ -130,7 +139,7 @@ def rms_norm_gradients(
     companion = Companion(
         rows=chunks.rows,
         blocks=across,
-        warpgroups=schedule.team,
+        warpgroups=strips.warpgroups,
         arrays=([h, g], [factor]),
         out=out,
         memory=batch_sum.chunk_memory(strips),
@@ -210,7 +219,7 @@ def layer_norm(
 
         row.emit(scaled)
 
-    return run_rows(program, [x], vectors, [x.dtype], numbers=2, interpret=interpret)
+    return run_rows(program, [x], vectors, [x.dtype], numbers=2, interpret=interpret, plain=True)
 
 
 @served_if(lambda x, mean, factor, g, weight=None, **_: _rows_served(x, g, weight), NEEDS)

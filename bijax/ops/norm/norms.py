@@ -12,11 +12,12 @@ from bijax.core.checks import describe, float_array, row_vector, same_dtype
 from bijax.core.contracts import is_recording
 from bijax.core.derivative import custom_vjp
 from bijax.core.primitive import Arrays, define_kernel
-from bijax.dispatch.kernels import run_if_served
+from bijax.dispatch.kernels import run_found
 from bijax.dispatch.rows import as_rows, define_row_kernel, row_backend
 from bijax.ops.norm._arguments import check_eps, check_offset
 from bijax.ops.rows.sum_rows import sum_rows
 from pallas_kernels.contract import chunk_contract
+from pallas_kernels.registry import find_or_none
 from pallas_kernels.target import Target
 
 
@@ -302,11 +303,11 @@ def _gradients(target: Target, *arrays: jax.Array, names: tuple[str, ...], dtype
     given = dict(zip(names, arrays, strict=True))
     h, factor, g = given["h"], given["factor"], given["g"]
     columns = h.shape[1]
-    if not is_recording():
-        options = {"dtype": dtype, "chunks": chunk_contract(), **numbers}
-        found = run_if_served("rms_norm_gradients", target, columns, like=_gradients_like, **given, **options)
-        if found is not None:
-            return tuple(found)
+    options = {**given, **numbers, "dtype": dtype, "chunks": chunk_contract()}
+    # The two kernels say which contracts there are, and a preferred backend may have them alone.
+    found = None if is_recording() else find_or_none("rms_norm_gradients", target, columns, **options)
+    if found is not None and target.backend in ("", found.kernel.backend):
+        return tuple(run_found(found, (), options))
     dh = row_backend("rms_norm_gradient", _row_gradient_like)(target, *arrays, names=names, **numbers)
     return *dh, *row_backend("norm_weight_gradient")(target, h, factor, g, dtype=dtype)
 
@@ -329,13 +330,9 @@ def _row_gradient_like(*, h: jax.Array, **_: Any) -> Arrays:
     return (h,)
 
 
-def _gradients_like(*, h: jax.Array, weight: jax.Array, dtype: str, **_: Any) -> Arrays:
-    return h, weight.astype(dtype)
-
-
 def _gradients_shapes(*arrays: jax.Array, names: tuple[str, ...], dtype: str, **_: Any) -> Arrays:
     given = dict(zip(names, arrays, strict=True))
-    return _gradients_like(h=given["h"], weight=given["weight"], dtype=dtype)
+    return given["h"], given["weight"].astype(dtype)
 
 
 rms_norm_kernel = define_row_kernel("rms_norm", like=_rms_norm_shapes)

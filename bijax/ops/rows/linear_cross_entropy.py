@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 from bijax.core.checks import describe, flag, float_array, integer, real, same_dtype
 from bijax.core.derivative import custom_vjp
 from bijax.core.primitive import Arrays
-from bijax.dispatch.linear_cross_entropy import gradients_kernel, over_rows
+from bijax.dispatch.linear_cross_entropy import gradients_kernel, over_rows, rows_at_once
 from bijax.dispatch.matmul import Product
 from bijax.ops.matmul._arguments import check_operands, precision_of
 from bijax.ops.matmul._derivatives import differentiable_matmul
@@ -92,7 +92,7 @@ def _forward(x: jax.Array, w: jax.Array, codes: jax.Array, z_loss: float, produc
         rows, codes = chunk
         return None, losses_and_statistics(differentiable_matmul(rows, w, None, product), codes, z_loss)
 
-    _, (losses, m, log_sum) = over_rows(one, None, x, codes)
+    _, (losses, m, log_sum) = over_rows(one, None, rows_at_once(w.shape[0 if product.transpose_w else 1]), x, codes)
     return losses, (x, w, codes, m, log_sum)
 
 

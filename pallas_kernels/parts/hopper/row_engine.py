@@ -117,6 +117,7 @@ def run_rows(
     schedule: RowSchedule | None = None,
     name: str | None = None,
     companion: Companion | None = None,
+    plain: bool = False,
 ) -> Arrays:
     """Runs a row program.
 
@@ -134,6 +135,7 @@ def run_rows(
         schedule: How to feed the rows; chosen from the shape by default. It does not affect the bits.
         name: Name of the kernel in profiles; by default derived from the function that defines the program.
         companion: Other blocks of the launch, for a schedule with a block for each row.
+        plain: As for `row_schedule`.
 
     Returns:
         The results, then the numbers, then the companion's result if there is one.
@@ -152,7 +154,7 @@ def run_rows(
     wide_sizes = tuple(jnp.dtype(w.dtype).itemsize for w in wanted)
     if schedule is None:
         apart = any(x.place is not None for x in (*sources, *shared))
-        schedule = row_schedule(m, c, lanes, sizes, wide_sizes, len(vectors), counter.passes, picked=apart)
+        schedule = row_schedule(m, c, lanes, sizes, wide_sizes, len(vectors), counter.passes, picked=apart, plain=plain)
     by_warp = schedule.rows_per_warp > 0 and not interpret
     vector = WARP_VECTOR if by_warp else schedule.vector or row_vector(lanes, (*sizes, *wide_sizes))
     schedule = replace(schedule, blocks=min(schedule.blocks, -(-m // schedule.rows_per_block)))
