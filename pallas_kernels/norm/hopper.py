@@ -97,7 +97,7 @@ def reads_once(
 ) -> bool:  # fmt: skip
     """Whether one launch for both gradients is faster than two, which have the same bits: many rows of some lengths."""
     arrays = [h, g] if g_sum is None else [h, g, g_sum]
-    team = gradients_team(*h.shape, tuple(a.dtype.itemsize for a in arrays))
+    team = gradients_team(h.shape[0], h.shape[1], tuple(a.dtype.itemsize for a in arrays))
     return weight is not None and team > 0 and _rows_served(h, g, weight) and batch_sum.supports(h.shape[1], chunks)
 
 
