@@ -31,10 +31,10 @@ def linear_cross_entropy(
 ) -> jax.Array:
     """Returns `softmax_cross_entropy(matmul(x, w), labels)` with float32 logits, computed a few rows at a time.
 
-    Rows are processed in sequential chunks of at most 1024, and the backward pass recomputes the logits of a chunk.
-    With V columns the two passes need memory for 1024 × V logits and their gradients instead of M × V, and a third more
-    operations in the products. Loss and gradients have the bits of the two separate functions: the weight gradient is
-    accumulated from chunk to chunk.
+    Rows are processed in sequential chunks of at most 1024, or of 2²⁷ logits if that is more, and the backward pass
+    recomputes the logits, for a chunk of rows or of columns. With V columns the two passes need memory for 1024 × V
+    logits and their gradients instead of M × V, and a third more operations in the products. Loss and gradients have
+    the bits of the two separate functions: the gradients are accumulated from chunk to chunk.
 
     Args:
         x: (..., K) float32, bfloat16 or float16.
