@@ -250,6 +250,7 @@ KERNELS: Final = (
     _on_all(
         "gated_delta_rule_gradients", "delta_rule.jax_triton.gradients:gated_delta_rule_gradients", _delta_gradients
     ),
+    _on_all("nan_if_invalid", "delta_rule.jax_triton.invalid:nan_if_invalid"),
     _on_all("select_experts", "routing.jax_triton.launch:select_experts", _routing, PTX_FUNCTIONS),
     _on_all("largest", "topk.jax_triton.launch:largest"),
     _on_all("sort_by_expert", f"{_EXPERTS}:sort_by_expert"),
