@@ -15,6 +15,7 @@ from bijax.testing import assert_bits_equal
 from bijax.ops.moe._combine import combine
 from bijax.ops.moe._experts import Shared
 from pallas_kernels.contract import XLA_FUNCTIONS, online_row_contract, row_contract
+from pallas_kernels.delta_rule.jax_triton.invalid import nan_if_invalid
 from pallas_kernels.expert_rows import portable as expert_rows
 from pallas_kernels.expert_rows.jax_triton import launch as expert_rows_triton
 from pallas_kernels.expert_rows.jax_triton.sum_launch import add_expert_rows
@@ -129,6 +130,17 @@ def compare_sums() -> int:
     return compared + orders_differ
 
 
+def compare_invalid() -> int:
+    compared = 0
+    for shape, dtype in (((3, 5, 2, 64), "float32"), ((2, 9000, 1, 4), "float16")):
+        y = jnp.asarray(np.random.default_rng(0).standard_normal(shape), dtype)
+        for invalid in ([True, False, True], [False] * 3, [True] * 3):
+            given = jnp.asarray(invalid[: shape[0]])
+            (found,) = nan_if_invalid(y, given, target=TARGET)
+            compared += compare(found, jnp.where(given[:, None, None, None], jnp.nan, y))
+    return compared
+
+
 def compare_picked() -> int:
     compared = 0
     for dtype, columns in (("bfloat16", 96), ("int8", 64), ("float32", 32), ("float16", 1024 * 11)):
@@ -175,6 +187,7 @@ CALLS: Final = {
     "select": compare_selected,
     "experts": compare_experts,
     "sums": compare_sums,
+    "invalid": compare_invalid,
     "pick": compare_picked,
     "rotate": compare_rotated,
     "draw": compare_drawn,
