@@ -43,9 +43,9 @@ class Kernel:
             that it would have served warns.
         takes_target: Whether the function has an argument `target`: it compiles code for a target when it is traced.
         by_name: Whether it serves calls only if its backend is preferred by the target.
-        instead: For a kernel `by_name` with the bits of the target's own: takes the kernel's arguments, without
-            contracts, and returns whether it serves the call instead of them, where no backend is preferred and its
-            packages are installed. The result may depend on the batch.
+        instead: For a kernel `by_name` with the bits of the target's own kernels: a function, or "module:function",
+            that takes the kernel's arguments without contracts and returns whether it serves the call instead of them,
+            where no backend is preferred and its packages are installed. The result may depend on the batch.
         backend: Name of its backend, which `bijax.prefer_backend` takes. For a listed kernel, the name of the module
             that lists it; for an added one what is passed here, "" for none.
     """
@@ -59,7 +59,7 @@ class Kernel:
     packages: Packages | None = None
     takes_target: bool = False
     by_name: bool = False
-    instead: Callable[..., bool] | None = None
+    instead: str | Callable[..., bool] | None = None
     backend: str = ""
 
     @property
@@ -258,7 +258,8 @@ def _comes_first(kernel: Kernel, target: Target, arrays: tuple[Any, ...], parame
         return kernel.backend == target.backend
     if kernel.instead is None or (kernel.packages is not None and not kernel.packages.are_installed):
         return False
-    return kernel.instead(*arrays, **parameters)
+    instead = _loaded(kernel.instead) if isinstance(kernel.instead, str) else kernel.instead
+    return bool(instead(*arrays, **parameters))
 
 
 def _closest(

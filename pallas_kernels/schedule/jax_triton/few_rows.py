@@ -8,27 +8,31 @@ by the times of `benchmarks/notes/hybrids-gpu.md`.
 
 from typing import Any, Final
 
+from pallas_kernels.parts.jax_triton.native_calls import are_known
+
+_SIZE: Final = 2  # bytes of a number
+_NORM_COLUMNS: Final = 4096
 _NORM_ELEMENTS: Final = 1 << 18
 _GROUP_ROWS: Final = 640
 
 
-def norm_in_triton(x: Any, *_: Any, **__: Any) -> bool:
+def norm(x: Any, *_: Any, **__: Any) -> bool:
     """Returns whether a norm of rows x (M, C) is that of Triton.
 
     Example:
         >>> import numpy as np
-        >>> norm_in_triton(np.ones((64, 4096))), norm_in_triton(np.ones((256, 4096)))
+        >>> norm(np.ones((64, 4096), "float16")), norm(np.ones((256, 4096), "float16"))
         (True, False)
     """
-    return bool(x.size <= _NORM_ELEMENTS)
+    return bool(are_known() and x.dtype.itemsize == _SIZE and x.shape[1] <= _NORM_COLUMNS and x.size <= _NORM_ELEMENTS)
 
 
-def groups_in_triton(x: Any, *_: Any, **__: Any) -> bool:
+def groups(x: Any, *_: Any, **__: Any) -> bool:
     """Returns whether products of rows x (M, K) by weights of their groups are Triton's.
 
     Example:
         >>> import numpy as np
-        >>> groups_in_triton(np.ones((80, 64))), groups_in_triton(np.ones((8192, 64)))
+        >>> groups(np.ones((80, 64))), groups(np.ones((8192, 64)))
         (True, False)
     """
-    return bool(x.shape[0] <= _GROUP_ROWS)
+    return are_known() and bool(x.shape[0] <= _GROUP_ROWS)
