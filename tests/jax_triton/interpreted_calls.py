@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bijax.testing import assert_bits_equal
 from bijax.ops.moe._combine import combine
 from bijax.ops.moe._experts import Shared
+from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import XLA_FUNCTIONS, online_row_contract, row_contract
 from pallas_kernels.delta_rule.jax_triton.invalid import nan_if_invalid
 from pallas_kernels.expert_rows import portable as expert_rows
@@ -119,9 +119,9 @@ def compare_experts() -> int:
 def compare_sums() -> int:
     """Compares with the element-wise programs of a CPU, with another order as the control."""
     compared, orders_differ = 0, False
-    for dtype, (tokens, topk, columns) in (("float32", SUMS[0]), ("float16", SUMS[1]), ("float32", SUMS[2])):
+    for dtype, sizes in (("float32", SUMS[0]), ("float16", SUMS[1]), ("float32", SUMS[2])):
         for kind in ("normal", "wide", "cancelling", "inf", "zeros"):
-            rows, row, weights = rows_to_add(kind, tokens, topk, columns, dtype)
+            rows, row, weights = rows_to_add(kind, *sizes, dtype)
             (found,) = add_expert_rows(rows, row, weights, dtype=dtype, functions=XLA_FUNCTIONS, target=TARGET)
             expected = combine(rows, row, weights, Shared(0, 0, 0), dtype)
             compared += compare(found, expected)

@@ -89,6 +89,26 @@ def _extend(arrays, places, tokens, results, form: tl.constexpr):
 def _convolve(arrays, sequence, slot, first, count, tokens, results, form: tl.constexpr):
     """Computes the tokens of this program: zeros from `count` on, nan if that is negative.
 
+    Only the first program of a sequence reads tokens before the first one, so the others have code without them.
+    """
+    ROWS: tl.constexpr = form.rows
+    PHASES: tl.constexpr = form.phases
+    start = tl.program_id(1) * (ROWS * PHASES)
+    if form.apart:
+        if start == 0:
+            _convolve_tile(arrays, sequence, slot, first, count, tokens, start, results, True, form)
+        else:
+            _convolve_tile(arrays, sequence, slot, first, count, tokens, start, results, False, form)
+    else:
+        _convolve_tile(arrays, sequence, slot, first, count, tokens, start, results, True, form)
+
+
+@triton.jit
+def _convolve_tile(
+    arrays, sequence, slot, first, count, tokens, start, results, BEGINS: tl.constexpr, form: tl.constexpr
+):
+    """Computes the tokens from `start` on.
+
     A row has `PHASES` tokens, of which each thread has all: a token that it has read serves every window that holds it.
     """
     ROWS: tl.constexpr = form.rows
@@ -96,9 +116,8 @@ def _convolve(arrays, sequence, slot, first, count, tokens, results, form: tl.co
     KEYS: tl.constexpr = form.keys
     WIDTH: tl.constexpr = form.width
     unit = tl.program_id(0)
-    start = tl.program_id(1) * (ROWS * PHASES)
     token = (start + tl.arange(0, ROWS) * PHASES)[:, None]
-    rows = _rows_of(arrays, sequence, slot, first, token, tokens, form)
+    rows = _rows_of(arrays, sequence, slot, first, token, tokens, BEGINS, form)
     blocks = ()
     for i in tl.static_range(128 // WIDTH):
         blocks = blocks + (_block(arrays, rows, unit * 128 + i * WIDTH, form),)
@@ -136,7 +155,7 @@ def _of_phase(blocks, phase: tl.constexpr, form: tl.constexpr):
 
 
 @triton.jit
-def _rows_of(arrays, sequence, slot, first, token, tokens, form: tl.constexpr):
+def _rows_of(arrays, sequence, slot, first, token, tokens, BEGINS: tl.constexpr, form: tl.constexpr):
     """Returns pointers (R, 1) to rows of tokens and which of them exist: those before the first phase, then each phase.
 
     Args:
@@ -146,6 +165,7 @@ def _rows_of(arrays, sequence, slot, first, token, tokens, form: tl.constexpr):
         first: Position of the first token.
         token: (R, 1), that of the first phase.
         tokens: Tokens of a sequence in the array.
+        BEGINS: Whether tokens before the first one are among them.
         form: See `ConvForm`.
     """
     BEFORE: tl.constexpr = form.taps - 1
@@ -157,8 +177,10 @@ def _rows_of(arrays, sequence, slot, first, token, tokens, form: tl.constexpr):
     for i in tl.static_range(PHASES + BEFORE):
         place = token + (i - BEFORE)
         pointers = arrays[0] + (sequence * tokens + place) * SOURCE
-        exists = (place >= 0) & (place < tokens)
-        if KEPT > 0 and i < BEFORE:
+        exists = place < tokens
+        if BEGINS and i < BEFORE:
+            exists = (place >= 0) & (place < tokens)
+        if BEGINS and KEPT > 0 and i < BEFORE:
             position = first + place
             kept = arrays[3] + (slot * KEPT + tl.maximum(position, 0) % KEPT) * CHANNELS
             pointers = tl.where(place >= 0, pointers, kept)

@@ -52,6 +52,7 @@ class ConvForm:
         rows: Rows of a program.
         phases: Tokens of a row.
         width: Channels of a block.
+        apart: Whether the first program of a sequence has code of its own.
         turned: Whether the weight is float32 and has the taps as rows, not as columns.
     """
 
@@ -70,6 +71,7 @@ class ConvForm:
     rows: int
     phases: int
     width: int
+    apart: bool
     turned: bool
 
 
@@ -199,6 +201,7 @@ def _options(
         rows=schedule.rows,
         phases=schedule.phases,
         width=schedule.width,
+        apart=taps - 1 <= schedule.rows * schedule.phases < tokens,
         turned=tokens > _FEW,
     )
     units = -(-channels // _WIDTH)

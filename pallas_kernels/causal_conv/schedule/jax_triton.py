@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 _FEW: Final = 8  # tokens, each a row of its own
-_ROWS: Final = 8  # of one warp: 8 channels of a block for each thread
-_PHASES: Final = 2
+_ROWS: Final = 8
+_PHASES: Final = 4
 _WIDTHS: Final = (32, 64, 128)
 
 
@@ -45,9 +45,11 @@ def conv_schedule(tokens: int) -> ConvSchedule:
     """Returns the schedule for sequences of `tokens` tokens, at least 1.
 
     Example:
-        >>> conv_schedule(1), conv_schedule(2048)
-        (ConvSchedule(rows=1, warps=1, phases=1), ConvSchedule(rows=8, warps=1, phases=2))
+        >>> conv_schedule(1)
+        ConvSchedule(rows=1, warps=1, phases=1, width=32)
+        >>> conv_schedule(2048)
+        ConvSchedule(rows=2, warps=1, phases=4, width=128)
     """
     if tokens == 1:
         return ConvSchedule(1, 1)
-    return ConvSchedule(_ROWS, 1, 1 if tokens <= _FEW else _PHASES)
+    return ConvSchedule(_ROWS, 1) if tokens <= _FEW else ConvSchedule(_ROWS // _PHASES, 1, _PHASES, 128)

@@ -20,9 +20,7 @@ _MOST_OF_GRID: Final = 65535
 
 
 @triton.jit
-def invalid_kernel(
-    given_ptr, invalid_ptr, y_ptr, SIZE: tl.constexpr, PIECE: tl.constexpr, PIECES: tl.constexpr
-):
+def invalid_kernel(given_ptr, invalid_ptr, y_ptr, SIZE: tl.constexpr, PIECE: tl.constexpr, PIECES: tl.constexpr):
     """Fills PIECES pieces of a sequence."""
     sequence = tl.program_id(1).to(tl.int64)
     if tl.load(invalid_ptr + sequence) != 0:

@@ -7,9 +7,7 @@ from pallas_kernels.parts.jax_triton.arithmetic import in_float32
 
 
 @triton.jit
-def sum_kernel(
-    rows_ptr, row_ptr, weight_ptr, out_ptr, TOPK: tl.constexpr, COLUMNS: tl.constexpr, PIECE: tl.constexpr
-):
+def sum_kernel(rows_ptr, row_ptr, weight_ptr, out_ptr, TOPK: tl.constexpr, COLUMNS: tl.constexpr, PIECE: tl.constexpr):
     """Adds the rows of a token, each times its weight, in the order of its experts; the launch fuses nothing."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * PIECE + tl.arange(0, PIECE)

@@ -24,7 +24,8 @@ def _serves(rows: Any, row: Any, weights: Any, *, dtype: str, **_: Any) -> bool:
     if not {rows.dtype.name, weights.dtype.name, dtype} <= _DTYPES or 0 in (number, columns, tokens):
         return False
     piece = piece_columns(columns, rows.dtype.itemsize)
-    return 0 < topk <= _MOST_TERMS and copies_rows(columns, rows.dtype.itemsize) and columns // piece <= _MOST_PIECES
+    fits = copies_rows(columns, rows.dtype.itemsize) and columns // piece <= _MOST_PIECES
+    return 0 < topk <= _MOST_TERMS and fits
 
 
 @served_if(_serves, f"1 to {_MOST_TERMS} rows of a token, whose columns a power of two of at least 32 divides")
