@@ -45,6 +45,7 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
     "gallery": ("program",),
     "group_matmul": ("layer", "experts", "rows", "load"),
     "hybrid_bf16": ("layers", "model", "case"),
+    "latent_bf16": ("what", "sequences", "queries", "heads", "latents"),
     "linalg": ("function", "dtype", "n", "batch"),
     "linear_bf16": ("case", "x", "w", "what"),
     "loss_bf16": ("rows", "width", "words"),

@@ -5,12 +5,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from benchmarks.tables import cpu, demo, front_page, gpu, hybrid, operators, parallel, programs, reliability, serving
+from benchmarks.tables import (
+    cpu,
+    demo,
+    front_page,
+    gpu,
+    hybrid,
+    latent,
+    operators,
+    parallel,
+    programs,
+    reliability,
+    serving,
+)
 
 ROOT: Final = Path(__file__).parents[2]
 FILES: Final = (
     *("README.md", "docs/guide/gpu.md", "docs/guide/limits.md", "docs/operators.md", "docs/serving.md"),
     *("docs/reliability.md", "docs/index.md", "docs/guide/devices.md", "docs/guide/hybrids.md"),
+    "docs/guide/latent-attention.md",
 )
 BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "demo texts": demo.texts,
@@ -33,6 +46,7 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "the engine on a GPU": serving.gpu,
     "the engine on a CPU": serving.cpu,
     "a hybrid": hybrid.steps,
+    "latents": latent.cases,
     "two GPUs": parallel.steps,
     "overlap on two GPUs": parallel.overlap,
     "traffic": reliability.traffic,

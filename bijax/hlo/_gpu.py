@@ -24,7 +24,7 @@ _NARROW: Final = ("f16", "bf16")
 _ROUNDED: Final = _FUNCTIONS | _SUMS | {"convert", "multiply"}
 _IN_TRITON: Final = "a function in a Triton fusion: XLA's loop emitter would give it other bits"
 _OPEN: Final = "a function without a fence: by the shape, XLA gives its fusion to Triton or to its loop emitter"
-_BESIDE_A_SUM: Final = "a product without a fence beside a sum: contracted in one fusion, not in two"
+_NEXT_TO_A_SUM: Final = "a product without a fence next to a sum: contracted in one fusion, not in two"
 _ROUNDING: Final = "rounded to 16 bits without a fence: XLA drops a rounding that meets a conversion back"
 
 
@@ -45,7 +45,7 @@ def elementwise(module: Module, computation: Computation, i: Instruction) -> Fou
             return "elementwise", "variant", "XLA", _OPEN
     narrow = i.shapes[0].dtype in _NARROW
     if i.opcode == "multiply" and not narrow and _meets(_SUMS, module, computation, i):
-        return "elementwise", "variant", "XLA", _BESIDE_A_SUM
+        return "elementwise", "variant", "XLA", _NEXT_TO_A_SUM
     if narrow and _rounds(computation, i) and _meets(_ROUNDED, module, computation, i):
         return "rounding", "variant", "XLA", _ROUNDING
     return None

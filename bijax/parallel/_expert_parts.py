@@ -82,7 +82,7 @@ def split_dispatched(dispatched: Dispatched, axis: Axis, *, parts: int = 2) -> t
     Guarantee: rows are copied; the results have the bits of `moe_combine`, for products are row-invariant. Gradients of
     the experts' weights are sums over all rows, which parts add in another order: differentiate `moe_combine` instead.
 
-    Source: combining beside the down projection is the single batch overlap of SGLang
+    Source: combining during the down projection is the single batch overlap of SGLang
     (https://github.com/sgl-project/sglang), there by signals between streams.
 
     Example:

@@ -17,7 +17,7 @@ class Transfer:
     """Arrays that are ready to be sent, and the collective operation that sends them.
 
     An operation that starts a collective returns one, so that `run_overlapped` can place the collective after what is
-    computed before it and beside what is computed after it.
+    computed before it and at the same time as what is computed after it.
 
     Args:
         arrays: A pytree of arrays.

@@ -14,7 +14,7 @@ PACKAGES = ("flax", "gguf", "jinja2", "prometheus_client", "pydantic", "safetens
 
 DESCRIPTION = """\
 Serves a language model over HTTP: SGLang's /generate, OpenAI's /v1/completions and /v1/chat/completions. A request gets
-the same bits alone, beside any other requests, and from a cold or warm cache. docs/server.md describes endpoints and
+the same bits alone, among any other requests, and from a cold or warm cache. docs/server.md describes endpoints and
 options."""
 EPILOG = """\
 An option that is not given is taken from the environment (BIJAX_PORT for --port), and else has its default. SIGTERM

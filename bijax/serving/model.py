@@ -98,7 +98,7 @@ class Model(Protocol):
 
 
 class StatefulModel(Model, Protocol):
-    """A model that keeps a state of each sequence beside the pages, as linear attention does.
+    """A model that keeps a state of each sequence in addition to the pages, as linear attention does.
 
     The engine has a state for each running sequence, in a *slot*, and *snapshots*, states at positions that are
     multiples of `state_interval`. It passes `extend` pages and states together, as (pages, states), with `slots`.

@@ -1,4 +1,4 @@
-"""States of sequences beside the pages: which positions are kept as snapshots, and who holds them."""
+"""States of sequences, in addition to the pages: which positions are kept as snapshots, and who holds them."""
 
 import math
 from typing import NamedTuple

@@ -220,7 +220,7 @@ class ServedPartitionedLlama(ServedModel):
         return self.mesh.shape[self.model.axis] * self.mesh.shape.get(self.model.expert_axis, 1)
 
     def overlapped(self, overlap: Overlap | None) -> ServedPartitionedLlama:
-        """Returns the model with the communication of its experts beside computing; None for without.
+        """Returns the model with the communication of its experts overlapped with computation; None for no overlap.
 
         Raises:
             ValueError: If its experts are not on several devices, or it has stock JAX operations or adapters.

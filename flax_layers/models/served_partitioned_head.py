@@ -145,7 +145,7 @@ class DraftingPartitionedLlama(ServedPartitionedLlama):
 
 
 def _split(pages: Any) -> tuple[Pages, Any]:
-    """Returns pages without states, and a function that puts the states beside pages again."""
+    """Returns pages without states, and a function that adds the states to the pages again."""
     if isinstance(pages, tuple):
         return list(pages[0]), lambda paged: (paged, pages[1])
     return list(pages), lambda paged: paged

@@ -123,7 +123,7 @@ def test_bad_input(make: Any, error: type[Exception], message: str) -> None:
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 7])
 def test_turns(stages: int) -> None:
-    """Each half runs all its stages in order; the first is `delta_stages` ahead, and never behind."""
+    """Each half runs all its stages in order; the first is `delta_stages` ahead, and never late."""
     assert parallel.turns(stages, 1, 0) == [(0, stage) for stage in range(stages)]
     for delta in range(stages + 1):
         order = parallel.turns(stages, 2, delta)

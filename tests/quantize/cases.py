@@ -1,4 +1,4 @@
-"""The kernels that quantise and pick rows, each beside its portable form, on the same arguments."""
+"""The kernels that quantise and pick rows, each with its portable form, on the same arguments."""
 
 import functools
 from collections.abc import Callable, Iterator

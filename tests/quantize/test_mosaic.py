@@ -38,7 +38,7 @@ def test_swiglu_of_experts() -> None:
 
 
 def test_rounding_to_float8_is_to_nearest_even() -> None:
-    # All numbers of the format, the middles between them, and what lies just beside.
+    # All numbers of the format, the middles between them, and their neighbours.
     numbers = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
     numbers = np.unique(numbers[np.isfinite(numbers)])
     middles = (numbers[1:] + numbers[:-1]) / 2

@@ -70,7 +70,7 @@ def primitive(name: str, function: Function, rule: Rule | None = None) -> Primit
 
 
 def emitting(name: str) -> Primitive:
-    """Returns a primitive whose rule emits a sum of rows by itself, beside JAX code."""
+    """Returns a primitive whose rule emits a sum of rows by itself, next to JAX code."""
 
     def rule(ctx: Any, x: Any) -> Any:
         (first,) = by_lower_fun(softmax)(ctx, x)

@@ -52,7 +52,7 @@ def network(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
 
 
 def language_model(tokens: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
-    """Attention of each row's tokens to one another, with the library's own operations beside plain JAX."""
+    """Attention of each row's tokens to one another, with the library's own operations and plain JAX."""
     x = jnp.take(v, tokens, axis=0)
     q, k, value = jnp.split(bijax.matmul(x.reshape(-1, 256), jnp.tile(w, (1, 3))).reshape(16, 8, 3, 128), 3, axis=2)
     scores = jnp.einsum("bthd,bshd->bhts", q, k)

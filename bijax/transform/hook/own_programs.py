@@ -1,7 +1,7 @@
 """Programs of ours for primitives whose own programs let elements meet.
 
 Up to JAX 0.11, the continued fraction of the incomplete beta function goes on for all elements until the last one has
-converged, and each further step changes bits: an element depends on those beside it. The loop of one element, mapped
+converged, and each further step changes bits: an element depends on its neighbours. The loop of one element, mapped
 over all, keeps what has converged. Later versions of JAX do so by themselves, and are not changed by that.
 """
 

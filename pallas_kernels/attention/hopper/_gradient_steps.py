@@ -74,7 +74,7 @@ class Results(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A tile of queries of one head beside a block of keys.
+    """A tile of queries of one head with a block of keys.
 
     Attributes:
         item: The block of keys.

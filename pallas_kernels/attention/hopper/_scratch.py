@@ -1,4 +1,4 @@
-"""Shared memory and barriers of decode's warpgroups beside the stages of keys and values."""
+"""Shared memory and barriers of decode's warpgroups, in addition to the stages of keys and values."""
 
 from typing import Any, NamedTuple
 

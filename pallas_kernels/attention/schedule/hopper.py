@@ -9,7 +9,7 @@ SWAPPED_ROWS: Final = 8
 """Most rows of a tile for which keys are wgmma's rows."""
 
 WIDEST_SPILLED: Final = 128
-"""Widest heads for whose values shared memory has room beside the stages while other splits are computed."""
+"""Widest heads for whose values shared memory has room in addition to the stages while other splits are computed."""
 
 _SCALES: Final = (2.0**-100, 2.0**100)
 _HIGHEST_CAP: Final = 1024.0

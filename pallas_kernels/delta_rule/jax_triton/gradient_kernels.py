@@ -10,7 +10,7 @@ operands are computed, and for operands of wgmma that threads store, Triton 3.6 
 barrier. Those of the walk are in registers or come from asynchronous copies. Float32 numbers are added by tensor cores
 too, as two limbs: then the order does not depend on the layout of registers, and nothing is shuffled between threads.
 
-Arrays, beside those of `kernels`: after (B, H, N, D, V), cotangents of the states after the chunks, rounded; rest and
+More arrays than `kernels` has: after (B, H, N, D, V), cotangents of the states after the chunks, rounded; rest and
 left (B, H, N, 64, V), dR and E(G_n - G) U, rounded; wide and aged (B, H, N, 64, 64), beta D dA and D dB, rounded;
 lines of float32, (B, H, N, 5, 64) of the inner kernel: two parts of the gradients of beta, sums of rows and columns of
 j, and x of the contract; (B, H, N, 64) of the outer one, y; held (B, H, N, V) float32, sums of ~X S over rows.

@@ -18,7 +18,7 @@ GRADIENT: Final = Tile(128, 128, 32, 8, 4)
 """For gradients of groups that wgmma sums, but the largest."""
 
 FLOAT8: Final = Candidate(Tile(128, 128, 64, 8, 3), 1.0)
-"""For many rows of float8, beside those for fewer: two accumulators have to stay in registers."""
+"""For many rows of float8, in addition to those for fewer: two accumulators have to stay in registers."""
 
 SPLIT: Final = SplitTile(16, 16, 128, 4, 4)
 """For few rows and split K."""
