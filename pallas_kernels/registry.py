@@ -164,8 +164,8 @@ def kernels(operation: str | None = None) -> tuple[Kernel, ...]:
 def find(operation: str, target: Target, fixed: Any, *arrays: Any, **parameters: Any) -> Found:
     """Returns the kernel that serves a call on a target; if several do, the one with the most specific target pattern.
 
-    Kernels of the backend that the target prefers come first, or those that serve a call `instead`. Among kernels of the same rank, one that restricts the
-    calls it serves takes precedence over one that serves all.
+    Kernels of the backend that the target prefers come first, or those that serve a call `instead`. Among kernels of
+    the same rank, one that restricts the calls it serves takes precedence over one that serves all.
 
     Args:
         operation: Name of the operation.

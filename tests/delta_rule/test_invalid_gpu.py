@@ -20,4 +20,6 @@ def test_invalid_sequences(shape: tuple[int, ...], dtype: str) -> None:
     in_place = jax.jit(lambda y, invalid: nan_if_invalid(y, invalid, target=target_for("cuda"))[0])
     for invalid in ([True, False, True, False], [False] * 4, [True] * 4):
         given = jnp.asarray(np.array(invalid[: shape[0]]))
-        assert_bits_equal(in_place(y, given), jax.jit(lambda y, i: jnp.where(i[:, None, None, None], jnp.nan, y))(y, given))
+        assert_bits_equal(
+            in_place(y, given), jax.jit(lambda y, i: jnp.where(i[:, None, None, None], jnp.nan, y))(y, given)
+        )

@@ -1,8 +1,8 @@
 """Bodies of the Triton kernels of the causal convolution: a program has some tokens of a sequence, and 128 channels.
 
-Its channels are blocks of 32, 64 or all 128. Every product and sum is rounded, in the order of the portable program: the
-launch does not let the compiler fuse them. Heads of queries and keys have 128 channels, so a program has all that their
-norm adds.
+Its channels are blocks of 32, 64 or all 128. Every product and sum is rounded, in the order of the portable program:
+the launch does not let the compiler fuse them. Heads of queries and keys have 128 channels, so a program has all that
+their norm adds.
 """
 
 import triton

@@ -4,9 +4,8 @@ from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
-import triton
-import triton.language as tl
 
+from pallas_kernels.delta_rule.jax_triton.invalid_kernel import invalid_kernel
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.parts.jax_triton.launch import launch
 from pallas_kernels.parts.served import served_if
@@ -17,18 +16,6 @@ _PIECE: Final = 4096
 _PIECES: Final = 8
 _WARPS: Final = 4
 _MOST_OF_GRID: Final = 65535
-
-
-@triton.jit
-def invalid_kernel(given_ptr, invalid_ptr, y_ptr, SIZE: tl.constexpr, PIECE: tl.constexpr, PIECES: tl.constexpr):
-    """Fills PIECES pieces of a sequence."""
-    sequence = tl.program_id(1).to(tl.int64)
-    if tl.load(invalid_ptr + sequence) != 0:
-        filled = tl.full((PIECE,), float("nan"), y_ptr.dtype.element_ty)
-        first = tl.program_id(0) * (PIECE * PIECES)
-        for i in range(PIECES):
-            place = first + i * PIECE + tl.arange(0, PIECE)
-            tl.store(y_ptr + sequence * SIZE + place, filled, mask=place < SIZE)
 
 
 def _serves(y: Any, invalid: Any, **_: Any) -> bool:

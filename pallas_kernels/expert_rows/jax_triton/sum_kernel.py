@@ -1,4 +1,4 @@
-"""Body of the Triton kernel that adds the rows of a token's experts: a program has a piece of the columns of a token."""
+"""Body of the Triton kernel that adds the rows of a token's experts: a program has some columns of a token."""
 
 import triton
 import triton.language as tl
