@@ -5,8 +5,6 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, overload
 
-import jax
-
 from bijax.core.checks import check_callable, flag
 from bijax.transform.hook.allowed import allowed_names
 from bijax.transform.hook.boundary import fenced
