@@ -1,4 +1,4 @@
-"""The library adds to the keys of JAX's caches once: what was compiled before is compiled again once, not at every import."""
+"""The library adds to the keys of JAX's caches once, so what was compiled before is compiled again once."""
 
 import subprocess
 import sys
