@@ -334,7 +334,7 @@ def test_what_is_no_function_is_refused() -> None:
     for program in (lowered, lowered.compile(), jax.jit(f).trace(X)):
         with pytest.raises(TypeError, match="already built"):
             bijax.invariant(program)  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match="already built|expected a function"):
+        with pytest.raises(TypeError, match="already built"):
             bijax.audit(program, X)
     with pytest.raises(TypeError, match="expected a function"):
         bijax.invariant(3)  # type: ignore[arg-type]
