@@ -57,6 +57,12 @@ def over_rows(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     return [reduced(flow, eqn, arrays, [0], 2) for _ in eqn.outvars]
 
 
+@rule("bijax_linear_cross_entropy_gradients bijax_rms_norm_gradients")
+def of_rows_and_over_rows(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
+    """Returns the results of a kernel of which the first has rows, and the second adds over them."""
+    return [of_rows(flow, eqn, values)[0], over_rows(flow, eqn, values)[1]]
+
+
 @rule("bijax_matmul bijax_joined_matmul bijax_k_split_matmul bijax_fused_matmul bijax_quantized_product")
 def matmul(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     """Returns (M, K) times (K, N); other operands belong to the rows or to the columns."""
@@ -194,6 +200,16 @@ def rows_of_tokens(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]
     if value.routed is None:
         return [_lost(flow, eqn, values, v.aval.shape) for v in eqn.outvars]
     return [Value(value.routed, _without_routed(value.mixing), value.scaled) for _ in eqn.outvars]
+
+
+@rule("bijax_add_expert_rows")
+def add_expert_rows(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
+    """Returns sums of the rows of experts, in the order of the tokens."""
+    own = [Value(v.rows if i else None, _without_routed(v.mixing), v.scaled, v.sums) for i, v in enumerate(values)]
+    rows, differ = chosen([v.rows for v in own])
+    if rows is None:
+        return [_lost(flow, eqn, own, v.aval.shape) for v in eqn.outvars]
+    return [combined(own, rows, mixing={flow.here(eqn, "meet")} if differ else set()) for _ in eqn.outvars]
 
 
 @rule("bijax_pick_rows bijax_group_matmul bijax_quantize_picked bijax_quantized_groups")
