@@ -114,6 +114,12 @@ def _reads_latents(call: Any, *_: Any, **__: Any) -> bool:
     return takes_latents(call)
 
 
+def _reads_once(*arrays: Any, **named: Any) -> bool:
+    from pallas_kernels.norm.hopper import reads_once  # when the target has matched
+
+    return reads_once(*arrays, **named)
+
+
 KERNELS: Final = (
     Kernel("matmul", _ON, f"{_MATMUL}.launch:matmul", _wgmma),
     Kernel("matmul", _ON, f"{_MATMUL}.tf32:matmul", _tf32),
@@ -126,6 +132,8 @@ KERNELS: Final = (
     Kernel("weight_gradient", _ON, f"{_MATMUL}.bf16x6:weight_gradients", _bf16x6_chunks),
     Kernel("weight_gradient", _ON, f"{_MATMUL}.parts:weight_gradient", _parts_chunks),
     Kernel("matmul_of_parts", _ON, f"{_MATMUL}.parts:matmul_of_parts", PartsContract),
+    Kernel("chains_of_parts", _ON, f"{_MATMUL}.parts_in_turn:chains_of_parts", PartsContract),
+    Kernel("add_chains", _ON, f"{_MATMUL}.parts_in_turn:add_chains", PartsContract),
     Kernel("weight_gradient_of_parts", _ON, f"{_MATMUL}.parts:weight_gradient_of_parts", PartsChunkContract),
     Kernel("group_matmul", _ON, f"{_MATMUL}.groups:group_matmul", WgmmaContract()),
     Kernel("group_weight_gradient", _ON, f"{_MATMUL}.groups:group_weight_gradient", WgmmaChunkContract()),
@@ -134,6 +142,7 @@ KERNELS: Final = (
     Kernel("row_program", _ON, f"{_OPS}.row_program.hopper:run_program", _ROWS),
     Kernel("rms_norm", _ON, f"{_OPS}.norm.hopper:rms_norm", _ROWS),
     Kernel("rms_norm_gradient", _ON, f"{_OPS}.norm.hopper:rms_norm_gradient", _ROWS),
+    Kernel("rms_norm_gradients", _ON, f"{_OPS}.norm.hopper:rms_norm_gradients", _ROWS, serves=_reads_once),
     Kernel("layer_norm", _ON, f"{_OPS}.norm.hopper:layer_norm", _ROWS),
     Kernel("layer_norm_gradient", _ON, f"{_OPS}.norm.hopper:layer_norm_gradient", _ROWS),
     Kernel("norm_weight_gradient", _ON, f"{_OPS}.norm.hopper:weight_gradient", _CHUNKS),
@@ -145,6 +154,13 @@ KERNELS: Final = (
     Kernel("logsumexp_gradient", _ON, f"{_OPS}.softmax.hopper:logsumexp_gradient", None, PTX_FUNCTIONS),
     Kernel("cross_entropy", _ON, f"{_OPS}.cross_entropy.hopper:cross_entropy", online_row_contract, PTX_FUNCTIONS),
     Kernel("cross_entropy_gradient", _ON, f"{_OPS}.cross_entropy.hopper:cross_entropy_gradient", None, PTX_FUNCTIONS),
+    Kernel(
+        "cross_entropy_gradient_of_parts",
+        _ON,
+        f"{_OPS}.cross_entropy.hopper:cross_entropy_gradient_of_parts",
+        PartsContract,
+        PTX_FUNCTIONS,
+    ),
     Kernel("sum_axis", _ON, f"{_OPS}.rows.hopper:sum_axis", _ROWS),
     Kernel("sum_rows", _ON, f"{_OPS}.rows.hopper:sum_rows", _CHUNKS),
     Kernel("variance", _ON, f"{_OPS}.rows.hopper:variance", _ROWS),

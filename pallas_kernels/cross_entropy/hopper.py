@@ -4,14 +4,23 @@ The softmax is never stored: the loss needs the maximum and the sum of exponenti
 of the label; the gradient is written once, in the dtype of the logits.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.contract import PTX_FUNCTIONS, ElementwiseContract, OnlineRowContract, honour
+from pallas_kernels.contract import (
+    PTX_FUNCTIONS,
+    ElementwiseContract,
+    OnlineRowContract,
+    PartsChunkContract,
+    PartsContract,
+    honour,
+)
 from pallas_kernels.parts.hopper.map_engine import run_map
 from pallas_kernels.parts.hopper.online_row import OnlineRow
+from pallas_kernels.parts.hopper.row_launch import Parted
 from pallas_kernels.parts.hopper.softmax_engine import run_online
 from pallas_kernels.parts.served import served_if
 from pallas_kernels.parts.xla.lanes import Arrays
@@ -70,7 +79,53 @@ def cross_entropy_gradient(
     Guarantee: row-invariant.
     """
     honour("cross_entropy_gradient", functions, PTX_FUNCTIONS)
-    c, exact = x.shape[1], x.dtype == jnp.float32
+    return _gradient(x, [labels, m, log_sum, g], x.shape[1], z_loss, None, interpret)
+
+
+def cross_entropy_gradient_of_parts(
+    x: jax.Array,
+    labels: jax.Array,
+    places: jax.Array,
+    m: jax.Array,
+    log_sum: jax.Array,
+    g: jax.Array,
+    *,
+    columns: int,
+    z_loss: float,
+    contract: PartsContract,
+    functions: ElementwiseContract = PTX_FUNCTIONS,
+    interpret: Any = False,
+) -> jax.Array:
+    """Returns the gradient of some columns of the logits as bfloat16 limbs, with the bits of `cross_entropy_gradient`.
+
+    Args:
+        x: (M, C) float32, some of the columns; M is a multiple of 16.
+        labels: As for `cross_entropy_gradient`.
+        places: (M, 1) int32, the columns of the labels in `x`; others than 0 to C - 1 for labels elsewhere.
+        m: As for `cross_entropy_gradient`.
+        log_sum: As for `cross_entropy_gradient`.
+        g: As for `cross_entropy_gradient`.
+        columns: Number of all columns.
+        z_loss: As for `cross_entropy_gradient`.
+        contract: The limbs.
+        functions: How exponentials are computed.
+        interpret: As for `cross_entropy_gradient`.
+
+    Returns:
+        (parts * M, C), as `matmul.hopper.parts.matmul_of_parts` takes it.
+
+    Guarantee: row-invariant.
+    """
+    honour("cross_entropy_gradient_of_parts", functions, PTX_FUNCTIONS)
+    limbs = Parted(jnp.dtype(jnp.bfloat16), contract.parts, PartsChunkContract(contract.parts).rows)
+    return _gradient(x, [labels, m, log_sum, g, places], columns, z_loss, limbs, interpret)
+
+
+def _gradient(
+    x: jax.Array, given: Sequence[jax.Array], columns: int, z_loss: float, result: Parted | None, interpret: Any
+) -> jax.Array:
+    """Returns the gradient of logits of `columns` columns; `x` has some of them if the labels' places are given."""
+    exact = x.dtype == jnp.float32
 
     def begin(row: OnlineRow) -> Arrays:
         label, m, log_sum, g = (row.known(i) for i in range(4))
@@ -78,7 +133,7 @@ def cross_entropy_gradient(
         if z_loss:
             scale = row.product(g, 1 + row.product(jnp.float32(2 * z_loss), m + log_sum))
         kept = jnp.where(label < 0, jnp.float32(0), jnp.float32(1))
-        return label, m, log_sum, g, jnp.where(label < c, scale, jnp.nan), kept
+        return label, m, log_sum, g, jnp.where(label < columns, scale, jnp.nan), kept
 
     def share(
         row: OnlineRow, x: jax.Array, label: Any, m: Any, log_sum: Any, g: Any, scale: Any, kept: Any
@@ -89,11 +144,14 @@ def cross_entropy_gradient(
 
     def change(row: OnlineRow, *numbers: Any) -> tuple[jax.Array, jax.Array]:
         label, g = numbers[0], numbers[3]
-        column = _column(label, c)
+        place = label if len(given) == 4 else row.known(4)
+        column = _column(place, x.shape[1])
         value = share(row, row.pick(column), *numbers) - g
+        if len(given) > 4:
+            column = jnp.where((place >= 0) & (place < x.shape[1]), column, -1)
         return column, jnp.where(label < 0, 0.0, value)
 
-    return run_map(begin, share, x, [labels, m, log_sum, g], change=change, interpret=interpret)
+    return run_map(begin, share, x, given, change=change, result=result, interpret=interpret)
 
 
 def _column(label: jax.Array, columns: int) -> jax.Array:

@@ -1,12 +1,18 @@
 """The layout of expert rows by XLA's sorts, searches and scatters, on any platform."""
 
+from typing import Final
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from pallas_kernels.parts.no_row import NO_ROW, WRONG
 
 Arrays = tuple[jax.Array, ...]
+
+_BEFORE_ALL: Final = np.iinfo(np.int32).min
+"""Less than the number of any row and its negative."""
 
 
 def sort_by_expert(number: jax.Array, *, first: int, end: int, allocated: int, topk: int = 1) -> Arrays:
@@ -118,10 +124,14 @@ def rows_of_tokens(offset: jax.Array, *, places: int) -> jax.Array:
         >>> rows_of_tokens(jnp.array([2, -1, 0, 2]), places=3).tolist()
         [2, -1, -2]
     """
-    slots = jnp.where((offset >= 0) & (offset < places), offset, places)
-    row = jnp.full((places,), NO_ROW, jnp.int32).at[slots].max(jnp.arange(offset.size, dtype=jnp.int32), mode="drop")
-    number = jnp.zeros((places,), jnp.int32).at[slots].add(jnp.int32(1), mode="drop")
-    return jnp.where((number > 1) | jnp.any(offset >= places), WRONG, row)
+    # One scatter finds the first and the last row of every place, and of a place for all offsets after the last one.
+    slots = jnp.where(offset >= 0, jnp.minimum(offset, places), places + 1)
+    number = jnp.arange(offset.size, dtype=jnp.int32)
+    found = jnp.full((places + 1, 2), _BEFORE_ALL, jnp.int32)
+    found = found.at[slots].max(jnp.stack([number, -number], 1), mode="drop")
+    last, first = found[:places, 0], -found[:places, 1]
+    row = jnp.where(last == _BEFORE_ALL, NO_ROW, last)
+    return jnp.where(((last != first) & (row != NO_ROW)) | (found[places, 0] != _BEFORE_ALL), WRONG, row)
 
 
 def _sorted_with_places(numbers: jax.Array, end: int) -> tuple[jax.Array, jax.Array]:

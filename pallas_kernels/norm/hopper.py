@@ -1,18 +1,21 @@
 """Norms of rows and their gradients on a Hopper GPU, bit-identical to `portable`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
-from pallas_kernels.contract import ChunkContract, RowContract, honour, row_contract
+from pallas_kernels.contract import ChunkContract, RowContract, chunk_contract, honour, row_contract
 from pallas_kernels.parts.hopper import batch_sum
-from pallas_kernels.parts.hopper.arithmetic import product
+from pallas_kernels.parts.hopper.arithmetic import WARPGROUP, product
 from pallas_kernels.parts.hopper.row import Row
-from pallas_kernels.parts.hopper.row_engine import NEEDS, run_rows, supports
+from pallas_kernels.parts.hopper.row_engine import NEEDS, Companion, run_rows, supports
 from pallas_kernels.parts.served import served_if
 from pallas_kernels.parts.xla.lanes import Arrays
+from pallas_kernels.schedule.hopper.batch_sum import ChunkSchedule
+from pallas_kernels.schedule.hopper.rows import GRADIENTS_NEIGHBOURS, RowSchedule, gradients_team
 
 
 def _rows_served(rows: jax.Array, *arrays: jax.Array | None) -> bool:
@@ -60,7 +63,8 @@ def rms_norm(
 
         row.emit(scaled)
 
-    y, *h, factor = run_rows(program, rows, vectors, results, numbers=1, interpret=interpret)
+    plain = residual is None
+    y, *h, factor = run_rows(program, rows, vectors, results, numbers=1, interpret=interpret, plain=plain)
     return (y, factor, *h)
 
 
@@ -80,31 +84,104 @@ def rms_norm_gradient(
 
     Guarantee: row-invariant.
     """
-    c = h.shape[1]
     vectors = [] if weight is None else [weight]
     honour("rms_norm_gradient", contract, row_contract())
     rows = [h, g] if g_sum is None else [h, g, g_sum]
+    program = _gradient_of_rms_norm(h.shape[1], len(vectors), len(rows), offset)
+    return run_rows(program, rows, vectors, [h.dtype], given=[factor], interpret=interpret)
+
+
+def reads_once(
+    h: jax.Array, factor: jax.Array, g: jax.Array, weight: jax.Array | None = None, g_sum: jax.Array | None = None,
+    *, chunks: ChunkContract, **_: Any,
+) -> bool:  # fmt: skip
+    """Whether one launch for both gradients is faster than two, which have the same bits: many rows of some lengths."""
+    arrays = [h, g] if g_sum is None else [h, g, g_sum]
+    team = gradients_team(h.shape[0], h.shape[1], tuple(a.dtype.itemsize for a in arrays))
+    return weight is not None and team > 0 and _rows_served(h, g, weight) and batch_sum.supports(h.shape[1], chunks)
+
+
+def rms_norm_gradients(
+    h: jax.Array,
+    factor: jax.Array,
+    g: jax.Array,
+    weight: jax.Array,
+    g_sum: jax.Array | None = None,
+    *,
+    offset: float = 0.0,
+    dtype: str = "float32",
+    contract: RowContract,
+    chunks: ChunkContract,
+    interpret: Any = False,
+    schedule: RowSchedule | None = None,
+    strips: ChunkSchedule | None = None,
+) -> Arrays:
+    """Returns the results of `rms_norm_gradient` and of `weight_gradient`, which read the same rows, in one launch.
+
+    Guarantee: row-invariant; the gradient of the weight is split-invariant, for cuts at multiples of `chunks.rows`.
+    """
+    m, c = h.shape
+    honour("rms_norm_gradients", contract, row_contract())
+    honour("rms_norm_gradients", chunks, chunk_contract())
+    rows = [h, g] if g_sum is None else [h, g, g_sum]
+    if schedule is None:
+        team = gradients_team(m, c, tuple(x.dtype.itemsize for x in rows))
+        schedule = RowSchedule(team, m, hold=True)
+    if strips is None:
+        strips = ChunkSchedule(GRADIENTS_NEIGHBOURS, schedule.team)
+    count, across = -(-m // chunks.rows), -(-c // (WARPGROUP * strips.neighbours))
+    out = jax.ShapeDtypeStruct((count, c), jnp.float32 if count > 1 else jnp.dtype(dtype))
+    add_chunk = batch_sum.chunk_body(_weight_step(interpret), m, c, out.dtype, strips, interpret)
+
+    def add(number: Any, warpgroup: Any, arrays: Any, sums: Any, *memory: Any) -> None:
+        add_chunk(lax.div(number, across), lax.rem(number, across), warpgroup, *arrays, (), sums, *memory)
+
+    companion = Companion(
+        rows=chunks.rows,
+        blocks=across,
+        warpgroups=strips.warpgroups,
+        arrays=([h, g], [factor]),
+        out=out,
+        memory=batch_sum.chunk_memory(strips),
+        body=add,
+    )
+    dh, sums = run_rows(
+        _gradient_of_rms_norm(c, 1, len(rows), offset),
+        rows,
+        [weight],
+        [h.dtype],
+        given=[factor],
+        interpret=interpret,
+        schedule=schedule,
+        name="rms_norm_gradients",
+        companion=companion,
+    )
+    return dh, sums.reshape(c) if count == 1 else batch_sum.add_upwards(sums, [], jnp.dtype(dtype), interpret)
+
+
+def _gradient_of_rms_norm(columns: int, vectors: int, rows: int, offset: float) -> Callable[[Row], None]:
+    """Returns the row program of the gradient of rms_norm; with three rows the last is added to it."""
 
     def program(row: Row) -> None:
         factor = row.given(0)
 
         def parts(columns: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
-            return row.product(columns[0], factor), _times(row, columns[1], columns[len(rows) :], offset)
+            return row.product(columns[0], factor), _times(row, columns[1], columns[rows:], offset)
 
         def product(*columns: jax.Array) -> jax.Array:
             normal, gw = parts(columns)
             return row.product(gw, normal)
 
-        mean = row.quotient(row.fold(product, vectors=range(len(vectors))), c)
+        mean = row.quotient(row.fold(product, vectors=range(vectors)), columns)
 
         def gradient(*columns: jax.Array) -> Arrays:
             normal, gw = parts(columns)
             dh = row.product(gw - row.product(normal, mean), factor)
-            return (dh if g_sum is None else dh + columns[2],)
+            return (dh if rows == 2 else dh + columns[2],)
 
         row.emit(gradient)
 
-    return run_rows(program, rows, vectors, [h.dtype], given=[factor], interpret=interpret)
+    return program
 
 
 @served_if(lambda x, weight=None, bias=None, **_: _rows_served(x, weight, bias), NEEDS)
@@ -142,7 +219,7 @@ def layer_norm(
 
         row.emit(scaled)
 
-    return run_rows(program, [x], vectors, [x.dtype], numbers=2, interpret=interpret)
+    return run_rows(program, [x], vectors, [x.dtype], numbers=2, interpret=interpret, plain=True)
 
 
 @served_if(lambda x, mean, factor, g, weight=None, **_: _rows_served(x, g, weight), NEEDS)
@@ -194,19 +271,23 @@ def weight_gradient(
     mean: jax.Array | None = None,
     *,
     contract: ChunkContract,
+    dtype: str = "float32",
     interpret: Any = False,
 ) -> jax.Array:
     """Bit-identical to `portable.weight_gradient`.
 
     Guarantee: split-invariant, for cuts at multiples of `contract.rows` rows.
     """
+    given = [factor] if mean is None else [factor, mean]
+    return batch_sum.sum_chunks(_weight_step(interpret), [h, g], given=given, dtype=dtype, interpret=interpret)
 
+
+def _weight_step(interpret: Any) -> Callable[..., jax.Array]:
     def part(h: jax.Array, g: jax.Array, factor: jax.Array, *mean: jax.Array) -> jax.Array:
         normal = product(h - mean[0] if mean else h, factor, interpret)
         return product(g, normal, interpret)
 
-    given = [factor] if mean is None else [factor, mean]
-    return batch_sum.sum_chunks(part, [h, g], given=given, interpret=interpret)
+    return part
 
 
 def _times(row: Row, y: jax.Array, weight: Sequence[jax.Array], offset: float = 0.0) -> jax.Array:

@@ -205,7 +205,13 @@ def layer_norm_gradient(
 
 
 def weight_gradient(
-    h: jax.Array, factor: jax.Array, g: jax.Array, mean: jax.Array | None = None, *, contract: ChunkContract
+    h: jax.Array,
+    factor: jax.Array,
+    g: jax.Array,
+    mean: jax.Array | None = None,
+    *,
+    contract: ChunkContract,
+    dtype: str = "float32",
 ) -> jax.Array:
     """Returns the gradient of the weight of a norm: g * ((h - mean) * factor), added over the rows.
 
@@ -215,9 +221,10 @@ def weight_gradient(
         g: (M, C), cotangent of the result.
         mean: (M, 1) float32, from `layer_norm`.
         contract: Order of the sum over the rows; the rows of a chunk are added by a halving tree.
+        dtype: Dtype of the result; the sum is rounded once.
 
     Returns:
-        (C,) float32.
+        (C,) of `dtype`.
 
     Guarantee: split-invariant, for cuts at multiples of `contract.rows` rows.
 
@@ -236,7 +243,8 @@ def weight_gradient(
         return add_rows(isolate(g.astype(jnp.float32) * normal)[0])
 
     rows = isolate(h, factor, g) if mean is None else isolate(h, factor, g, mean)
-    return fold_row_chunks(chunk_sum, rows, contract.rows, jnp.zeros(h.shape[1:], jnp.float32))
+    total = fold_row_chunks(chunk_sum, rows, contract.rows, jnp.zeros(h.shape[1:], jnp.float32))
+    return total.astype(dtype)
 
 
 def _mean(x: jax.Array, contract: RowContract) -> jax.Array:

@@ -8,7 +8,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -24,23 +24,12 @@ from pallas_kernels.contract import (
     row_contract,
 )
 from pallas_kernels.parts.hopper.arithmetic import LARGER, columns_of
+from pallas_kernels.parts.hopper.limbs import limbs
 from pallas_kernels.parts.hopper.row import Row
 from pallas_kernels.parts.hopper.row_engine import COLUMN_NUMBERS, Arrays, Parted, Picked, run_rows
 from pallas_kernels.parts.ptx import xla_exponential
 from pallas_kernels.row_program.program import COLUMN, REDUCTIONS, Operation, Order, RowProgram, Step
 from pallas_kernels.schedule.hopper.rows import RowSchedule
-
-# The upper half of a finite number; a non-finite number unchanged.
-_UPPER: Final = """
-    .reg .pred p;
-    .reg .f32 u;
-    .reg .b32 b;
-    abs.f32 u, $1;
-    setp.lt.f32 p, u, 0f7F800000;
-    mov.b32 b, $1;
-    and.b32 b, b, 0xFFFF0000;
-    mov.b32 u, b;
-    selp.f32 u, u, $1, p;"""
 
 _PTX: Final = {
     "add": "add.rn.f32 $0, $1, $2;",
@@ -62,8 +51,6 @@ _PTX: Final = {
     " selp.f32 $0, t, 0f00000000, p; }",
     "within": "{ .reg .pred p; setp.ge.f32 p, $1, 0f00000000; setp.lt.and.f32 p, $1, $2, p;"
     " selp.f32 $0, $3, 0f00000000, p; }",
-    "upper": f"{{ {_UPPER} mov.f32 $0, u; }}",
-    "rest": f"{{ {_UPPER} sub.rn.f32 u, $1, u; selp.f32 $0, u, 0f00000000, p; }}",
 }
 
 _NAMED: Final = (*REDUCTIONS, "exp", "div", "rsqrt")
@@ -178,7 +165,9 @@ class _Body:
 
             def results(*columns: jax.Array) -> Arrays:
                 values = self._evaluate(waiting, dict(zip((*live, *beside), columns, strict=True)))
-                found = (self._parts(values[r], n) for r, n in zip(program.results, program.parts, strict=True))
+                found = (
+                    limbs(values[r], n, self._interpret) for r, n in zip(program.results, program.parts, strict=True)
+                )
                 return tuple(itertools.chain(*found))
 
             self._row.emit(results, vectors=self._vectors(beside))
@@ -220,14 +209,6 @@ class _Body:
         every = *self._program.masks, *self._program.vectors
         return [COLUMN_NUMBERS if v == COLUMN else every.index(v) for v in beside]
 
-    def _parts(self, value: jax.Array, count: int) -> list[jax.Array]:
-        """Returns the bfloat16 limbs of columns, the least significant first."""
-        parts, rest = list[jax.Array](), value
-        for _ in range(count - 1):
-            parts.append(_computed("upper", [rest], self._interpret))
-            rest = _computed("rest", [rest], self._interpret)
-        return [rest, *parts[::-1]]
-
     def _evaluate(self, steps: Sequence[Step], values: dict[int, jax.Array]) -> dict[int, jax.Array]:
         for step in steps:
             values[step.result] = self._apply(step, values)
@@ -241,7 +222,7 @@ class _Body:
         return _computed(step.operation, operands, self._interpret)
 
 
-def _computed(operation: Operation | Literal["upper", "rest"], operands: Sequence[Any], interpret: Any) -> jax.Array:
+def _computed(operation: Operation, operands: Sequence[Any], interpret: Any) -> jax.Array:
     if not interpret:
         return columns_of(_PTX[operation], operands)
     a, b, c = (*(lax.optimization_barrier(jnp.float32(o)) for o in operands), None, None)[:3]
@@ -251,7 +232,6 @@ def _computed(operation: Operation | Literal["upper", "rest"], operands: Sequenc
         return jnp.where((a == b) & (c != 0), c, jnp.float32(0))
     if operation == "within":
         return jnp.where((a >= 0) & (a < b), c, jnp.float32(0))
-    upper = lax.bitcast_convert_type(lax.bitcast_convert_type(a, jnp.int32) & jnp.int32(-65536), jnp.float32)
     functions: dict[str, Any] = {
         "add": lax.add,
         "sub": lax.sub,
@@ -266,8 +246,6 @@ def _computed(operation: Operation | Literal["upper", "rest"], operands: Sequenc
         "larger": jnp.maximum,
         "round": lambda a: a.astype(jnp.bfloat16).astype(jnp.float32),
         "clear": lambda a: jnp.where(a == 0, jnp.float32(0), a),
-        "upper": lambda a: jnp.where(jnp.isfinite(a), upper, a),
-        "rest": lambda a: jnp.where(jnp.isfinite(a), a - upper, jnp.float32(0)),
     }
     given = [a] if b is None else jnp.broadcast_arrays(a, b)
     return lax.optimization_barrier(functions[operation](*given))

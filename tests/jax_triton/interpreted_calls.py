@@ -19,6 +19,7 @@ from pallas_kernels.delta_rule.jax_triton.invalid import nan_if_invalid
 from pallas_kernels.expert_rows import portable as expert_rows
 from pallas_kernels.expert_rows.jax_triton import launch as expert_rows_triton
 from pallas_kernels.expert_rows.jax_triton.sum_launch import add_expert_rows
+from pallas_kernels.parts.no_row import UNREAD
 from pallas_kernels.pick import portable as pick
 from pallas_kernels.pick.jax_triton import launch as pick_triton
 from pallas_kernels.rotary import portable as rotary
@@ -149,6 +150,8 @@ def compare_picked() -> int:
         compared += compare(pick_triton.pick_rows(x, place, target=TARGET), expected)
         order = jnp.array([3, 1, 8, 0, 2, 7, 5, 4, 6], jnp.int32)[:, None]
         compared += compare(pick_triton.pick_rows(x, place, order, target=TARGET), expected)
+        unread = pick_triton.pick_rows(x, place.at[4].set(UNREAD), target=TARGET)
+        compared += compare(*(np.delete(np.asarray(rows), 4, axis=0) for rows in (unread, expected)))
     return compared
 
 

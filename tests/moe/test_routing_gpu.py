@@ -16,6 +16,7 @@ from bijax.ops.moe.select_experts import select_experts
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import XLA_FUNCTIONS
 from pallas_kernels.expert_rows import portable as expert_rows
+from pallas_kernels.parts.no_row import UNREAD
 from pallas_kernels.pick import portable as pick
 from pallas_kernels.topk import portable as topk
 from tests.jax_triton.packages import launches_in
@@ -73,6 +74,8 @@ def test_pick_rows(dtype: str, columns: int) -> None:
     assert_same(pick_triton.pick_rows, pick.pick_rows, x, place)
     order = jnp.asarray(np.random.default_rng(0).permutation(place.shape[0])[:, None], jnp.int32)
     assert_same(pick_triton.pick_rows, pick.pick_rows, x, place, order)
+    found = jax.jit(functools.partial(pick_triton.pick_rows, target=target_for("cuda")))(x, place.at[4].set(UNREAD))
+    assert_bits_equal(*(np.delete(np.asarray(rows), 4, axis=0) for rows in (found, pick.pick_rows(x, place))))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import bijax
-from bijax.ops.rows import linear_cross_entropy as module
+from bijax.dispatch import linear_cross_entropy as module
 from bijax.testing import assert_bits_equal, hostile_rows
 from tests.arrays import on_device
 from tests.tiers import full_only
@@ -43,13 +43,15 @@ def test_bits_are_those_of_the_pair(dtype: str, transpose_w: bool, monkeypatch: 
     options = {**OPTIONS, "transpose_w": transpose_w}
     expected = jax.jit(functools.partial(with_gradients, functools.partial(pair, **options)))(*arrays)
     for most in (1024, 128):
-        monkeypatch.setattr(module, "_CHUNK", most)
+        monkeypatch.setattr(module, "CHUNK", most)
+        monkeypatch.setattr(module, "_LOGITS", 0)
         fused = functools.partial(with_gradients, functools.partial(bijax.linear_cross_entropy, **options))
         assert_bits_equal(jax.jit(fused)(*arrays), expected, err_msg=f"chunks of {most}")
 
 
 def test_rows_do_not_depend_on_their_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_CHUNK", 128)
+    monkeypatch.setattr(module, "CHUNK", 128)
+    monkeypatch.setattr(module, "_LOGITS", 0)
     x, w, labels, _ = given("float32", False)
     loss = jax.jit(bijax.linear_cross_entropy)
     whole = loss(x, w, labels)

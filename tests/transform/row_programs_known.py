@@ -271,7 +271,7 @@ _OWN = (
         jax.grad(lambda x, w, g: bijax.softmax(bijax.rms_norm(bijax.matmul(x, w), g)).sum(), (0, 1, 2)),
         (X, W, ones(5)),
         SUMS,
-        ("bijax_weight_gradient", "bijax_norm_weight_gradient"),
+        ("bijax_weight_gradient", "bijax_rms_norm_gradients"),
         (0, None, None),
     ),
     Program("own attention", lambda q: bijax.dot_product_attention(q, q, q), (_HEADS,), APART),

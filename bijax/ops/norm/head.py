@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from bijax.core.checks import describe, float_array, integer
 from bijax.core.derivative import custom_vjp
 from bijax.ops.norm._arguments import check_eps, check_offset
-from bijax.ops.norm.norms import Numbers, norm_weight_gradient, rms_norm_gradient_kernel, rms_norm_kernel
+from bijax.ops.norm.norms import Numbers, rms_norm_gradient_kernel, rms_norm_gradients, rms_norm_kernel
 from bijax.ops.rows.sum_rows import sum_rows
 from pallas_kernels.parts.xla.tiles import isolate
 
@@ -111,8 +111,7 @@ def _backward(start: int, heads: int, numbers: Numbers, saved: Any, g: jax.Array
     g_rows = chosen.reshape(rows.shape)
     if weight is None or weight.ndim == 1:
         arrays = {"h": rows, "factor": factor, "g": g_rows, "weight": weight}
-        (dh,) = rms_norm_gradient_kernel(arrays, **numbers.of_weight)
-        dw = norm_weight_gradient(weight, rows, factor, g_rows)
+        dh, dw = rms_norm_gradients(arrays, numbers)
     else:
         wide, g_wide = rows.astype(jnp.float32), g_rows.astype(jnp.float32)
         arrays = {"h": wide, "factor": factor, "g": _times_weight(g_wide, weight, numbers.offset)}

@@ -1,6 +1,6 @@
 """Norms over the last axis."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -9,11 +9,16 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from bijax.core.checks import describe, float_array, row_vector, same_dtype
+from bijax.core.contracts import is_recording
 from bijax.core.derivative import custom_vjp
-from bijax.core.primitive import define_kernel
+from bijax.core.primitive import Arrays, define_kernel
+from bijax.dispatch.kernels import run_found
 from bijax.dispatch.rows import as_rows, define_row_kernel, row_backend
 from bijax.ops.norm._arguments import check_eps, check_offset
 from bijax.ops.rows.sum_rows import sum_rows
+from pallas_kernels.contract import chunk_contract
+from pallas_kernels.registry import find_or_none
+from pallas_kernels.target import Target
 
 
 def rms_norm(
@@ -216,8 +221,8 @@ def _rms_norm_backward(numbers: Numbers, saved: Any, g: Any) -> tuple[jax.Array 
     h, factor, weight = saved
     g, g_sum = g if isinstance(g, tuple) else (g, None)
     arrays = {"h": h, "factor": factor, "g": g, "weight": weight, "g_sum": g_sum}
-    (dh,) = rms_norm_gradient_kernel(arrays, **numbers.of_weight)
-    return dh, norm_weight_gradient(weight, h, factor, g), None if g_sum is None else dh
+    dh, dw = rms_norm_gradients(arrays, numbers)
+    return dh, dw, None if g_sum is None else dh
 
 
 _rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
@@ -262,11 +267,22 @@ def _layer_norm_backward(eps: float, saved: Any, g: jax.Array) -> tuple[jax.Arra
 _layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
 
 
+def rms_norm_gradients(arrays: dict[str, jax.Array | None], numbers: Numbers) -> tuple[jax.Array, jax.Array | None]:
+    """Returns the gradients of the rows and of the weight from the arguments of the kernel `rms_norm_gradient`."""
+    weight = arrays["weight"]
+    if weight is None:
+        return rms_norm_gradient_kernel(arrays, **numbers.of_weight)[0], None
+    given = {name: a for name, a in arrays.items() if a is not None}
+    names, dtype = tuple(given), weight.dtype.name
+    dh, dw = _gradients_kernel(*given.values(), names=names, dtype=dtype, **numbers.of_weight)
+    return dh, dw
+
+
 def norm_weight_gradient(weight: jax.Array | None, *arrays: jax.Array) -> jax.Array | None:
     """Returns the gradient of a norm's weight from its rows, their scales, the cotangent, and their means if any."""
     if weight is None:
         return None
-    return _weight_gradient_kernel(*arrays)[0].astype(weight.dtype)
+    return _weight_gradient_kernel(*arrays, dtype=weight.dtype.name)[0]
 
 
 def _rms_norm_shapes(
@@ -282,8 +298,46 @@ def _layer_norm_shapes(*, x: jax.Array, **_: Any) -> tuple[jax.Array, ...]:
     return x, statistic, statistic
 
 
+def _gradients(target: Target, *arrays: jax.Array, names: tuple[str, ...], dtype: str, **numbers: float) -> Arrays:
+    """Returns both gradients of rms_norm: by one kernel, which reads the rows once, or by two."""
+    given = dict(zip(names, arrays, strict=True))
+    h, factor, g = given["h"], given["factor"], given["g"]
+    columns = h.shape[1]
+    options = {**given, **numbers, "dtype": dtype, "chunks": chunk_contract()}
+    # The two kernels say which contracts there are, and a preferred backend may have them alone.
+    found = None if is_recording() else find_or_none("rms_norm_gradients", target, columns, **options)
+    if found is not None and target.backend in ("", found.kernel.backend):
+        return tuple(run_found(found, (), options))
+    dh = row_backend("rms_norm_gradient", _row_gradient_like)(target, *arrays, names=names, **numbers)
+    return *dh, *row_backend("norm_weight_gradient")(target, h, factor, g, dtype=dtype)
+
+
+def _fold_gradients(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dict[str, Any]) -> Arrays:
+    """Adds the gradients of the weight up for each entry of the mapped axis; the rows of all entries are one call."""
+    del size
+    names, dtype = parameters["names"], parameters["dtype"]
+    numbers = {name: value for name, value in parameters.items() if name not in ("names", "dtype")}
+
+    def separate(*arrays: jax.Array) -> Arrays:
+        given = dict(zip(names, arrays, strict=True))
+        (dh,) = rms_norm_gradient_kernel(given, **numbers)
+        return dh, _weight_gradient_kernel(given["h"], given["factor"], given["g"], dtype=dtype)[0]
+
+    return jax.vmap(separate, in_axes=tuple(axes))(*arrays)
+
+
+def _row_gradient_like(*, h: jax.Array, **_: Any) -> Arrays:
+    return (h,)
+
+
+def _gradients_shapes(*arrays: jax.Array, names: tuple[str, ...], dtype: str, **_: Any) -> Arrays:
+    given = dict(zip(names, arrays, strict=True))
+    return given["h"], given["weight"].astype(dtype)
+
+
 rms_norm_kernel = define_row_kernel("rms_norm", like=_rms_norm_shapes)
-rms_norm_gradient_kernel = define_row_kernel("rms_norm_gradient", like=lambda h, **_: (h,))
+rms_norm_gradient_kernel = define_row_kernel("rms_norm_gradient", like=_row_gradient_like)
+_gradients_kernel = define_kernel("rms_norm_gradients", _gradients, _fold_gradients, _gradients_shapes)
 _layer_norm_kernel = define_row_kernel("layer_norm", like=_layer_norm_shapes)
 _layer_norm_gradient_kernel = define_row_kernel("layer_norm_gradient", like=lambda x, **_: (x,))
 _weight_gradient_kernel = define_kernel("norm_weight_gradient", row_backend("norm_weight_gradient"))

@@ -98,8 +98,13 @@ def row_losses(x: jax.Array, codes: jax.Array, z_loss: float) -> jax.Array:
 
 
 def _forward(x: jax.Array, codes: jax.Array, z_loss: float) -> tuple[jax.Array, Arrays]:
-    loss, m, log_sum = _kernel({"x": x, "labels": codes}, z_loss=z_loss)
+    loss, m, log_sum = losses_and_statistics(x, codes, z_loss)
     return loss, (x, codes, m, log_sum)
+
+
+def losses_and_statistics(x: jax.Array, codes: jax.Array, z_loss: float) -> Arrays:
+    """Returns the losses of `row_losses`, and the maximum and the logarithm of the sum of each row, (M, 1) float32."""
+    return _kernel({"x": x, "labels": codes}, z_loss=z_loss)
 
 
 def _backward(z_loss: float, saved: Arrays, g: jax.Array) -> tuple[jax.Array, np.ndarray]:

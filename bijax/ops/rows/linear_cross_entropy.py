@@ -1,31 +1,22 @@
 """The cross entropy of a linear layer, without an array of all logits."""
 
 import math
-from dataclasses import replace
 from typing import Any, Final
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.typing import ArrayLike
 
 from bijax.core.checks import describe, flag, float_array, integer, real, same_dtype
 from bijax.core.derivative import custom_vjp
 from bijax.core.primitive import Arrays
+from bijax.dispatch.linear_cross_entropy import gradients_kernel, over_rows, rows_at_once
 from bijax.dispatch.matmul import Product
 from bijax.ops.matmul._arguments import check_operands, precision_of
-from bijax.ops.matmul._derivatives import differentiable_matmul, differentiable_weight_gradient
-from bijax.ops.rows.cross_entropy import integer_labels, label_codes, row_losses
+from bijax.ops.matmul._derivatives import differentiable_matmul
+from bijax.ops.rows.cross_entropy import integer_labels, label_codes, losses_and_statistics
 
 _OP: Final = "bijax.linear_cross_entropy"
-_UNIT: Final = 128
-"""Sums of weight gradients may be cut at multiples of this many rows."""
-
-_CHUNK: Final = 1024
-"""Most rows whose logits exist at a time."""
-
-_LEFT_OUT: Final = -1
 
 
 def linear_cross_entropy(
@@ -40,10 +31,10 @@ def linear_cross_entropy(
 ) -> jax.Array:
     """Returns `softmax_cross_entropy(matmul(x, w), labels)` with float32 logits, computed a few rows at a time.
 
-    Rows are processed in sequential chunks of at most 1024, and the backward pass recomputes the logits of a chunk.
-    With V columns the two passes need memory for 1024 × V logits and their gradients instead of M × V, and a third more
-    operations in the products. Loss and gradients have the bits of the two separate functions: the weight gradient is
-    accumulated from chunk to chunk.
+    Rows are processed in sequential chunks of at most 1024, or of 2²⁷ logits if that is more, and the backward pass
+    recomputes the logits, for a chunk of rows or of columns. With V columns the two passes need memory for 1024 × V
+    logits and their gradients instead of M × V, and a third more operations in the products. Loss and gradients have
+    the bits of the two separate functions: the gradients are accumulated from chunk to chunk.
 
     Args:
         x: (..., K) float32, bfloat16 or float16.
@@ -93,51 +84,21 @@ def linear_cross_entropy(
 @custom_vjp(nondiff_argnums=(3, 4))
 def _losses(x: jax.Array, w: jax.Array, codes: jax.Array, z_loss: float, product: Product) -> jax.Array:
     """(M, K), (K, V) and (M, 1) to (M, 1) float32."""
-
-    def one(_: None, chunk: Arrays) -> tuple[None, jax.Array]:
-        rows, codes = chunk
-        return None, row_losses(differentiable_matmul(rows, w, None, product), codes, z_loss)
-
-    _, losses = _over_chunks(one, None, x, codes)
-    return losses
+    return _forward(x, w, codes, z_loss, product)[0]
 
 
 def _forward(x: jax.Array, w: jax.Array, codes: jax.Array, z_loss: float, product: Product) -> tuple[jax.Array, Arrays]:
-    return _losses(x, w, codes, z_loss, product), (x, w, codes)
+    def one(_: None, chunk: Arrays) -> tuple[None, Arrays]:
+        rows, codes = chunk
+        return None, losses_and_statistics(differentiable_matmul(rows, w, None, product), codes, z_loss)
+
+    _, (losses, m, log_sum) = over_rows(one, None, rows_at_once(w.shape[0 if product.transpose_w else 1]), x, codes)
+    return losses, (x, w, codes, m, log_sum)
 
 
 def _backward(z_loss: float, product: Product, saved: Arrays, ct: jax.Array) -> tuple[jax.Array, jax.Array, np.ndarray]:
-    x, w, codes = saved
-    transposed = replace(product, transpose_w=not product.transpose_w, out_dtype=x.dtype.name)
-
-    def one(total: jax.Array, chunk: Arrays) -> tuple[jax.Array, jax.Array]:
-        rows, codes, ct = chunk
-        logits = differentiable_matmul(rows, w, None, product)
-        _, pull = jax.vjp(lambda logits: row_losses(logits, codes, z_loss), logits)
-        (slopes,) = pull(ct)
-        return differentiable_weight_gradient(rows, slopes, total, product), differentiable_matmul(
-            slopes, w, None, transposed
-        )
-
-    total, dx = _over_chunks(one, jnp.zeros(w.shape, jnp.float32), x, codes, ct)
-    return dx, total.astype(w.dtype), np.zeros(codes.shape, jax.dtypes.float0)
+    dx, dw = gradients_kernel(*saved, ct, z_loss=z_loss, product=product)
+    return dx, dw, np.zeros(saved[2].shape, jax.dtypes.float0)
 
 
 _losses.defvjp(_forward, _backward)
-
-
-def _over_chunks(one: Any, start: Any, x: jax.Array, codes: jax.Array, *others: jax.Array) -> tuple[Any, jax.Array]:
-    """Loops over chunks of equal numbers of rows; rows of padding are left out and add nothing to any sum."""
-    rows = x.shape[0]
-    count = max(1, -(-rows // _CHUNK))
-    if count == 1:
-        return one(start, (x, codes, *others))
-    each = _UNIT * -(-rows // (_UNIT * count))
-    padding = [(0, count * each - rows), (0, 0)]
-    given = (
-        jnp.pad(x, padding),
-        jnp.pad(codes, padding, constant_values=_LEFT_OUT),
-        *(jnp.pad(a, padding) for a in others),
-    )
-    state, found = lax.scan(one, start, tuple(a.reshape(count, each, a.shape[1]) for a in given))
-    return state, found.reshape(count * each, found.shape[2])[:rows]

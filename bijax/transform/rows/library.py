@@ -57,6 +57,12 @@ def over_rows(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     return [reduced(flow, eqn, arrays, [0], 2) for _ in eqn.outvars]
 
 
+@rule("bijax_linear_cross_entropy_gradients bijax_rms_norm_gradients")
+def of_rows_and_over_rows(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
+    """Returns the results of a kernel of which the first has rows, and the second adds over them."""
+    return [of_rows(flow, eqn, values)[0], over_rows(flow, eqn, values)[1]]
+
+
 @rule("bijax_matmul bijax_joined_matmul bijax_k_split_matmul bijax_fused_matmul bijax_quantized_product")
 def matmul(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     """Returns (M, K) times (K, N); other operands belong to the rows or to the columns."""

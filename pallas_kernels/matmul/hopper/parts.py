@@ -113,7 +113,11 @@ def matmul_of_parts(
 
 def _sum_of_rows(x: jax.Array, w: jax.Array, parts: int, rows: int, **options: Any) -> jax.Array:
     """Multiplies rows stored as interleaved limbs, and adds the products of the limbs."""
-    y = _chain(x, w, **options)
+    return add_limbs(_chain(x, w, **options), parts, rows)
+
+
+def add_limbs(y: jax.Array, parts: int, rows: int) -> jax.Array:
+    """Adds the chains of interleaved limbs, `rows` rows of each in turn, from the last limb to the first."""
     m = y.shape[-2] // parts
     y = y.reshape(*y.shape[:-2], m // max(1, rows), parts, rows, y.shape[-1])
     return _sum_of([y[..., i, :, :].reshape(*y.shape[:-4], m, y.shape[-1]) for i in range(parts)])
@@ -184,19 +188,30 @@ def weight_gradient(
 
 
 def weight_gradient_of_parts(
-    x: jax.Array, g: jax.Array, *, contract: PartsChunkContract, out_dtype: Any = None, interpret: Any = False
+    x: jax.Array,
+    g: jax.Array,
+    *,
+    contract: PartsChunkContract,
+    paired: bool = False,
+    transpose: bool = False,
+    accumulate: jax.Array | None = None,
+    out_dtype: Any = None,
+    interpret: Any = False,
 ) -> jax.Array:
     """Sums the outer products of rows already split into limbs: the second half of `weight_gradient`.
 
     Args:
         x: (parts * M, K) or (..., parts * M, K) bfloat16, as `matmul_of_parts` takes it.
-        g: (M, N) or (..., M, N) bfloat16.
+        g: (M, N) or (..., M, N) bfloat16; (parts * M, N) if `paired`.
         contract: Limbs, and the order of the sum over the rows.
+        paired: Whether each 16 rows of `g` are already repeated for each limb.
+        transpose: Whether the result is (N, K).
+        accumulate: Of the shape of the result, float32, a previous sum, whose chain continues.
         out_dtype: float32 by default; the sum is rounded once.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU.
 
     Returns:
-        (K, N) or (..., K, N) of `out_dtype`.
+        (K, N) or (..., K, N) of `out_dtype`; (N, K) with `transpose`.
 
     Raises:
         UnsupportedError: If this backend cannot honour the contract.
@@ -204,9 +219,17 @@ def weight_gradient_of_parts(
     Guarantee: split-invariant, with the bits of `weight_gradient` of the summed limbs.
     """
     check_contract(_GRADIENT_OP, contract, PartsChunkContract)
-    beside = _beside(g, contract.parts, contract.rows)
-    kind = WgmmaChunkContract()
-    return launch.weight_gradient(x, beside, contract=kind, out_dtype=out_dtype, interpret=interpret)
+    left, right = x, g if paired else _beside(g, contract.parts, contract.rows)
+    if transpose:
+        left, right = right, left
+    return launch.weight_gradient(
+        left,
+        right,
+        contract=WgmmaChunkContract(),
+        accumulate=accumulate,
+        out_dtype=out_dtype,
+        interpret=interpret,
+    )
 
 
 def _beside(x: jax.Array, parts: int, rows: int) -> jax.Array:

@@ -165,6 +165,7 @@ def weight_gradient(
     mean: jax.Array | None = None,
     *,
     contract: ChunkContract,
+    dtype: str = "float32",
     target: Target,
     schedule: ChunkSchedule | None = None,
 ) -> jax.Array:
@@ -174,4 +175,5 @@ def weight_gradient(
     """
     honour("norm_weight_gradient", contract, ChunkContract())
     others = [factor, g, mean]
-    return sum_chunks(weight_gradient_kernel, h, others, None, target, schedule, HAS_MEAN=mean is not None)
+    options = {"HAS_MEAN": mean is not None}
+    return sum_chunks(weight_gradient_kernel, h, others, None, target, schedule, **options).astype(dtype)

@@ -40,6 +40,7 @@ def sum_chunks(
     total: jax.Array | None = None,
     *,
     given: Sequence[jax.Array] = (),
+    dtype: Any = jnp.float32,
     interpret: Any,
     schedule: ChunkSchedule | None = None,
 ) -> jax.Array:
@@ -50,23 +51,25 @@ def sum_chunks(
         rows: (M, C) arrays; C at least 128.
         total: (C,) float32, the initial value of the sum; zeros by default.
         given: (M, 1) float32 arrays, scalars of each row.
+        dtype: Dtype of the result; the sum is rounded once.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
         schedule: How the work is partitioned; chosen from the shape by default. It does not affect the bits.
 
     Returns:
-        (C,) float32.
+        (C,) of `dtype`.
     """
     m, c = rows[0].shape
     if m == 0:
-        return jnp.zeros(c, jnp.float32) if total is None else total
+        return (jnp.zeros(c, jnp.float32) if total is None else total).astype(dtype)
     if schedule is None:
         schedule = chunk_schedule(m, c, max(x.dtype.itemsize for x in rows))
     if total is None and interpret:
         total = jnp.zeros(c, jnp.float32)  # XLA would drop an addition of a constant zero, leaving -0
     start = [] if total is None else [total]
     if m <= ROW_CHUNK:
-        return _chunk_sums(step, rows, given, start, interpret, schedule).reshape(c)
-    return _add_upwards(_chunk_sums(step, rows, given, [], interpret, schedule), start, interpret)
+        return _chunk_sums(step, rows, given, start, dtype, interpret, schedule).reshape(c)
+    sums = _chunk_sums(step, rows, given, [], jnp.float32, interpret, schedule)
+    return add_upwards(sums, start, dtype, interpret)
 
 
 def _chunk_sums(
@@ -74,11 +77,53 @@ def _chunk_sums(
     rows: Sequence[jax.Array],
     given: Sequence[jax.Array],
     start: Sequence[jax.Array],
+    dtype: Any,
     interpret: Any,
     schedule: ChunkSchedule,
 ) -> jax.Array:
-    """(chunks, C) float32; a single chunk is added to `start` or to zero."""
+    """(chunks, C); a single chunk is added to `start` or to zero."""
     m, c = rows[0].shape
+    add_chunk, width = chunk_body(step, m, c, dtype, schedule, interpret), WARPGROUP * schedule.neighbours
+
+    def kernel(*refs: Any) -> None:
+        add_chunk(lax.axis_index("chunk"), lax.axis_index("strip"), lax.axis_index("warpgroup"), *refs)
+
+    run = launch(
+        "batch_sum_" + profile_name(step),
+        kernel,
+        jax.ShapeDtypeStruct((-(-m // ROW_CHUNK), c), dtype),
+        {"strip": -(-c // width), "chunk": -(-m // ROW_CHUNK)},
+        chunk_memory(schedule),
+        warpgroups={"warpgroup": schedule.warpgroups},
+        by_lanes=True,
+        interpret=interpret,
+    )
+    return run(rows, given, start)
+
+
+def chunk_memory(schedule: ChunkSchedule) -> list[Any]:
+    """Returns the shared memory of a block that sums a strip of a chunk."""
+    memory: list[Any] = [plgpu.SMEM((PARTS, WARPGROUP * schedule.neighbours), jnp.float32)]
+    if schedule.warpgroups > 1:
+        memory.append(plgpu.Barrier(num_arrivals=schedule.warpgroups))
+    return memory
+
+
+def chunk_body(step: Step, m: int, c: int, dtype: Any, schedule: ChunkSchedule, interpret: Any) -> Callable[..., None]:
+    """Returns the body of a block that sums a strip of a chunk.
+
+    Args:
+        step: As for `sum_chunks`.
+        m: Number of rows.
+        c: Number of columns.
+        dtype: Dtype of the sums.
+        schedule: How the work is partitioned.
+        interpret: As for `sum_chunks`.
+
+    Returns:
+        A function of the indices of the chunk, the strip and the warpgroup, of the rows, their scalars, what a single
+        chunk is added to (an empty sequence for zero), the sums (chunks, C), and the shared memory of `chunk_memory`.
+    """
     width, warpgroups = WARPGROUP * schedule.neighbours, schedule.warpgroups
     few, masked = m <= FEW_ROWS, m % ROW_CHUNK != 0
     if PARTS % warpgroups or width > c or c % schedule.neighbours:
@@ -87,9 +132,10 @@ def _chunk_sums(
             f"got {schedule}."
         )
 
-    def kernel(sources: Any, numbers: Any, begin: Any, out: Any, parts: Any, *meeting: Any) -> None:
-        chunk, warpgroup = lax.axis_index("chunk"), lax.axis_index("warpgroup")
-
+    def body(
+        chunk: Any, number: Any, warpgroup: Any, sources: Any, numbers: Any, begin: Any, out: Any, parts: Any,
+        *meeting: Any,
+    ) -> None:  # fmt: skip
         def leaf(strip: Strip, row: Any) -> jax.Array:
             index = chunk * ROW_CHUNK + row
             inside = jnp.minimum(index, m - 1) if masked else index
@@ -103,7 +149,7 @@ def _chunk_sums(
                     total = strip.load(begin[0], None, interpret) + total
                 elif m <= ROW_CHUNK:
                     total = total + jnp.float32(0)
-                strip.store(out, chunk, total, interpret)
+                strip.store(out, chunk, total.astype(dtype), interpret)
 
             if few:
                 # Missing rows count as zeros and are not loaded.
@@ -127,26 +173,13 @@ def _chunk_sums(
             plgpu.barrier_wait(meeting[0])
             pl.when(warpgroup == 0)(finish_parts)
 
-        _in_strips(lax.axis_index("strip"), c, schedule.neighbours, add)
+        _in_strips(number, c, schedule.neighbours, add)
 
-    memory: list[Any] = [plgpu.SMEM((PARTS, width), jnp.float32)]
-    if warpgroups > 1:
-        memory.append(plgpu.Barrier(num_arrivals=warpgroups))
-    run = launch(
-        "batch_sum_" + profile_name(step),
-        kernel,
-        jax.ShapeDtypeStruct((-(-m // ROW_CHUNK), c), jnp.float32),
-        {"strip": -(-c // width), "chunk": -(-m // ROW_CHUNK)},
-        memory,
-        warpgroups={"warpgroup": warpgroups},
-        by_lanes=True,
-        interpret=interpret,
-    )
-    return run(rows, given, start)
+    return body
 
 
-def _add_upwards(sums: jax.Array, start: Sequence[jax.Array], interpret: Any) -> jax.Array:
-    """(chunks, C) to (C,), added to `start` or to zero."""
+def add_upwards(sums: jax.Array, start: Sequence[jax.Array], dtype: Any, interpret: Any) -> jax.Array:
+    """Adds the sums of chunks, (chunks, C) float32, in ascending order to `start` or to zero: (C,) of `dtype`."""
     chunks, c = sums.shape
 
     def kernel(sums: Any, begin: Sequence[Any], out: Any) -> None:
@@ -163,11 +196,11 @@ def _add_upwards(sums: jax.Array, start: Sequence[jax.Array], interpret: Any) ->
             groups, left = divmod(chunks - first, _AT_ONCE)
             if groups:
                 total = lax.fori_loop(0, groups, lambda i, total: add(first + i * _AT_ONCE, _AT_ONCE, total), total)
-            strip.store(out, 0, add(first + groups * _AT_ONCE, left, total), interpret)
+            strip.store(out, 0, add(first + groups * _AT_ONCE, left, total).astype(dtype), interpret)
 
         _in_strips(lax.axis_index("strip"), c, 1, add_strip)
 
-    out, grid = jax.ShapeDtypeStruct((1, c), jnp.float32), {"strip": -(-c // WARPGROUP)}
+    out, grid = jax.ShapeDtypeStruct((1, c), dtype), {"strip": -(-c // WARPGROUP)}
     run = launch("batch_sum_upwards", kernel, out, grid, by_lanes=True, interpret=interpret)
     return run(sums, start).reshape(c)
 

@@ -40,6 +40,7 @@ from pallas_kernels.parts.hopper.pieces import Pieces
 from pallas_kernels.parts.hopper.profile_name import profile_name
 from pallas_kernels.parts.hopper.row import Row
 from pallas_kernels.parts.hopper.row_launch import COLUMN_NUMBERS as COLUMN_NUMBERS
+from pallas_kernels.parts.hopper.row_launch import Companion as Companion
 from pallas_kernels.parts.hopper.row_launch import Launch
 from pallas_kernels.parts.hopper.row_launch import Parted as Parted
 from pallas_kernels.parts.hopper.row_launch import Picked as Picked
@@ -53,6 +54,7 @@ Program = Callable[[Any], None]
 
 
 _ALIGN: Final = 16  # row alignment in bytes that TMA requires
+_LEAST_VECTOR: Final = 4  # neighbours of a thread for which a warp holds a group of lanes
 
 
 NEEDS: Final = "rows of at least 128 columns, of whole 16 bytes in every dtype"
@@ -114,6 +116,8 @@ def run_rows(
     interpret: Any,
     schedule: RowSchedule | None = None,
     name: str | None = None,
+    companion: Companion | None = None,
+    plain: bool = False,
 ) -> Arrays:
     """Runs a row program.
 
@@ -130,9 +134,11 @@ def run_rows(
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
         schedule: How to feed the rows; chosen from the shape by default. It does not affect the bits.
         name: Name of the kernel in profiles; by default derived from the function that defines the program.
+        companion: Other blocks of the launch, for a schedule with a block for each row.
+        plain: As for `row_schedule`.
 
     Returns:
-        The results, then the numbers.
+        The results, then the numbers, then the companion's result if there is one.
     """
     sources, shared = ([x if isinstance(x, Picked) else Picked(x, None) for x in group] for group in (rows, vectors))
     m, c = (sources[0].array.shape[0] if count is None else count), sources[0].array.shape[1]
@@ -148,9 +154,9 @@ def run_rows(
     wide_sizes = tuple(jnp.dtype(w.dtype).itemsize for w in wanted)
     if schedule is None:
         apart = any(x.place is not None for x in (*sources, *shared))
-        schedule = row_schedule(m, c, lanes, sizes, wide_sizes, len(vectors), counter.passes, picked=apart)
+        schedule = row_schedule(m, c, lanes, sizes, wide_sizes, len(vectors), counter.passes, picked=apart, plain=plain)
     by_warp = schedule.rows_per_warp > 0 and not interpret
-    vector = WARP_VECTOR if by_warp else row_vector(lanes, (*sizes, *wide_sizes))
+    vector = WARP_VECTOR if by_warp else schedule.vector or row_vector(lanes, (*sizes, *wide_sizes))
     schedule = replace(schedule, blocks=min(schedule.blocks, -(-m // schedule.rows_per_block)))
     _check_schedule(schedule, m, c, lanes, vector, sizes)
     direct = schedule.stages == 0
@@ -161,9 +167,22 @@ def run_rows(
     if emulated:
         out.append(jax.ShapeDtypeStruct((blocks, *exchange), jnp.float32))
 
-    def kernel(read: Any, beside: Any, known: Any, *refs: Any) -> None:
-        *written, scratch = refs
+    grid, step = blocks, 1
+    if companion is not None:
+        if blocks != m or cluster > 1 or schedule.stages or schedule.rows_per_warp or team != companion.warpgroups:
+            raise ValueError(
+                f"expected a block of {companion.warpgroups} warpgroups for each of {m} rows, got {schedule}."
+            )
+        out.append(companion.out)
+        step = companion.rows + companion.blocks
+        grid = -(-m // companion.rows) * step
+
+    def kernel(read: Any, beside: Any, known: Any, others: Any, *refs: Any) -> None:
+        *written, scratch, memory = refs
         first_row = lax.axis_index("block")
+        if companion is not None:
+            group, place = lax.div(first_row, step), lax.rem(first_row, step)
+            first_row = group * companion.rows + place
         shared_memory = written.pop().at[first_row] if emulated else scratch.exchange
         member = lax.axis_index("member") if team > 1 else 0
         if cluster > 1:
@@ -173,7 +192,7 @@ def run_rows(
             vectors=[(ref, x.place) for ref, x in zip(beside, shared, strict=True)],
             given=known,
             results=list(zip(written[: len(wanted)], wanted, strict=True)),
-            numbers=written[len(wanted) :],
+            numbers=written[len(wanted) : len(wanted) + numbers],
             team=Team(lanes, cluster, shared_memory, scratch.meeting, interpret, by_warp),
             barriers=scratch.barriers,
             ring=scratch.ring,
@@ -195,6 +214,16 @@ def run_rows(
         if schedule.rows_per_warp:
             _run_by_warp(program, launch, m)
             return
+        if companion is not None:
+            ours, result = place < companion.rows, written[len(wanted) + numbers]
+            pl.when(ours & (first_row < m))(lambda: program(Row(launch, first_row, 0)))
+
+            @pl.when(~ours)
+            def _() -> None:
+                number = group * companion.blocks + place - companion.rows
+                companion.body(number, member, others, result, *memory)
+
+            return
         if blocks == m:
             program(Row(launch, first_row, 0))
             return
@@ -207,15 +236,19 @@ def run_rows(
         profile_name(program) if name is None else name,
         kernel,
         out,
-        {"block": blocks},
-        [_Scratch.of(schedule, pieces, exchange, [x.array.dtype for x in sources], interpret)],
+        {"block": grid},
+        [
+            _Scratch.of(schedule, pieces, exchange, [x.array.dtype for x in sources], interpret),
+            [] if companion is None else list(companion.memory),
+        ],
         cluster={"part": cluster} if cluster > 1 else None,
         warpgroups={"member": team} if team > 1 else None,
         by_lanes=True,
         interpret=interpret,
     )
     arrays = ([x.array for x in group] for group in (sources, shared))
-    return tuple(run(*arrays, given))[: len(results) + numbers]
+    found = tuple(run(*arrays, given, () if companion is None else companion.arrays))
+    return found[: len(results) + numbers + (companion is not None)]
 
 
 def _run_by_warp(program: Program, launch: Launch, m: int) -> None:
@@ -279,6 +312,8 @@ def _check_schedule(
         if schedule.blocks * schedule.rows_per_block < rows:
             raise ValueError(f"expected blocks for {rows} rows, got {schedule}.")
         return
+    if 1 < vector < _LEAST_VECTOR:
+        raise ValueError(f"expected 1 or at least {_LEAST_VECTOR} columns a thread, got {schedule}.")
     if schedule.members * WARPGROUP * vector > lanes or (schedule.cluster > 1 and not direct):
         raise ValueError(
             f"rows of {columns} columns, {lanes} lanes and {vector} columns a thread do not allow {schedule}."

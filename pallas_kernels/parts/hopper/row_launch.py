@@ -56,6 +56,29 @@ class Parted:
         return index + (lax.div(index, self.together) * (self.parts - 1) + part) * self.together
 
 
+@dataclass(frozen=True, kw_only=True)
+class Companion:
+    """Other blocks of a launch that read the rows which its own blocks read at about the same time, from the cache.
+
+    Attributes:
+        rows: Rows of a group.
+        blocks: Other blocks after the blocks of a group of rows.
+        warpgroups: Warpgroups of a block; they must be those of the row program's.
+        arrays: What they read, a pytree.
+        out: Type of their result.
+        memory: Types of their shared memory.
+        body: A function of the number of the other block, its warpgroup, the arrays, the result and the shared memory.
+    """
+
+    rows: int
+    blocks: int
+    warpgroups: int
+    arrays: Any
+    out: Any
+    memory: Sequence[Any]
+    body: Callable[..., None]
+
+
 @dataclass(frozen=True)
 class Place:
     """A block of lanes: its piece of the row, its column in the piece, and the stage that holds the piece.

@@ -12,6 +12,8 @@ WARPS: Final = 4
 """Warps of a warpgroup."""
 WARP_VECTOR: Final = 4
 """Neighbouring columns that a thread holds where each warp has a row of its own."""
+GRADIENTS_NEIGHBOURS: Final = 2
+"""Neighbouring columns of a thread that adds the gradient of a weight in the launch of both gradients of a norm."""
 COPY_BYTES: Final = 128
 """Copies into shared memory are multiples of this size: every thread of a warpgroup announces its share."""
 
@@ -21,6 +23,7 @@ _HELD_COLUMNS: Final = 64  # columns of all arrays that a thread may hold
 _HELD: Final = 32  # registers per thread for its columns, if more warpgroups are available
 _HELD_FEW: Final = 16  # if every row has a multiprocessor
 _HELD_CLUSTER: Final = 128  # if a few rows share the whole GPU
+_HELD_PARTS: Final = 64  # if very few rows share the whole GPU
 _HELD_PRELOADED: Final = 48  # registers per thread for its columns of rows and vectors
 _RING_ROWS: Final = 2
 _LEAST_LANES: Final = 1024  # 8 columns for each thread of a warpgroup
@@ -32,6 +35,11 @@ _FEW_WAVES: Final = 4
 _SHORT: Final = 256  # columns
 _LONG: Final = 768
 _ROWS_FOR_TWO: Final = {True: 64 * SMS, False: 8 * SMS}  # so that no warp is idle, for short rows and for long ones
+_SHARED_COLUMNS: Final = range(6144, 8192 + 1)  # of a row that waits in shared memory if there are few waves of rows
+_SHARED_PASSES: Final = {2: 3, 4: 2}  # of such a row, for each size of an element; measured
+_PARTS_OF_FEW: Final = (2, 8, 4)  # warpgroups, blocks and columns a thread of two arrays of very few long rows
+_ROWS_READ_ONCE: Final = 512
+_COLUMNS_READ_ONCE: Final = range(4096, 8192 + 1)
 _PICKED_COLUMNS: Final = 1024  # of all arrays, for programs that could also have more lanes
 
 
@@ -50,6 +58,8 @@ class RowSchedule:
         cluster: Blocks that share a row; more than one only if `stages` is 0.
         rows_per_warp: Rows that each warp of a block processes by itself, with the loads of all of them in flight; 0 if
             a team shares a row. Only for rows of 128 lanes that are held, one warpgroup a block, and `stages` of 0.
+        vector: Neighbouring columns that a thread holds; 0 for `row_vector`. With fewer, more warpgroups can share a
+            row.
     """
 
     team: int
@@ -61,6 +71,7 @@ class RowSchedule:
     unroll: int = 2
     cluster: int = 1
     rows_per_warp: int = 0
+    vector: int = 0
 
     @property
     def rows_per_block(self) -> int:
@@ -122,6 +133,7 @@ def row_schedule(
     passes: int = 2,
     *,
     picked: bool = False,
+    plain: bool = False,
 ) -> RowSchedule:
     """Returns the schedule for `rows` rows of `columns` columns.
 
@@ -134,6 +146,7 @@ def row_schedule(
         vectors: How many vectors the rows share.
         passes: Number of passes of the program over a row.
         picked: Whether any array is `Picked`: then vectors are not preloaded, and `stages` is 0.
+        plain: Whether passes read the arrays as they are, so that it costs little to read them again.
 
     Example:
         >>> row_schedule(8, 4096, 4096, (2,), (2,), 1)
@@ -162,6 +175,10 @@ def row_schedule(
         most = min(MOST_TEAM, members)
         if members <= _CLUSTER_TEAM or (held / most <= _HELD and not (members > most and rows <= _FEW_CLUSTERS)):
             return RowSchedule(most, rows, hold=True)
+        group, parts, vector = _PARTS_OF_FEW
+        two = tuple(itemsizes) == (2, 2) and lanes == _MOST_LANES
+        if rows <= _FEW_ROWS and two and registers / (group * parts) <= _HELD_PARTS:
+            return RowSchedule(group, rows, hold=True, cluster=parts, vector=vector)
         cluster = max(2, members // (_CLUSTER_TEAM if rows > _FEW_ROWS and passes > 1 else _CLUSTER_TEAM // 2))
         hold = registers / members <= (_HELD if rows > _FEW_CLUSTERS and passes > 1 else _HELD_CLUSTER)
         return RowSchedule(members // cluster, rows, hold=hold, cluster=cluster)
@@ -175,11 +192,30 @@ def row_schedule(
     if team == 1 and members > 1 and len(itemsizes) == 1 and _HELD_FEW < held <= _HELD and rows <= _FEW_WAVES * SMS:
         team = 2  # all rows are in flight at once, also with two warpgroups each
     copied = all(columns * size % COPY_BYTES == 0 for size in itemsizes)
+    few = columns in _SHARED_COLUMNS and rows <= _FEW_WAVES * SMS
+    if plain and copied and few and len(itemsizes) == 1 and _SHARED_PASSES.get(itemsizes[0]) == passes:
+        # In shared memory the rows of all blocks are in flight at once, for which registers have no room.
+        return RowSchedule(1, rows, columns, 1)
     if lanes > GROUP or rows <= SMS * _WARPGROUPS or not copied:
         # One block per row: multiprocessors start the next block while others wait for memory.
         return RowSchedule(team, rows, hold=True)
     each = _WARPGROUPS // 2 if result_sizes else _WARPGROUPS
     return RowSchedule(team, SMS * each, columns, _RING_ROWS, hold=True, preload=preloaded <= _HELD_PRELOADED)
+
+
+def gradients_team(rows: int, columns: int, itemsizes: Sequence[int]) -> int:
+    """Returns the warpgroups that share a row where one launch computes both gradients of a norm; 0 for two launches.
+
+    A launch for both reads the rows from memory once, if those of a chunk stay in the cache until they are added.
+
+    Example:
+        >>> gradients_team(4096, 8192, (2, 2)), gradients_team(4096, 8192, (4, 4)), gradients_team(64, 8192, (2, 2))
+        (2, 4, 0)
+    """
+    if rows < _ROWS_READ_ONCE or columns not in _COLUMNS_READ_ONCE:
+        return 0
+    registers = columns * sum(itemsizes) / (4 * GROUP)
+    return next((team for team in (2, 4) if registers / team <= _HELD), 0)
 
 
 def _rows_per_warp(rows: int, columns: int, itemsizes: Sequence[int]) -> int:
