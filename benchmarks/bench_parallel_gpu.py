@@ -1,7 +1,7 @@
 """Two GPUs with the bits of one, against JAX's own products and psum on two GPUs.
 
     python -m benchmarks.bench_parallel_gpu
-    python -m benchmarks.bench_parallel_gpu --sections steps --shapes 8B
+    python -m benchmarks.bench_parallel_gpu --sections steps --shapes 8B --kinds prefill
 
 Models have the width of Llama 1B or 8B, few layers and a small vocabulary, and compute in bfloat16. Steps are queued:
 the next one does not wait for the last. `device_us` is the time of the kernels of one GPU (those of both, halved; a
@@ -133,8 +133,8 @@ def sums() -> dict[str, dict[str, Step]]:
     }
 
 
-def steps(shape: str) -> dict[str, dict[str, Step]]:
-    """Returns the programs of a shape."""
+def steps(shape: str, kinds: Sequence[str]) -> dict[str, dict[str, Step]]:
+    """Returns the programs of a shape, of these kinds of steps."""
     whole = model(shape, SHAPES[shape][-1])
     one, two = (partition(whole, mesh(devices)) for devices in (1, 2))
     plain = two.with_ops(PLAIN)
@@ -146,6 +146,7 @@ def steps(shape: str) -> dict[str, dict[str, Step]]:
             "chain": chain_step(whole, kind, batch, keys),
         }
         for kind, batch, keys in CASES[shape]
+        if kind in kinds
     }
 
 
@@ -218,10 +219,12 @@ def measured(what: str, shape: str, made: dict[str, dict[str, Step]]) -> Iterato
         yield cell | {"ratio": round(times["xla"] / times["ours"], 3)}
 
 
-def made_of(section: str, shapes: Sequence[str]) -> Iterator[tuple[str, dict[str, dict[str, Step]]]]:
+def made_of(
+    section: str, shapes: Sequence[str], kinds: Sequence[str]
+) -> Iterator[tuple[str, dict[str, dict[str, Step]]]]:
     """Yields a shape and the programs of a section."""
     if section == "steps":
-        yield from ((shape, steps(shape)) for shape in shapes)
+        yield from ((shape, steps(shape, kinds)) for shape in shapes)
         return
     make = {"sums": sums, "train": training, "products": products}[section]
     yield "1B" if section == "train" else "", make()
@@ -231,6 +234,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Two GPUs with the bits of one.")
     parser.add_argument("--sections", default=",".join(SECTIONS))
     parser.add_argument("--shapes", default=",".join(SHAPES), help="of the models whose steps are timed")
+    parser.add_argument("--kinds", default="decode,prefill", help="of the steps")
     parser.add_argument("--lower", action="store_true", help="only lower the programs: fills JAX's compilation cache")
     add_json(parser)
     arguments = parser.parse_args()
@@ -239,7 +243,7 @@ def main() -> None:
     rows = []
     with ThreadPoolExecutor(THREADS) as pool:
         for section in arguments.sections.split(","):
-            for shape, made in made_of(section, arguments.shapes.split(",")):
+            for shape, made in made_of(section, arguments.shapes.split(","), arguments.kinds.split(",")):
                 each = [run for runs in made.values() for run in runs.values()]
                 # XLA tunes on the GPU while it compiles: before anything is timed.
                 list(pool.map(lambda run: run.lower() if arguments.lower else run.compile(), each))
@@ -247,8 +251,8 @@ def main() -> None:
                 for row in [] if arguments.lower else measured(section, shape, made):
                     print(row, flush=True)
                     rows.append(row)
-            if rows:
-                save("parallel", rows, arguments.json)
+                if rows:
+                    save("parallel", rows, arguments.json)
     show("parallel", rows)
 
 

@@ -43,6 +43,9 @@ class Kernel:
             that it would have served warns.
         takes_target: Whether the function has an argument `target`: it compiles code for a target when it is traced.
         by_name: Whether it serves calls only if its backend is preferred by the target.
+        instead: For a kernel `by_name` with the bits of the target's own kernels: a function, or "module:function",
+            that takes the kernel's arguments without contracts and returns whether it serves the call instead of them,
+            where no backend is preferred and its packages are installed. The result may depend on the batch.
         backend: Name of its backend, which `bijax.prefer_backend` takes. For a listed kernel, the name of the module
             that lists it; for an added one what is passed here, "" for none.
     """
@@ -56,6 +59,7 @@ class Kernel:
     packages: Packages | None = None
     takes_target: bool = False
     by_name: bool = False
+    instead: str | Callable[..., bool] | None = None
     backend: str = ""
 
     @property
@@ -160,8 +164,8 @@ def kernels(operation: str | None = None) -> tuple[Kernel, ...]:
 def find(operation: str, target: Target, fixed: Any, *arrays: Any, **parameters: Any) -> Found:
     """Returns the kernel that serves a call on a target; if several do, the one with the most specific target pattern.
 
-    Kernels of the backend that the target prefers come first. Among kernels of the same rank, one that restricts the
-    calls it serves takes precedence over one that serves all.
+    Kernels of the backend that the target prefers come first, or those that serve a call `instead`. Among kernels of
+    the same rank, one that restricts the calls it serves takes precedence over one that serves all.
 
     Args:
         operation: Name of the operation.
@@ -202,7 +206,8 @@ def find_or_none(operation: str, target: Target, fixed: Any, *arrays: Any, **par
     """
     ranked = _ranked(operation, target)
     call = operation, target, fixed, arrays, parameters
-    found = _closest([(r, k) for r, k in ranked if k.backend == target.backend], *call) if target.backend else None
+    first = [(r, k) for r, k in ranked if _comes_first(k, target, arrays, parameters)]
+    found = _closest(first, *call) if first else None
     return found or _closest([(r, k) for r, k in ranked if not k.by_name], *call)
 
 
@@ -246,6 +251,15 @@ def _ranked(operation: str, target: Target) -> list[tuple[tuple[int, int], Kerne
             " process with the GPU."
         )
     return [(r, k) for k in known if (r := k.rank(target)) is not None]
+
+
+def _comes_first(kernel: Kernel, target: Target, arrays: tuple[Any, ...], parameters: dict[str, Any]) -> bool:
+    if target.backend:
+        return kernel.backend == target.backend
+    if kernel.instead is None or (kernel.packages is not None and not kernel.packages.are_installed):
+        return False
+    instead = _loaded(kernel.instead) if isinstance(kernel.instead, str) else kernel.instead
+    return bool(instead(*arrays, **parameters))
 
 
 def _closest(

@@ -45,8 +45,12 @@ def _sums(a: jax.Array, b: jax.Array, product: Product) -> str:
     return _WIDE if _WIDE in (a.dtype.name, b.dtype.name, product.out_dtype) else "float32"
 
 
-def _multiply(target: Target, x: jax.Array, w: jax.Array, sizes: jax.Array, *, product: Product) -> Arrays:
-    options = {"transpose_w": product.transpose_w, "out_dtype": product.out_dtype}
+def _multiply(
+    target: Target, x: jax.Array, w: jax.Array, sizes: jax.Array, *, product: Product, zero_unused: bool = True
+) -> Arrays:
+    options: dict[str, Any] = {"transpose_w": product.transpose_w, "out_dtype": product.out_dtype}
+    if not zero_unused:  # kernels that others register need not know it
+        options["zero_unused"] = False
     y = run_if_served("group_matmul", target, None, x, w, sizes, like=_products_like, **options)
     return _portable_matmul(x, w, sizes, product=product) if y is None else (y,)
 
@@ -71,7 +75,7 @@ def _gradients_like(x: jax.Array, g: jax.Array, sizes: jax.Array, *, out_dtype: 
     return jnp.zeros((sizes.shape[0], x.shape[1], g.shape[1]), out_dtype)
 
 
-def _product_shape(x: jax.Array, w: jax.Array, sizes: jax.Array, *, product: Product) -> Arrays:
+def _product_shape(x: jax.Array, w: jax.Array, sizes: jax.Array, *, product: Product, **_: Any) -> Arrays:
     return (_products_like(x, w, sizes, out_dtype=product.out_dtype, transpose_w=product.transpose_w),)
 
 
@@ -80,7 +84,7 @@ def _gradient_shape(x: jax.Array, g: jax.Array, sizes: jax.Array, *, product: Pr
 
 
 group_matmul_kernel = define_kernel("group_matmul", _multiply, shapes=_product_shape)
-"""(M, K) x (G, K, N), or (G, N, K) with `transpose_w`, and sizes (G,) int32."""
+"""(M, K) x (G, K, N), or (G, N, K) with `transpose_w`, and sizes (G,) int32; see `bijax.group_matmul`."""
 
 group_weight_gradient_kernel = define_kernel("group_weight_gradient", _sum_products, shapes=_gradient_shape)
 """(M, K), (M, N), and sizes (G,) int32."""

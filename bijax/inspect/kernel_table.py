@@ -12,6 +12,7 @@ from jax import lax
 
 from bijax import ops
 from bijax.core.architecture import lowering_for
+from bijax.dispatch.trees import tree_kernel
 from bijax.lax.scatter import scatter_add
 from bijax.ops.matmul.joined import joined_matmul
 from bijax.ops.moe.select_experts import select_experts
@@ -136,6 +137,10 @@ def _delta_rule_extend(query: jax.Array, value: jax.Array, g: jax.Array) -> jax.
     return ops.gated_delta_rule_extend(query, query, value, g, g, state=state)[0]
 
 
+def _conv_extend(x: jax.Array, weight: jax.Array, state: jax.Array) -> jax.Array:
+    return ops.causal_conv1d_extend(x, weight, state=state, start=jnp.zeros(x.shape[0], jnp.int32))[0]
+
+
 def _paged(query: jax.Array, pages: jax.Array, table: jax.Array) -> Any:
     return ops.paged_attention(query, pages, pages, table, jnp.ones(query.shape[0], jnp.int32))
 
@@ -197,9 +202,11 @@ CASES: Final[tuple[Case, ...]] = (
     Case("quant_matmul", "float8", ops.quant_matmul, ((*_X, _FLOAT8), (*_W, _FLOAT8), (8,), (512,)), ("float32",)),
     Case("scale_dynamic_quant", "", ops.scale_dynamic_quant, (_X, (1024,))),
     Case("add_rms_norm_dynamic_quant", "", _norm_quantised, (_X, (1024,))),
+    Case("tree_sum", "", lambda terms: tree_kernel(terms, out_dtype=terms.dtype.name), ((4, 8, 128),)),
     Case("joined_matmul", "", joined_matmul, ((8, 256), (256, 8), (256, 1))),
     Case("select_experts", "", lambda logits: select_experts(logits, 8), ((8, 256),), ("float32",)),
     Case("moe_scatter_dynamic_quant", "", _scattered, (_X, (8, 2, _LABELS))),
+    Case("moe_gather", "", ops.moe_gather, ((16, 1024), (16, _LABELS), (8, 2))),
     Case("moe_swiglu_dynamic_quant", "", _swiglu_quantised, (_X, (4, _LABELS))),
     Case("rotary_embedding", "", _rotated, ((1, 8, 4, 64), (8, 64))),
     Case("rotary_embedding", "with a cache", _stored, ((1, 8, 4, 64), (1, 8, 32, "float32"), (1, 9, 1, 64))),
@@ -242,6 +249,7 @@ CASES: Final[tuple[Case, ...]] = (
     Case("gated_delta_rule", "gradients", _gradient(_delta_rule, 0, 1, 2), _RULE),
     Case("gated_delta_rule_extend", "", _delta_rule_extend, _RULE),
     Case("causal_conv1d", "", ops.causal_conv1d, ((1, 9, 64), (64, 4))),
+    Case("causal_conv1d_extend", "", _conv_extend, ((1, 9, 64), (64, 4), (1, 7, 64))),
     Case("gated_rms_norm", "", ops.gated_rms_norm, (_X, _X)),
     Case("l2_norm", "", ops.l2_norm, (_X,)),
     *(

@@ -3,7 +3,7 @@
 Libraries add the terms of an all-reduce in an order that depends on the message size and the topology. Here the terms
 are moved, which computes nothing, and each element is added as a binary tree over the devices (`TreeContract`). How
 they are moved is a schedule: to all devices if the array is small, and otherwise a part to each. Two terms in float32
-have one sum in either order, so on GPUs two devices use XLA's all-reduce.
+have one sum in either order, so on GPUs two devices use XLA's all-reduce and reduce-scatter.
 """
 
 import functools
@@ -138,15 +138,31 @@ def reduce_scatter(
     dtype = jnp.dtype(x.dtype if out_dtype is None else out_dtype).name
     parts = jnp.moveaxis(x, scatter_dimension, 0)
     parts = parts.reshape(axis_size, parts.shape[0] // axis_size, *parts.shape[1:])
-    terms = lax.all_to_all(
-        parts, axis_name, split_axis=0, concat_axis=0, tiled=True, axis_index_groups=axis_index_groups
-    )
-    (mine,) = tree_kernel(terms, out_dtype=dtype)
+    exchange = functools.partial(_exchange_parts, axis=axis_name, groups=axis_index_groups, dtype=dtype)
+    if axis_size != 2 or axis_index_groups is not None or x.dtype != jnp.float32:
+        mine = exchange(parts)
+    else:
+        scatter = functools.partial(_scatter, axis=axis_name, dtype=dtype)
+        mine = lax.platform_dependent(parts, cuda=scatter, default=exchange)
     return (
         jnp.moveaxis(mine, 0, scatter_dimension)
         if tiled
         else mine.reshape(tuple(s for i, s in enumerate(x.shape) if i != scatter_dimension))
     )
+
+
+def _exchange_parts(parts: jax.Array, *, axis: Any, groups: Groups, dtype: str) -> jax.Array:
+    """Moves the terms of this device's part, and adds them."""
+    terms = lax.all_to_all(parts, axis, split_axis=0, concat_axis=0, tiled=True, axis_index_groups=groups)
+    (mine,) = tree_kernel(terms, out_dtype=dtype)
+    return mine
+
+
+def _scatter(parts: jax.Array, *, axis: Any, dtype: str) -> jax.Array:
+    """Adds the terms of two devices by XLA's reduce-scatter; the kernel of the tree rounds the sum."""
+    with kernel_code():
+        total = lax.optimization_barrier(lax.psum_scatter(parts, axis))
+    return tree_kernel(total[None], out_dtype=dtype)[0]
 
 
 def _of_parts(dtype: Any) -> Any:

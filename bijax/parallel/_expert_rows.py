@@ -12,6 +12,7 @@ from bijax.ops.moe._pick import pick_rows
 from bijax.ops.moe.gather import moe_gather
 from bijax.parallel._axes import Axis, names_of
 from bijax.parallel._transfers import Exchange
+from pallas_kernels.parts.no_row import NO_ROW, UNREAD
 
 
 class Sorted(NamedTuple):
@@ -49,19 +50,21 @@ class Dispatch:
     Args:
         axis: Name of the mesh axis, or a tuple of names; None for one device.
         topk: Experts of a token.
+        zero_unused: Whether unused rows are zeros, and not undefined.
     """
 
     axis: Axis
     topk: int
+    zero_unused: bool = True
 
     def __call__(self, own: Sorted) -> Arrived:
         """Returns the rows of this device's experts."""
-        return Arrived(*_dispatched(*own, self.axis, self.topk))
+        return Arrived(*_dispatched(*own, self.axis, self.topk, self.zero_unused))
 
 
-@custom_vjp(nondiff_argnums=(4, 5))
+@custom_vjp(nondiff_argnums=(4, 5, 6))
 def _dispatched(
-    x: jax.Array, token: jax.Array, count: jax.Array, offset: jax.Array, axis: Axis, topk: int
+    x: jax.Array, token: jax.Array, count: jax.Array, offset: jax.Array, axis: Axis, topk: int, zero_unused: bool
 ) -> tuple[jax.Array, ...]:
     del offset
     if axis is None:
@@ -79,18 +82,20 @@ def _dispatched(
     sender, place = order // max(1, places), order % max(1, places)
     at = sender * places + jnp.take(first[:, 0], sender, mode="clip") + place
     source = sender * tokens + jnp.take(token, at, mode="clip") // max(1, topk)
-    rows = pick_rows(x, jnp.where(order < 0, -1, source))
+    rows = pick_rows(x, jnp.where(order < 0, NO_ROW if zero_unused else UNREAD, source))
     return rows, count.sum(axis=0, dtype=jnp.int32), order, arrival
 
 
 def _dispatched_forward(
-    x: jax.Array, token: jax.Array, count: jax.Array, offset: jax.Array, axis: Axis, topk: int
+    x: jax.Array, token: jax.Array, count: jax.Array, offset: jax.Array, axis: Axis, topk: int, zero_unused: bool
 ) -> tuple[Any, Any]:
-    found = _dispatched(x, token, count, offset, axis, topk)
+    del zero_unused
+    found = _dispatched(x, token, count, offset, axis, topk, True)
     return found, (found[3], offset, jnp.zeros((x.shape[0], 0), x.dtype))
 
 
-def _dispatched_backward(axis: Axis, topk: int, saved: Any, cotangents: Any) -> tuple[Any, ...]:
+def _dispatched_backward(axis: Axis, topk: int, zero_unused: bool, saved: Any, cotangents: Any) -> tuple[Any, ...]:
+    del zero_unused
     arrival, offset, like = saved
     back = Exchange(axis)(pick_rows(cotangents[0], arrival))
     ones = jnp.ones((like.shape[0], topk), back.dtype)
@@ -102,9 +107,9 @@ _dispatched.defvjp(_dispatched_forward, _dispatched_backward)
 
 @custom_vjp()
 def moved(x: jax.Array, source: jax.Array, destination: jax.Array) -> jax.Array:
-    """Returns the rows of x (A, C) at `source` (A,), zeros at -1; `destination` is its inverse."""
+    """Returns the rows of x (A, C) at `source` (A,), undefined ones at -1; `destination` is its inverse."""
     del destination
-    return pick_rows(x, source)
+    return pick_rows(x, jnp.where(source < 0, UNREAD, source))
 
 
 def _moved_forward(x: jax.Array, source: jax.Array, destination: jax.Array) -> tuple[jax.Array, jax.Array]:

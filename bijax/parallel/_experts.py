@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from bijax.core.checks import describe, float_array, integer, integer_array
+from bijax.core.checks import describe, flag, float_array, integer, integer_array
 from bijax.ops.moe._experts import sort_by_expert
 from bijax.ops.moe.gather import moe_gather
 from bijax.parallel._axes import Axis, size_of, vary_over
@@ -23,7 +23,7 @@ class Dispatched(NamedTuple):
     """Rows of this device's experts, and the way back; the result of `moe_dispatch`.
 
     Attributes:
-        rows: (A, C), sorted by expert, then by token over all devices; unused rows at the end are zeros.
+        rows: (A, C), sorted by expert, then by token over all devices; unused rows at the end are zeros or undefined.
         counts: (E / D,) int32, rows of each of this device's experts.
         order: (A,) int32, for each row where it came from, as device * (A / D) + place; -1 for unused rows.
         arrival: (A,) int32, for each place which row it became; -1 for unused places.
@@ -37,7 +37,9 @@ class Dispatched(NamedTuple):
     offset: jax.Array
 
 
-def moe_dispatch(hidden_states: Any, selected_experts: Any, axis: Axis, *, num_experts: int) -> Dispatched:
+def moe_dispatch(
+    hidden_states: Any, selected_experts: Any, axis: Axis, *, num_experts: int, zero_unused: bool = True
+) -> Dispatched:
     """Copies each token to the rows of its experts (expert parallelism), from an all-gather of the tokens.
 
     Device d has the experts [d * E / D, (d + 1) * E / D). The rows of an expert come in the order of the tokens of all
@@ -49,6 +51,7 @@ def moe_dispatch(hidden_states: Any, selected_experts: Any, axis: Axis, *, num_e
         selected_experts: (T / D, topk) integers in [0, E); tokens are not sent to others.
         axis: Name of the mesh axis that experts and tokens are cut over, or a tuple of names; None for one device.
         num_experts: Number E of experts on all devices together.
+        zero_unused: Whether unused rows are zeros. Otherwise a GPU may leave them unwritten, see `bijax.group_matmul`.
 
     Returns:
         A `Dispatched` with A = D * T / D * topk rows.
@@ -71,12 +74,13 @@ def moe_dispatch(hidden_states: Any, selected_experts: Any, axis: Axis, *, num_e
         >>> sent.rows[:, 0].tolist(), sent.counts.tolist()
         ([1.0, 2.0, 3.0, 1.0, 3.0, 2.0], [3, 2, 1])
     """
-    transfer, offset = moe_dispatch_start(hidden_states, selected_experts, axis, num_experts=num_experts)
+    options: dict[str, Any] = {"num_experts": num_experts, "zero_unused": zero_unused}
+    transfer, offset = moe_dispatch_start(hidden_states, selected_experts, axis, **options)
     return moe_dispatch_done(transfer.start(), offset)
 
 
 def moe_dispatch_start(
-    hidden_states: Any, selected_experts: Any, axis: Axis, *, num_experts: int
+    hidden_states: Any, selected_experts: Any, axis: Axis, *, num_experts: int, zero_unused: bool = True
 ) -> tuple[Transfer, jax.Array]:
     """Prepares what `moe_dispatch` sends, so that a program can compute other things while it travels.
 
@@ -85,6 +89,7 @@ def moe_dispatch_start(
         selected_experts: The same.
         axis: The same.
         num_experts: The same.
+        zero_unused: The same.
 
     Returns:
         The tokens to send, and the `offset` of `Dispatched`; what arrives and this go to `moe_dispatch_done`.
@@ -121,7 +126,8 @@ def moe_dispatch_start(
     place = jnp.arange(places, dtype=jnp.int32)[None]
     offset = jnp.take(sorted_rows.offset, before(to_device)[:, None] + place, mode="clip")
     offset = jnp.where(place < to_device[:, None], offset, -1).reshape(-1)
-    return Transfer(Sorted(x, sorted_rows.offset, sorted_rows.count, offset), Dispatch(axis, selected.shape[1])), offset
+    dispatch = Dispatch(axis, selected.shape[1], flag(_DISPATCH, "zero_unused", zero_unused))
+    return Transfer(Sorted(x, sorted_rows.offset, sorted_rows.count, offset), dispatch), offset
 
 
 def moe_dispatch_done(arrived: Arrived, offset: jax.Array) -> Dispatched:
@@ -180,7 +186,7 @@ def moe_combine_start(rows: Any, dispatched: Dispatched, axis: Axis) -> Transfer
         axis: The same.
 
     Returns:
-        The rows to send. What arrives goes to `moe_combine_done`.
+        The rows to send. What arrives goes to `moe_combine_done`; rows of unused places are undefined.
 
     Raises:
         TypeError: As `moe_combine`.

@@ -70,6 +70,7 @@ class Block(nnx.Module):
         self.mlp_norm = norm()
         self.attention_output_norm: Any = norm() if config.output_norms else nnx.data(None)
         self.mlp_output_norm: Any = norm() if config.output_norms else nnx.data(None)
+        self.rows: Any = None  # how rows are cut over devices, a `parallel_rows.RowCut`
         self.mlp: MLP | MoE
         if config.experts is None or not config.has_experts(layer):
             self.mlp = MLP(
@@ -122,6 +123,9 @@ class Block(nnx.Module):
             return self._behind_attention(x, y), state
         if not isinstance(cache, LayerCache):
             raise TypeError(f"Block: a layer of attention keeps keys and values, got a {type(cache).__name__}.")
+        if self.rows is not None and self.rows.serves(self, x):
+            x, held = self.rows.extend(self, x, normed, rotary, cache, **places)
+            return (x, None), held
         y, held = self.attention.extend(normed, rotary, cache, **places)
         return self._behind_attention(x, y), held
 

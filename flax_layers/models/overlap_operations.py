@@ -115,7 +115,8 @@ def _dispatch_a(block: Block, known: Values) -> Values:
     experts = _experts_of(block)
     axes, number = experts.cut.expert_axes, experts.routing.num_experts
     rows, _, _, _ = experts.operands(known["normed"])
-    sent, offset = moe_dispatch_start(own_rows(rows, axes), known["selected"], axes, num_experts=number)
+    options: dict[str, Any] = {"num_experts": number, "zero_unused": False}
+    sent, offset = moe_dispatch_start(own_rows(rows, axes), known["selected"], axes, **options)
     return {"sent": sent, "offset": offset, "selected": None}
 
 

@@ -65,21 +65,40 @@ class ParallelMoE(CutLayer, nnx.Module):
         return rows, router, gate_up, down
 
     def first_product(self, rows: jax.Array, gate_up: Any, counts: jax.Array) -> jax.Array:
-        """Returns what is inside of this device's experts for rows (A, C) that are sorted by expert."""
-        return bijax.swiglu(bijax.group_matmul(rows, gate_up, counts))
+        """Returns what is inside of this device's experts for rows (A, C) that are sorted by expert.
+
+        Rows after the last expert's are undefined, and nothing reads them.
+        """
+        return bijax.swiglu(bijax.group_matmul(rows, gate_up, counts, zero_unused=False))
 
     def second_product(self, inner: jax.Array, down: Any, counts: jax.Array) -> jax.Array:
         """Returns the results of this device's experts (A, C)."""
-        return bijax.group_matmul(inner, down, counts)
+        return bijax.group_matmul(inner, down, counts, zero_unused=False)
+
+    @property
+    def takes_own_rows(self) -> bool:
+        """Whether `of_own_rows` serves: the experts are cut as the heads are, and none is shared."""
+        return self.shared is None and self.cut.expert_axis is None and type(self) is ParallelMoE
+
+    def of_own_rows(self, x: jax.Array) -> jax.Array:
+        """Returns the results for this device's tokens x (R, features), which `bijax.parallel.own_rows` returns."""
+        rows, router, gate_up, down = self.operands(x)
+        selected, weights = route(self.ops, rows, router, self.router_bias, self.routing)
+        return self._of_own(rows, selected, weights, gate_up, down)
 
     def _dispatched(self, x: jax.Array, selected: jax.Array, weights: jax.Array, gate_up: Any, down: Any) -> jax.Array:
         """Returns the sums (T, C) of the experts' results for tokens x (T, C); see `Ops.experts`."""
         axes, number = self.cut.expert_axes, self.routing.num_experts
-        own, own_weights = own_rows(x, axes), own_rows(weights, axes)
         # Rows that fill up the last device's part select no expert.
-        sent = moe_dispatch(own, own_rows(selected, axes, fill=number), axes, num_experts=number)
+        own = own_rows(x, axes), own_rows(selected, axes, fill=number), own_rows(weights, axes)
+        return all_rows(self._of_own(*own, gate_up, down), axes, number=x.shape[0])
+
+    def _of_own(self, x: jax.Array, selected: jax.Array, weights: jax.Array, gate_up: Any, down: Any) -> jax.Array:
+        """Returns the sums for this device's tokens."""
+        axes, number = self.cut.expert_axes, self.routing.num_experts
+        sent = moe_dispatch(x, selected, axes, num_experts=number, zero_unused=False)
         results = self.second_product(self.first_product(sent.rows, gate_up, sent.counts), down, sent.counts)
-        return all_rows(moe_combine(results, sent, own_weights, axes), axes, number=x.shape[0])
+        return moe_combine(results, sent, weights, axes)
 
     def _on_own_experts(
         self, x: jax.Array, selected: jax.Array, weights: jax.Array, gate_up: Any, down: Any

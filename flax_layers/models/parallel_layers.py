@@ -107,15 +107,24 @@ class RowParallelLinear(CutLayer, nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps this device's columns of x (..., in_features) to (..., out_features), the same on all devices."""
-        x, kernel, bias = promote(self.dtype, x, self.kernel[...], None if self.bias is None else self.bias[...])
-        options: dict[str, Any] = {
-            "precision": self.precision,
-            "preferred_element_type": self.preferred_element_type,
-        }
+        x, kernel, bias, options = self._operands(x)
         if self.ops is PLAIN:
             y = jax.lax.psum(PLAIN.matmul(x, kernel, **options), self.cut.axis)
             return y if bias is None else y + bias.astype(y.dtype)
         return row_parallel(x, kernel, self.cut.axis, bias=bias, leaves=self.cut.leaves, **options)
+
+    def own_rows(self, x: jax.Array) -> jax.Array:
+        """Maps this device's columns of x (..., in_features) to its part of the rows, (R, out_features).
+
+        The number of rows is a multiple of the devices; see `bijax.parallel.own_rows`.
+        """
+        x, kernel, bias, options = self._operands(x)
+        options |= {"leaves": self.cut.leaves, "scatter_dimension": 0}
+        return row_parallel(x.reshape(-1, x.shape[-1]), kernel, self.cut.axis, bias=bias, **options)
+
+    def _operands(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array | None, dict[str, Any]]:
+        x, kernel, bias = promote(self.dtype, x, self.kernel[...], None if self.bias is None else self.bias[...])
+        return x, kernel, bias, {"precision": self.precision, "preferred_element_type": self.preferred_element_type}
 
     def specs(self) -> dict[str, PartitionSpec]:
         """Returns how the parameters are sharded."""

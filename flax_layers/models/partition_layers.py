@@ -21,6 +21,7 @@ from .parallel_latent import ParallelLatentAttention
 from .parallel_layers import VocabParallelEmbed
 from .parallel_linear import column_parallel_layer, row_parallel_layer
 from .parallel_quant import ParallelQuantMoE, stored_in_int8
+from .parallel_rows import RowCut
 
 type Path = tuple[Any, ...]
 
@@ -74,6 +75,7 @@ def cut_block(block: Any, config: Any, cut: Cut) -> None:
         config: The numbers of its model.
         cut: How it is cut.
     """
+    block.rows = RowCut(cut.axis, cut.devices)
     if isinstance(block.attention, GatedDeltaNet):
         block.attention = ParallelGatedDeltaNet(block.attention, cut)
     elif isinstance(block.attention, LatentAttention):

@@ -1,7 +1,8 @@
 """Kernels in Triton, called through jax-triton, for NVIDIA GPUs from Ampere on that have no kernels of their own.
 
-On Hopper products and row operations serve where a caller asks for them by name (`bijax.prefer_backend`): mma.sync and
-wgmma give the same bits there, so products have the contracts of wgmma. Products in float64, routing, rotary embedding
+On Hopper products and row operations serve where a caller asks for them by name (`bijax.prefer_backend`), and some for
+few rows (`pallas_kernels.schedule.jax_triton.few_rows`): mma.sync and wgmma give the same bits there, so products have
+the contracts of wgmma. Products in float64, routing, rotary embedding
 with cache writes, drawing, the gated delta rule, and attention that Hopper's kernels do not serve run there by default.
 """
 
@@ -55,6 +56,7 @@ _SOFTMAX: Final = f"{_OPS}.softmax.jax_triton.launch"
 _SUMS: Final = f"{_OPS}.rows.jax_triton.launch"
 _CROSS_ENTROPY: Final = f"{_OPS}.cross_entropy.jax_triton.launch"
 _QUANTIZE: Final = f"{_OPS}.quantize.jax_triton.launch"
+_FEW_ROWS: Final = f"{_OPS}.schedule.jax_triton.few_rows"
 _ROWS: Final = row_contract()
 _CHUNKS: Final = chunk_contract()
 _PACKAGES: Final = Packages(("triton", "jax-triton", "jax-cuda13-plugin|jax-cuda12-plugin"), "cuda13")
@@ -64,6 +66,10 @@ _ATTENTION_ARRAYS: Final = frozenset(
     ("page_table", "alibi_slopes", "sinks", "key_scale", "value_scale", "common_prefix", "bias", "mask")
 )
 """The optional arrays that the kernels of attention read. Calls with others are left to the portable programs."""
+_LEAST_ADDED: Final = 1 << 24
+"""Elements of the rows of experts that are added: for fewer, XLA's programs take no longer."""
+_LEAST_KEPT: Final = 1 << 20
+"""Elements of sequences of which some may be invalid: the same."""
 _CONV: Final = "causal_conv.jax_triton.launch"
 _DELTA_RULE: Final = "delta_rule.extend"
 _DELTA_WIDTHS: Final = (64, 128)
@@ -185,8 +191,9 @@ def _kernels(
 ) -> tuple[Kernel, ...]:
     """Returns the kernels for some GPUs, with the contracts of products on their tensor cores."""
 
-    def kernel(operation: str, load: str, contract: Any = None, functions: Any = None) -> Kernel:
-        options: dict[str, Any] = {"packages": _PACKAGES, "takes_target": True, "by_name": by_name}
+    def kernel(operation: str, load: str, contract: Any = None, functions: Any = None, for_few: str = "") -> Kernel:
+        instead = f"{_FEW_ROWS}:{for_few}" if for_few and by_name else None
+        options: dict[str, Any] = {"packages": _PACKAGES, "takes_target": True, "by_name": by_name, "instead": instead}
         return Kernel(operation, on, load, contract, functions, **options)
 
     return (
@@ -198,11 +205,11 @@ def _kernels(
         kernel("gated_matmul", f"{_MATMUL}.launch:gated_matmul", _unsplit(product), _of_activation),
         kernel("weight_gradient", f"{_MATMUL}.launch:weight_gradient", chunks),
         kernel("weight_gradient", f"{_MATMUL}.launch:weight_gradient", _chunks),
-        kernel("group_matmul", f"{_MATMUL}.groups:group_matmul", product(_A_PRODUCT)),
+        kernel("group_matmul", f"{_MATMUL}.groups:group_matmul", product(_A_PRODUCT), for_few="groups"),
         kernel("group_weight_gradient", f"{_MATMUL}.groups:group_weight_gradient", chunks(_A_PRODUCT)),
         kernel("quantized_product", f"{_MATMUL}.quantized:quantized_product", _int8),
         kernel("quantized_groups", f"{_MATMUL}.quantized:quantized_groups", _int8),
-        kernel("rms_norm", f"{_NORM}:rms_norm", _ROWS),
+        kernel("rms_norm", f"{_NORM}:rms_norm", _ROWS, for_few="norm"),
         kernel("rms_norm_gradient", f"{_NORM}:rms_norm_gradient", _ROWS),
         kernel("layer_norm", f"{_NORM}:layer_norm", _ROWS),
         kernel("layer_norm_gradient", f"{_NORM}:layer_norm_gradient", _ROWS),
@@ -250,11 +257,23 @@ KERNELS: Final = (
     _on_all(
         "gated_delta_rule_gradients", "delta_rule.jax_triton.gradients:gated_delta_rule_gradients", _delta_gradients
     ),
+    _on_all(
+        "nan_if_invalid",
+        "delta_rule.jax_triton.invalid:nan_if_invalid",
+        serves=lambda y, *_, **__: y.size >= _LEAST_KEPT,
+    ),
     _on_all("select_experts", "routing.jax_triton.launch:select_experts", _routing, PTX_FUNCTIONS),
     _on_all("largest", "topk.jax_triton.launch:largest"),
     _on_all("sort_by_expert", f"{_EXPERTS}:sort_by_expert"),
     _on_all("spread_to_experts", f"{_EXPERTS}:spread_to_experts"),
     _on_all("rows_by_count", f"{_EXPERTS}:rows_by_count"),
+    _on_all(
+        "add_expert_rows",
+        "expert_rows.jax_triton.sum_launch:add_expert_rows",
+        None,
+        XLA_FUNCTIONS,
+        serves=lambda rows, row, *_, **__: row.size * rows.shape[1] >= _LEAST_ADDED,
+    ),
     _on_all("rows_of_tokens", f"{_EXPERTS}:rows_of_tokens"),
     _on_all("pick_rows", "pick.jax_triton.launch:pick_rows"),
     _on_all("rotate_and_store", "rotary.jax_triton.launch:rotate_and_store", None, XLA_FUNCTIONS),

@@ -7,3 +7,6 @@ NO_ROW: Final = -1
 
 WRONG: Final = -2
 """An invalid row index: results computed from it are nan."""
+
+UNREAD: Final = -3
+"""No row, and nobody reads what is there: a GPU leaves it unwritten, other backends write zeros."""

@@ -12,7 +12,7 @@ def pick_rows(x: jax.Array, place: jax.Array, order: jax.Array | None = None) ->
     Args:
         x: (S, C), S at least 1.
         place: (M, 1) int32, the row of `x` for each row of the result; -1 for a row of zeros, -2 for a row of nans
-            (zeros for integers).
+            (zeros for integers), -3 for a row that nobody reads: zeros here, while a GPU may leave it unwritten.
         order: (M, 1) int32, the order in which other backends copy rows one by one; not used here.
 
     Returns:

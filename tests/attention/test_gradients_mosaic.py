@@ -16,7 +16,7 @@ from bijax.testing import assert_bits_equal
 from pallas_kernels.attention.call import AttentionCall, AttentionOptions, AttentionResults
 from pallas_kernels.attention.hopper import attention_gradients
 from pallas_kernels.attention.hopper.gradients import Body
-from pallas_kernels.attention.schedule.hopper import GradientSchedule
+from pallas_kernels.attention.schedule.hopper import GradientSchedule, gradient_schedule
 from pallas_kernels.contract import AttentionGradientContract, attention_gradient_contract, split_attention_contract
 from pallas_kernels.errors import UnsupportedError
 from tests.arrays import on_device
@@ -52,7 +52,8 @@ class Case(NamedTuple):
     @property
     def schedule(self) -> GradientSchedule:
         """One block of the grid: the interpreter runs a thread for each warpgroup of each block."""
-        return GradientSchedule(rows=128 if self.size == 64 else 64, blocks=1, heads=1)
+        sees_all = not self.causal and self.window is None
+        return dataclasses.replace(gradient_schedule(self.size, sees_all, self.value_size), blocks=1, heads=1)
 
     @property
     def slopes(self) -> np.ndarray | None:

@@ -5,6 +5,7 @@ import importlib
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from bijax.core.contracts import recording
 from pallas_kernels import registry
 from pallas_kernels.contract import RowContract, row_contract
 from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.packages import Packages
 from pallas_kernels.registry import Kernel, find, registered
 from pallas_kernels.target import Target, rank
 
@@ -102,6 +104,18 @@ def test_a_backend_is_the_module_that_lists_a_kernel_or_stated() -> None:
     assert "mine" not in registry.backends()
 
 
+def test_a_kernel_by_name_may_serve_calls_instead() -> None:
+    """Where another backend is asked for, or its packages are missing, it does not, and nothing warns."""
+    missing = Packages(("no-such-package",), "cuda13")
+    for served, packages in ((True, None), (False, None), (True, missing)):
+        options = {"by_name": True, "backend": "mine", "instead": lambda *, few: few, "packages": packages}
+        with registered(kernel("cuda", 1, **options), kernel("cuda", 2, backend="theirs"), kernel("sm_90", 3)):
+            with warnings.catch_warnings(action="error"):
+                found = find("number", Target("cuda", "sm_90"), None, few=served)
+            assert found.function() == (1 if served and packages is None else 3)
+            assert find("number", Target("cuda", "sm_90", "theirs"), None, few=served).kernel.backend == "theirs"
+
+
 def test_a_kernel_for_some_calls_comes_first() -> None:
     for serves in (True, False):
         choosy = kernel("sm_90", 1, serves=lambda serves=serves, **_: serves)
@@ -172,6 +186,7 @@ def test_an_operation_without_a_kernel_for_a_target_fails() -> None:
 
 _WITHOUT_IMPORTS = """
 import sys
+import warnings
 from pallas_kernels import registry
 registry.kernels()
 backends = ("portable", "cpu", "hopper", "jax_triton")

@@ -24,7 +24,7 @@ from tests.rows.row_emulation import halve
 
 TARGET: Final = Target.parse("sm_80")
 HEADS: Final = Heads(keys=1, values=2, width=128, value_width=128, eps=1e-6)
-SCHEDULES: Final = (None, ConvSchedule(8, 1), ConvSchedule(4, 2, 4))
+SCHEDULES: Final = (None, ConvSchedule(8, 1, width=64), ConvSchedule(4, 2, 4), ConvSchedule(2, 1, 4, width=128))
 TAPS: Final = 4
 
 

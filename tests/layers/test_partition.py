@@ -26,6 +26,11 @@ def test_models_have_the_same_bits_on_any_number_of_devices(names: tuple[str, ..
     assert fake_devices.run("tests.layers.partitioned_models", *names) == list(names)
 
 
+@pytest.mark.parametrize("names", [full_only(("rows", "gradient"))], ids=lambda names: names[0])
+def test_long_prompts_whose_rows_are_cut_have_the_same_bits_on_any_number_of_devices(names: tuple[str, ...]) -> None:
+    assert fake_devices.run("tests.layers.partitioned_rows", *names) == list(names)
+
+
 WITH_EXPERTS = (
     ("loading experts", "latent attention"),
     ("linear attention",),

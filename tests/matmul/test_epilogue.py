@@ -16,8 +16,9 @@ from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.matmul.hopper import launch
 from pallas_kernels.matmul.hopper.epilogue import Epilogue, make_store
 from pallas_kernels.matmul.hopper.launch import gated_matmul, matmul
-from pallas_kernels.matmul.schedule.hopper.fused_matmul import SplitKSchedule
-from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
+from pallas_kernels.matmul.schedule.hopper.fused_matmul import SplitKSchedule, split_k_schedules
+from pallas_kernels.matmul.schedule.hopper.leaf_levels import shared_bytes
+from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, MatmulSchedule
 from tests.arrays import on_device
 from tests.matmul.operands import operands
 from tests.mosaic import Races, interpreter
@@ -125,7 +126,8 @@ def test_shards_of_k(name: str, races: Races) -> None:
 
 TREES = {  # K splits, their schedule
     "in registers": (8, SplitKSchedule(1, WIDE)),
-    "one level in memory": (8, SplitKSchedule(1, dataclasses.replace(WIDE, tile_columns=128))),
+    "one level in the result's memory": (8, SplitKSchedule(1, dataclasses.replace(WIDE, tile_columns=128, blocks=1))),
+    "one level in GPU memory": (8, SplitKSchedule(1, dataclasses.replace(WIDE, tile_columns=128, stages=6))),
     "two levels in memory": (8, SplitKSchedule(1, dataclasses.replace(WIDE, tile_columns=192))),
     "one accumulator": (8, SplitKSchedule(1, dataclasses.replace(WIDE, tile_columns=256, stages=2))),
     "sixteen": (16, SplitKSchedule(1, dataclasses.replace(WIDE, tile_columns=128))),
@@ -135,7 +137,7 @@ TREES = {  # K splits, their schedule
 }
 
 
-@pytest.mark.tier("full", fast=("one level in memory",))
+@pytest.mark.tier("full", fast=("one level in the result's memory",))
 @pytest.mark.parametrize("name", TREES)
 def test_tree_over_splits(name: str, races: Races) -> None:
     """Each K split has one term, so that the interpreter's sums are exact and the result shows the tree alone."""
@@ -159,6 +161,15 @@ def test_tree_over_splits(name: str, races: Races) -> None:
     assert (expected != rows.sum(0, dtype=np.float32)).any()
     assert_bits_equal(y, np.broadcast_to(expected, (m, n)))
     assert not races()
+
+
+@pytest.mark.parametrize(
+    ("m", "k", "n", "splits"), [(2048, 8192, 2048, 8), (8192, 14336, 4096, 8), (2048, 7168, 4096, 4)]
+)
+def test_blocks_of_long_prompts_sum_all_splits_without_gpu_memory(m: int, k: int, n: int, splits: int) -> None:
+    found = split_k_schedules(m, k, n, splits=splits, length=k // splits, out_itemsize=2 if splits == 8 else 4)[0]
+    assert found.parts == 1
+    assert shared_bytes(found.tiles, splits, 2, 2 if splits == 8 else 4) <= SHARED_BYTES
 
 
 @pytest.mark.tier("full")

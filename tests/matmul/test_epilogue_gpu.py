@@ -123,15 +123,16 @@ def test_every_schedule_gates(case: int) -> None:
     compare(reference, {f"{label}, {s}": run(s) for label, s in {**found, "default": None}.items()}, operands)
 
 
+@pytest.mark.parametrize("with_residual", [True, False])  # without one, sums wait in the result's shared memory
 @pytest.mark.parametrize(
     ("name", "splits"), [("aligned", 2), ("aligned", 8), ("ragged transposed", 4), ("unaligned", 4)]
 )
-def test_all_ways_to_split_give_the_tree_of_the_shards(name: str, splits: int) -> None:
+def test_all_ways_to_split_give_the_tree_of_the_shards(name: str, splits: int, with_residual: bool) -> None:
     (m, k, n), transpose_w = SHAPES[name]
     contract = SplitWgmmaContract(splits)
     length = contract.split_length(k)
     count = -(-k // length)
-    bias, residual = array("normal", (n,)), array("wide", (m, n))
+    bias, residual = array("normal", (n,)), array("wide", (m, n)) if with_residual else None
 
     def reference(x: jax.Array, w: jax.Array) -> jax.Array:
         def k_split(index: int) -> jax.Array:
@@ -164,7 +165,8 @@ def test_all_ways_to_split_give_the_tree_of_the_shards(name: str, splits: int) -
 
     found: dict[str, SplitKSchedule | None] = {"default": None}
     for rows in (8, 2048):
-        for s in split_k_schedules(rows, k, n, splits=count, length=length, transpose_w=transpose_w, residual=True):
+        options: dict[str, Any] = {"splits": count, "length": length, "transpose_w": transpose_w}
+        for s in split_k_schedules(rows, k, n, residual=with_residual, **options):
             found.setdefault(f"{rows} rows, {s.parts=}, {s.tiles.tile_columns=}", s)
     assert {1, count} <= {s.parts for s in found.values() if s is not None}
     operands = [(array(kind, (m, k)), weights(k, n, transpose_w)) for kind in KINDS]

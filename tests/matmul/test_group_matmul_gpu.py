@@ -98,6 +98,22 @@ def test_every_schedule_gives_the_bits_of_a_plain_matmul(name: str) -> None:
     assert not failures, "\n".join(failures)
 
 
+@pytest.mark.parametrize("name", SHAPES)
+def test_rows_that_are_left_unwritten_change_no_other_row(name: str) -> None:
+    (m, g, k, n), transpose_w, dtype, out = SHAPES[name]
+    x, w = operands(m, g, k, n, transpose_w, dtype)
+    options: dict[str, Any] = {"contract": CONTRACT, "transpose_w": transpose_w, "out_dtype": out}
+    sizes = jnp.zeros(g, jnp.int32)
+    filled, unwritten = (
+        compiled(lambda x, w, s, zero=zero: group_matmul(x, w, s, zero_unused=zero, **options), x, w, sizes)
+        for zero in (True, False)
+    )
+    for given in loads(m, g).values():
+        found, expected = (program(x, w, jnp.asarray(given))[: sum(given)] for program in (unwritten, filled))
+        assert_bits_equal(found, expected)
+    assert jnp.isnan(unwritten(x, w, sizes.at[0].set(m + 1))).all()
+
+
 @pytest.mark.parametrize("sizes", [[-1, 3, 0, 0, 0], [45, 1, 0, 0, 0], [2**31 - 1, 2**31 - 1, 2, 0, 0]])
 def test_sizes_that_do_not_fit_give_nan(sizes: list[int]) -> None:
     (m, g, k, n), transpose_w, dtype, _ = SHAPES["unaligned"]

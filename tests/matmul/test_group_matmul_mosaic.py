@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -104,6 +105,19 @@ def test_interpreted_kernel_multiplies(case: tuple[str, str], races: Races) -> N
     # Sums of small integers are exact in every order; the order is compared on a GPU.
     expected = products(x, w, SIZES[sizes]).astype(jnp.dtype(out))
     np.testing.assert_array_equal(*(np.asarray(a, np.float32) for a in (y, expected)))
+    assert not races()
+
+
+@pytest.mark.tier("full")
+@pytest.mark.parametrize("sizes", ["some", "none", "too many"])
+def test_rows_without_a_group_may_be_left_unwritten(sizes: str, races: Races) -> None:
+    rng = np.random.default_rng(0)
+    x, w, given = integers(rng, (M, 72)), integers(rng, (G, 72, 80)), jnp.asarray(SIZES[sizes], jnp.int32)
+    operands = jnp.asarray(x, "bfloat16"), jnp.asarray(w, "bfloat16"), given
+    options: dict[str, Any] = {"contract": CONTRACT, "schedule": WIDE, "zero_unused": False}
+    y = group_matmul(*operands, out_dtype="float32", interpret=interpreter(), **options)
+    used = sum(SIZES[sizes]) if fits(SIZES[sizes]) else M  # all are nan if sizes do not fit
+    np.testing.assert_array_equal(np.asarray(y)[:used], products(x, w, SIZES[sizes])[:used])
     assert not races()
 
 

@@ -1,9 +1,11 @@
 """The kernels of a CPU that route tokens, against XLA's programs for any platform."""
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from bijax.testing import assert_bits_equal
+from pallas_kernels.parts.no_row import NO_ROW, UNREAD
 from pallas_kernels.pick import cpu as pick_cpu
 from pallas_kernels.pick import portable as pick
 from pallas_kernels.topk import cpu as topk_cpu
@@ -25,3 +27,6 @@ def test_largest(dtype: str) -> None:
 def test_pick_rows(dtype: str, columns: int) -> None:
     x, place = rows_and_places(dtype, columns)
     assert_bits_equal(jax.jit(pick_cpu.pick_rows)(x, place), pick.pick_rows(x, place))
+    unread = jnp.where(place == NO_ROW, UNREAD, place)  # zeros too where rows are not left unwritten
+    for backend in (pick_cpu, pick):
+        assert_bits_equal(jax.jit(backend.pick_rows)(x, unread), pick.pick_rows(x, place))

@@ -11,6 +11,7 @@ from bijax.core.derivative import custom_vjp
 from bijax.core.forward_only import forward_only
 from bijax.core.primitive import Arrays
 from bijax.dispatch.delta_rule import CHUNK, delta_rule_extend_kernel, delta_rule_gradients_kernel, delta_rule_kernel
+from bijax.dispatch.invalid_sequences import nan_if_invalid_kernel
 from bijax.ops._engine_arguments import check_shape, narrowed
 from bijax.ops._packed import find_packed
 from bijax.ops._sequences import Names
@@ -197,7 +198,7 @@ def gated_delta_rule_extend(
     y, after, keys, residual, inverse, decay, edge = forward_only(op, compute, *tokens.arrays, *fields, first, counted)
     length = jnp.where(invalid, kept.length, first + counted)
     new = DeltaRuleState(after, keys, residual, inverse, decay, edge, length)
-    return jnp.where(invalid[:, None, None, None], jnp.nan, y), new
+    return nan_if_invalid_kernel(y, invalid)[0], new
 
 
 def _extend_slots(
@@ -228,7 +229,7 @@ def _extend_slots(
     edges = kept.edge.at[at].set((end - 1) // CHUNK * CHUNK, mode="drop")
     lengths = kept.length.at[at].set(end, mode="drop")
     after = DeltaRuleState(state, key, residual, inverse, decay, edges, lengths)
-    return jnp.where(invalid[:, None, None, None], jnp.nan, y), after
+    return nan_if_invalid_kernel(y, invalid)[0], after
 
 
 def _counted(lengths: Any, most: int) -> tuple[jax.Array, jax.Array]:

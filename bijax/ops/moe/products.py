@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
-from bijax.core.checks import float_array, float_dtype, same_dtype
+from bijax.core.checks import flag, float_array, float_dtype, same_dtype
 from bijax.core.derivative import custom_vjp
 from bijax.core.forward_only import forward_only
 from bijax.core.primitive import Arrays
@@ -133,6 +133,7 @@ def group_matmul(
     *,
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
+    zero_unused: bool = True,
 ) -> jax.Array:
     """Multiplies rows by the weights of their groups, which the rows are sorted by, as `jax.lax.ragged_dot` does.
 
@@ -144,13 +145,16 @@ def group_matmul(
         group_sizes: (G,) integers, the rows of each group; they add up to at most M.
         precision: As in `bijax.matmul`.
         preferred_element_type: Dtype of the result; `x.dtype` by default.
+        zero_unused: Whether rows after the last group's are zeros. Otherwise a GPU may leave them unwritten, which
+            takes less time: they can hold any number or nan, and nothing that is used may depend on them. They are
+            zeros when the product is differentiated.
 
     Returns:
-        (M, N). Rows after the last group's are zeros. If traced sizes are negative or add up to more than M,
-        everything is nan.
+        (M, N). Rows after the last group's are zeros or undefined. If traced sizes are negative or add up to more than
+        M, everything is nan.
 
     Raises:
-        TypeError: If dtypes are unsupported or differ.
+        TypeError: If dtypes are unsupported or differ, or `zero_unused` is no bool.
         ValueError: If the shapes do not fit, or known sizes are negative or add up to more than M.
 
     Guarantee: row-invariant: a row depends on itself and on the weights of its group alone; the gradient of `x` too.
@@ -172,24 +176,32 @@ def group_matmul(
         op, "preferred_element_type", x.dtype if preferred_element_type is None else preferred_element_type
     )
     counts = checked_counts(op, "group_sizes", group_sizes, sizes["G"], sizes["M"])
-    return _group_matmul(x, w, counts, dtype, precision_of(op, precision))
+    return _group_matmul(x, w, counts, dtype, precision_of(op, precision), flag(op, "zero_unused", zero_unused))
 
 
-@custom_vjp(nondiff_argnums=(3, 4))
-def _group_matmul(x: jax.Array, w: jax.Array, sizes: jax.Array, dtype: Any, precision: str) -> jax.Array:
+@custom_vjp(nondiff_argnums=(3, 4, 5))
+def _group_matmul(
+    x: jax.Array, w: jax.Array, sizes: jax.Array, dtype: Any, precision: str, zero_unused: bool
+) -> jax.Array:
     if x.shape[1] == 0:  # sums of one zero
         x, w = jnp.zeros((x.shape[0], 1), x.dtype), jnp.zeros((w.shape[0], 1, w.shape[2]), w.dtype)
     if 0 in (*x.shape, *w.shape):
         return jnp.zeros((x.shape[0], w.shape[2]), dtype)
-    return group_matmul_kernel(x, w, sizes, product=Product(dtype.name, precision=precision))[0]
+    options = {} if zero_unused else {"zero_unused": False}
+    return group_matmul_kernel(x, w, sizes, product=Product(dtype.name, precision=precision), **options)[0]
 
 
-def _forward(x: jax.Array, w: jax.Array, sizes: jax.Array, dtype: Any, precision: str) -> tuple[jax.Array, Arrays]:
-    return _group_matmul(x, w, sizes, dtype, precision), (x, w, sizes)
+def _forward(
+    x: jax.Array, w: jax.Array, sizes: jax.Array, dtype: Any, precision: str, zero_unused: bool
+) -> tuple[jax.Array, Arrays]:
+    del zero_unused
+    return _group_matmul(x, w, sizes, dtype, precision, True), (x, w, sizes)
 
 
-def _backward(dtype: Any, precision: str, saved: Arrays, g: jax.Array) -> tuple[jax.Array, jax.Array, None]:
-    del dtype
+def _backward(
+    dtype: Any, precision: str, zero_unused: bool, saved: Arrays, g: jax.Array
+) -> tuple[jax.Array, jax.Array, None]:
+    del dtype, zero_unused
     x, w, sizes = saved
     wide = jnp.promote_types(g.dtype, x.dtype)
     x, w, g = (a.astype(wide) for a in (x, w, g))

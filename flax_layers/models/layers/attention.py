@@ -140,7 +140,7 @@ class Attention(CachedAttention, nnx.Module):
         query_key = self.ops.rotate(query_key, *rotary)
         query, key = query_key[:, :, : self.num_heads], query_key[:, :, self.num_heads :]
         value = heads[:, :, self.num_heads + self.num_kv_heads :]
-        return self._merge(self.ops.attention(query, key, value, **self._options()), x)
+        return self.out(self._merge(self.ops.attention(query, key, value, **self._options()), x))
 
     @override
     def prepare(
@@ -158,6 +158,10 @@ class Attention(CachedAttention, nnx.Module):
 
     @override
     def attend(self, x: jax.Array, query: jax.Array, cache: LayerCache, **places: jax.Array) -> jax.Array:
+        return self.out(self.attended(x, query, cache, **places))
+
+    def attended(self, x: jax.Array, query: jax.Array, cache: LayerCache, **places: jax.Array) -> jax.Array:
+        """Returns the input of the last product of `attend`, (B, T, num_heads * head_dim)."""
         options, values = {**places, **self._options()}, cast(jax.Array, cache.values)
         options |= {"page_table": cache.page_table, "common_prefix": cache.common_prefix, "scales": cache.scales}
         return self._merge(self.ops.attention(query, cache.keys, values, **options), x)
@@ -178,4 +182,4 @@ class Attention(CachedAttention, nnx.Module):
 
     def _merge(self, heads: jax.Array, x: jax.Array) -> jax.Array:
         y = heads.reshape(*heads.shape[:2], self.num_heads * self.head_dim)
-        return self.out(y if self.gate is None else self.ops.sigmoid_gate(y, self.gate(x)))
+        return y if self.gate is None else self.ops.sigmoid_gate(y, self.gate(x))

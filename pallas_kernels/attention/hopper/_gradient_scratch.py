@@ -32,6 +32,8 @@ class Scratch(NamedTuple):
         stage_free: Barriers of queries, stats and cotangents.
         sums_free: Barrier.
         together: Barrier of the warpgroups that compute.
+        slopes_full: Barrier of the slopes of the previous step, which a lagging step multiplies.
+        slopes_free: Barrier of those of the step before it.
     """
 
     keys: Any
@@ -50,6 +52,8 @@ class Scratch(NamedTuple):
     stage_free: Any
     sums_free: Any
     together: Any
+    slopes_full: Any
+    slopes_free: Any
 
 
 class WideScratch(NamedTuple):
@@ -117,6 +121,8 @@ def scratch_types(call: GradientCall, schedule: GradientSchedule, dtype: Any) ->
         stage_free=plgpu.Barrier(num_arrivals=PARTS, num_barriers=stages),
         sums_free=plgpu.Barrier(),
         together=plgpu.Barrier(num_arrivals=PARTS),
+        slopes_full=plgpu.Barrier(num_arrivals=PARTS),
+        slopes_free=plgpu.Barrier(num_arrivals=PARTS),
     )
 
 

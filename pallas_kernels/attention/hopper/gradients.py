@@ -5,10 +5,10 @@ queries. The gradient of a query tile is a sum over key blocks, which belong to 
 warpgroup accumulates it in global memory once the next key block has been accumulated.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.experimental.pallas as pl
@@ -27,6 +27,18 @@ from pallas_kernels.parts.hopper.stages import await_free, drain
 from pallas_kernels.parts.hopper.tile import ROWS, TILE, Arithmetic, filled
 
 
+class Ahead(NamedTuple):
+    """A step that may come.
+
+    Attributes:
+        exists: Whether it comes.
+        step: Makes it, without the slope of its head.
+    """
+
+    exists: Any
+    step: Callable[[], Step]
+
+
 @dataclass(frozen=True)
 class Body:
     """The kernel's program."""
@@ -38,6 +50,11 @@ class Body:
     def rounds(self) -> int:
         """Pieces of the gradient of a tile's queries that a warpgroup passes on per step."""
         return 1
+
+    @property
+    def late_signal(self) -> bool:
+        """Whether the sums of a step are announced after those of the next step have come."""
+        return self.schedule.late_signal
 
     @property
     def tiles(self) -> Tiles:
@@ -122,14 +139,22 @@ class Body:
         """
         tiles = self.tiles
 
+        def announce(turn: Any) -> None:
+            plgpu.wait_smem_to_gmem(0)
+            plgpu.semaphore_signal(turn, 1, memory_scope="gpu")
+
         def one(item: Item, position: Any) -> Any:
             offset, keys = lengths.offsets[item.sequence], lengths.keys[item.sequence]
 
-            def add(head: Any, tile: Any, _step: Any) -> None:
+            def add(head: Any, tile: Any, step: Any) -> None:
                 before = tiles.last_block(offset, keys, tile) - item.block
-                turn = turns.at[(item.sequence * tiles.heads * tiles.group + head) * tiles.across + tile]
+                own = (item.sequence * tiles.heads * tiles.group + head) * tiles.across + tile
+                turn = turns.at[own]
                 for index in range(self.rounds):
                     plgpu.barrier_wait(scratch.sums_full)
+                    if self.late_signal:
+                        former = jnp.where(tile > item.first, own - 1, own - tiles.across + item.count - 1)
+                        pl.when(step > 0)(partial(announce, turns.at[former]))
 
                     @pl.when(before == 0)
                     def _(index: int = index) -> None:
@@ -143,10 +168,14 @@ class Body:
 
                     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
                     plgpu.barrier_arrive(scratch.sums_free)
-                plgpu.wait_smem_to_gmem(0)
-                plgpu.semaphore_signal(turn, 1, memory_scope="gpu")
+                if not self.late_signal:
+                    announce(turn)
 
             self.each_tile(item, add)
+            if self.late_signal:
+                head = (item.sequence * tiles.heads + item.head + 1) * tiles.group - 1
+                last = turns.at[head * tiles.across + item.first + item.count - 1]
+                pl.when(item.count > 0)(partial(announce, last))
             return position
 
         self.over_items(lengths, jnp.int32(0), one)
@@ -184,36 +213,37 @@ class Body:
             # Blocks with non-finite keys always need the mask.
             whole_first, whole_end = (jnp.where(not_zero_filled, end, x) for x in (item.whole_first, item.whole_end))
 
-            def step(index: Any, carry: Any) -> Any:
-                tile, *found = carry
+            def step_at(index: Any, tile: Any, slopes: Any = slopes) -> Step:
                 at = position + index
-                masked = (tile < whole_first) | (tile >= whole_end)
                 head = slope = None
                 if interpret or slopes is not None:
                     head = item.head * self.tiles.group + lax.div(index, jnp.maximum(item.count, 1))
                 if slopes is not None:
                     number = slopes[item.sequence if slopes.shape[0] > 1 else 0, head]
                     slope = plgpu.layout_cast(jnp.full((ROWS,), -number, jnp.float32), TILE.reduce(1))
-                slot = lax.rem(at, self.schedule.stages)
-                taken = Step(
+                return Step(
                     item=item,
                     head=head,
                     slope=slope,
                     tile=tile,
-                    slot=slot,
+                    slot=lax.rem(at, self.schedule.stages),
                     index=index,
                     position=at,
                     part=part,
                     keys=self.keys_of(part),
-                    masked=masked,
+                    masked=(tile < whole_first) | (tile >= whole_end),
                 )
-                found = self.one_step(taken, lengths, results, scratch, *found)
-                return jnp.where(tile + 1 == end, item.first, tile + 1), *found
 
-            start = item.first, *self.start()
-            _, dk, dv, *left = lax.fori_loop(0, steps, step, start)
-            for sums in left if not interpret else ():
-                pl.when(steps > 0)(partial(self.hand_on, position + steps - 1, part, sums, scratch))
+            def step(index: Any, carry: Any) -> Any:
+                tile, *found = carry
+                next_tile = jnp.where(tile + 1 == end, item.first, tile + 1)
+                ahead = Ahead(index + 1 < steps, partial(step_at, index + 1, next_tile, None))
+                found = self.one_step(step_at(index, tile), ahead, lengths, results, scratch, *found)
+                return next_tile, *found
+
+            first = Ahead(steps > 0, partial(step_at, jnp.int32(0), item.first, None))
+            _, dk, dv, *_ = lax.fori_loop(0, steps, step, (item.first, *self.start(first, scratch)))
+            pl.when(steps > 0)(lambda: self.end(step_at(steps - 1, end - 1, None), results, scratch))
             self.store(item, part, dk, dv, results, scratch)
             return position + steps
 
@@ -221,10 +251,20 @@ class Body:
         if not self.call.interpret:
             pl.when(steps > 0)(lambda: plgpu.barrier_wait(scratch.sums_free))
 
-    def start(self) -> tuple[jax.Array, ...]:
-        """Returns the initial state of an item's steps: gradients of keys and values, pending query gradients."""
+    def start(self, first: Ahead, scratch: Scratch) -> tuple[jax.Array, ...]:
+        """Returns the initial state of an item's steps: gradients of keys and values, the scores of the first tile."""
         keys = (ROWS, self.call.size)
-        return filled(keys, 0), filled(keys, 0), filled((ROWS, ROWS), 0)
+        scores = finish(0, self.scores(first, jnp.int32(0), scratch), interpret=bool(self.call.interpret))
+        return filled(keys, 0), filled(keys, 0), *scores
+
+    def end(self, last: Step, results: Results, scratch: Scratch) -> None:
+        """Passes on what is left after the last step of an item."""
+        if not self.schedule.lagging:
+            return
+        plgpu.barrier_wait(scratch.slopes_full)
+        plgpu.barrier_wait(scratch.slopes_free)
+        sums = self.query_sums(last, lax.rem(last.position, 2), scratch)
+        self.pass_on(last, *finish(0, sums, interpret=bool(self.call.interpret)), results, scratch)
 
     def keys_of(self, part: Any) -> Any:
         """Returns which 64 keys of a block a warpgroup has."""
@@ -262,63 +302,123 @@ class Body:
         plgpu.commit_smem()
         self.meet(scratch)
 
-    def one_step(
-        self, step: Step, lengths: Lengths, results: Results, scratch: Scratch, dk: Any, dv: Any, sums: Any = None
-    ) -> tuple[jax.Array, ...]:
-        """Processes a tile of queries.
-
-        The tensor core always has a product queued: the keys' gradient while waiting for the other warpgroup's slopes,
-        the next scores while the query gradients are passed on.
-
-        Returns:
-            `dk` and `dv` with what the tile adds, and this warpgroup's piece of the gradient of the tile's queries,
-            which is passed on in the next step.
-        """
-        interpret, dtype = bool(self.call.interpret), scratch.queries.dtype
+    def prepare(self, step: Step, scratch: Scratch) -> None:
+        """Waits for a tile of queries and its cotangents."""
         plgpu.barrier_wait(scratch.queries_full.at[step.slot])
         plgpu.barrier_wait(scratch.cotangents_full.at[step.slot])
         not_zero_filled = step.masked & (scratch.stats[step.slot, 2, 0] != 0)
         pl.when(not_zero_filled)(partial(self.zero_fill_queries, step, scratch))
-        # A zero opaque to ptxas: constant addresses would be spilled to local memory.
-        part, half = step.part + (step.position >> NEVER), lax.rem(step.position, 2)
+
+    def scores(self, ahead: Ahead, otherwise: Any, scratch: Scratch) -> jax.Array:
+        """Starts the products of keys and queries of a step.
+
+        If there is no such step, the queries of another stage are multiplied, since ptxas would serialise products
+        that are started in a branch.
+        """
+        interpret, step = bool(self.call.interpret), ahead.step()
+        pl.when(ahead.exists)(partial(self.prepare, step, scratch))
+        slot = jnp.where(ahead.exists, step.slot, otherwise)
+        keys = tuple(scratch.keys.at[column, _opaque(step)] for column in range(self.call.columns))
+
+        def product() -> jax.Array:
+            return start(None, keys, (scratch.queries.at[slot],), interpret=interpret)
+
+        if interpret:  # the stage may be written to
+            return lax.cond(ahead.exists, product, lambda: filled((ROWS, self.tiles.rows), 0))
+        return product()
+
+    def one_step(
+        self,
+        step: Step,
+        ahead: Ahead,
+        lengths: Lengths,
+        results: Results,
+        scratch: Scratch,
+        dk: Any,
+        dv: Any,
+        scores: Any = None,
+    ) -> tuple[jax.Array, ...]:
+        """Processes a tile of queries.
+
+        The tensor core always has a product queued: the keys' gradient while waiting for the other warpgroup's slopes,
+        the next scores while the query gradients are passed on. No product is in flight where the loop begins again:
+        ptxas would serialise all of them.
+
+        Returns:
+            `dk` and `dv` with what the tile adds, and the products of keys and queries of the next step.
+        """
+        interpret, dtype, lagging = bool(self.call.interpret), scratch.queries.dtype, self.schedule.lagging
+        part, half = _opaque(step), lax.rem(step.position, 2)
         queries, cotangents = scratch.queries.at[step.slot], scratch.cotangents.at[step.slot]
-        keys = tuple(scratch.keys.at[column, part] for column in range(self.call.columns))
-        pieces = [pl.ds(row * ROWS, ROWS) for row in range(self.call.rows)]
-        scores, raised = [], []
-        for row, piece in enumerate(pieces):
-            scores.append(start(None, keys, (queries.at[piece],), interpret=interpret))
-            if row == 0 and not interpret:
-                pl.when(step.index > 0)(partial(self.hand_on, step.position - 1, part, sums, scratch))
-            raised.append(start(None, (scratch.values.at[part],), (cotangents.at[piece],), interpret=interpret))
-        newer = 2 * len(pieces) - 1  # products started after the awaited one
-        for row, piece in enumerate(pieces):
-            (found,) = finish(newer, scores[row], interpret=interpret)
-            weights, bent = self.weights(step, row, lengths, found, scratch)
-            rounded = lax.cond(step.masked, lambda x: jnp.maximum(x, 0.0), lambda x: x, weights).astype(dtype)
-            (found,) = finish(newer - 1, raised[row], interpret=interpret)
-            dv = start(dv, rounded, (cotangents.at[piece],), right_along=False, interpret=interpret)
-            found = found - self.numbers(step, row, 1, scratch)
+        raised = start(None, (scratch.values.at[part],), (cotangents,), interpret=interpret)
+        for row in range(self.call.rows):
+            piece = slice(row * ROWS, (row + 1) * ROWS)
+            rows = pl.ds(row * ROWS, ROWS)
+            weights, bent = self.weights(step, row, lengths, scores[:, piece], scratch)
+            rounded = self.math.rounded_not_negative(weights, dtype)
+            if row == 0:
+                (raised,) = finish(0, raised, interpret=interpret)
+            dv = start(dv, rounded, (cotangents.at[rows],), right_along=False, interpret=interpret)
+            found = raised[:, piece] - self.numbers(step, row, 1, scratch)
             found = lax.cond(step.masked, lambda x, w=bent: jnp.where(w < 0, 0.0, x), lambda x: x, found)
             slopes = self.math.product(bent, found).astype(dtype)
+            if row == 0 and lagging:
+                pl.when(step.index > 0)(partial(self.await_slopes, scratch))
             share(slopes, scratch.slopes.at[half, part, row], interpret)
-            dk = start(dk, slopes, (queries.at[piece],), right_along=False, interpret=interpret)
-        plgpu.barrier_arrive(scratch.together)
-        plgpu.barrier_wait(scratch.together)
-        row, column = self.piece(part)
-        sums = start(
-            None,
-            tuple(scratch.slopes.at[half, other, row] for other in range(PARTS)),
-            tuple(scratch.keys.at[column, other] for other in range(PARTS)),
-            left_along=False,
-            right_along=False,
-            interpret=interpret,
-        )
-        dk, dv, sums = finish(0, dk, dv, sums, interpret=interpret)
-        sums = self.math.scaled(sums, 1.0)
+            dk = start(dk, slopes, (queries.at[rows],), right_along=False, interpret=interpret)
+        if lagging:
+            plgpu.barrier_arrive(scratch.slopes_full)
+        else:
+            self.meet(scratch)
+        sums = self.query_sums(step, 1 - half if lagging else half, scratch, lagging)
+        # Operands in registers are free before the next accumulators are needed.
+        dk, dv = finish(1, dk, dv, interpret=interpret)
+        scores = self.scores(ahead, step.slot, scratch)
+        (sums,) = finish(1, sums, interpret=interpret)
         plgpu.barrier_arrive(scratch.stage_free.at[step.slot])
-        if interpret:  # which has neither memory reductions nor semaphores
+        if lagging:
+            plgpu.barrier_arrive(scratch.slopes_free)
+            pl.when(step.index > 0)(lambda: self.pass_on(_previous(step), sums, results, scratch))
+        else:
+            self.pass_on(step, sums, results, scratch)
+        return dk, dv, *finish(0, scores, interpret=interpret)
+
+    def await_slopes(self, scratch: Scratch) -> None:
+        """Waits for the other warpgroup's slopes of the previous step, and until it has read those before."""
+        plgpu.barrier_wait(scratch.slopes_full)
+        plgpu.barrier_wait(scratch.slopes_free)
+
+    def query_sums(self, step: Step, half: Any, scratch: Scratch, lagging: bool = False) -> jax.Array:
+        """Starts the products of slopes and keys: this warpgroup's piece of the gradient of a tile's queries.
+
+        A lagging step has none of the first tile: it multiplies slopes of another item, and passes nothing on.
+        """
+        interpret, (row, column) = bool(self.call.interpret), self.piece(_opaque(step))
+
+        def product() -> jax.Array:
+            return start(
+                None,
+                tuple(scratch.slopes.at[half, other, row] for other in range(PARTS)),
+                tuple(scratch.keys.at[column, other] for other in range(PARTS)),
+                left_along=False,
+                right_along=False,
+                interpret=interpret,
+            )
+
+        if interpret and lagging:  # the other warpgroup may be writing them
+            return lax.cond(step.index > 0, product, lambda: filled((ROWS, ROWS), 0))
+        return product()
+
+    def pass_on(self, step: Step, sums: jax.Array, results: Results, scratch: Scratch) -> None:
+        """Passes on this warpgroup's piece of the gradient of a step's queries.
+
+        Sums that are read while the next scores run go through a product, or ptxas waits for the scores.
+        """
+        sums = self.math.scaled(sums, 1.0)
+        if self.call.interpret:  # which has neither memory reductions nor semaphores
             self.store_sums(step, 0, sums, results, scratch)
-        return dk, dv, sums
+        else:
+            self.hand_on(step.position, _opaque(step), sums, scratch)
 
     def store_sums(self, step: Step, index: int, sums: jax.Array, results: Results, scratch: Scratch) -> None:
         """Writes the sums that a warpgroup would pass on in a round to the key block's own slice."""
@@ -392,6 +492,19 @@ class Body:
             plgpu.copy_smem_to_gmem(scratch.keys.at[column, part], place)
         plgpu.wait_smem_to_gmem(0)
         plgpu.barrier_arrive(scratch.cache_free)
+
+
+def _opaque(step: Step) -> Any:
+    """Returns the warpgroup, plus a zero opaque to ptxas: constant addresses would be spilled to local memory."""
+    return step.part + (step.position >> NEVER)
+
+
+def _previous(step: Step) -> Step:
+    """Returns the step before one that is not the first of its item."""
+    first, item = step.tile == step.item.first, step.item
+    tile = jnp.where(first, item.first + item.count - 1, step.tile - 1)
+    head = None if step.head is None else jnp.where(first, step.head - 1, step.head)
+    return step._replace(tile=tile, head=head, index=step.index - 1, position=step.position - 1)
 
 
 def zero_rows(ref: Any, bad: jax.Array) -> None:

@@ -17,7 +17,7 @@ from pallas_kernels.attention.hopper._gradient_scratch import rounds_of
 from pallas_kernels.attention.hopper._gradient_steps import NEVER, PARTS, STATS, Operands, Results, Step
 from pallas_kernels.attention.hopper._gradient_tiles import Item
 from pallas_kernels.attention.hopper._setup import Lengths
-from pallas_kernels.attention.hopper.gradients import Body, zero_rows
+from pallas_kernels.attention.hopper.gradients import Ahead, Body, zero_rows
 from pallas_kernels.parts.hopper.products import finish, share, start
 from pallas_kernels.parts.hopper.stages import await_free
 from pallas_kernels.parts.hopper.tile import ROWS, TILE, filled
@@ -37,9 +37,17 @@ class WideBody(Body):
         width = self.call.size // PARTS // self.rounds
         return 0, pl.ds((part * self.rounds + index) * width, width)
 
-    def start(self) -> tuple[jax.Array, ...]:
+    @property
+    def late_signal(self) -> bool:
+        """Whether the sums of a step are announced after those of the next step have come."""
+        return False
+
+    def start(self, first: Ahead, scratch: Any) -> tuple[jax.Array, ...]:
         """Returns the initial state of the steps of an item: gradients of keys and values."""
         return filled((ROWS, self.call.size // PARTS), 0), filled((ROWS, self.call.value_size // PARTS), 0)
+
+    def end(self, last: Step, results: Results, scratch: Any) -> None:
+        """Passes on what is left after the last step of an item: nothing."""
 
     def keys_of(self, part: Any) -> Any:
         """Returns which 64 keys of a block a warpgroup has: all of them."""
@@ -96,7 +104,15 @@ class WideBody(Body):
         return lax.rem(step.position, self.schedule.cotangent_stages)
 
     def one_step(
-        self, step: Step, lengths: Lengths, results: Results, scratch: Any, dk: Any, dv: Any, _: Any = None
+        self,
+        step: Step,
+        ahead: Ahead,
+        lengths: Lengths,
+        results: Results,
+        scratch: Any,
+        dk: Any,
+        dv: Any,
+        scores: Any = None,
     ) -> tuple[jax.Array, ...]:
         """Takes a tile of queries, and hands on what it gives to them.
 
@@ -120,7 +136,7 @@ class WideBody(Body):
         raised = start(None, both(scratch.values), both(cotangents), interpret=interpret)
         (scores,) = finish(1, scores, interpret=interpret)
         weights, bent = self.weights(step, 0, lengths, scores, scratch)
-        rounded = lax.cond(step.masked, lambda x: jnp.maximum(x, 0.0), lambda x: x, weights).astype(dtype)
+        rounded = self.math.rounded_not_negative(weights, dtype)
         (raised,) = finish(0, raised, interpret=interpret)
         dv = start(dv, rounded, (cotangents.at[part],), right_along=False, interpret=interpret)
         raised = raised - self.numbers(step, 0, 1, scratch)

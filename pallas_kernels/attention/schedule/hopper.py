@@ -287,6 +287,10 @@ class GradientSchedule:
         blocks: Most blocks of the grid.
         heads: Key heads whose blocks of keys are taken together.
         to_and_fro: Whether every second round of items traverses the blocks of the grid backwards.
+        lagging: Whether a step computes the gradient of the previous tile's queries, so that no warpgroup waits for the
+            slopes of the other. Ignored for wide heads.
+        late_signal: Whether the sums of a step are announced after those of the next step have come, so that they are
+            not waited for. Ignored for wide heads.
         registers: Registers of a thread that computes and of one that copies.
     """
 
@@ -296,11 +300,14 @@ class GradientSchedule:
     blocks: int = SMS
     heads: int = 64
     to_and_fro: bool = True
+    lagging: bool = False
+    late_signal: bool = False
     registers: tuple[int, int] = (232, 24)
 
 
 _GRADIENT_ROWS: Final = {64: 128, 128: 64}
 _TWO_STAGES: Final = 192  # widest values for which shared memory has room for two stages of cotangents
+_COUPLED: Final = 64  # widest heads whose warpgroups wait for the slopes of the step: tiles of 128 queries cover it
 _GRADIENT_HEADS: Final = {True: 8, False: 64}  # whether all queries see all keys
 
 
@@ -318,4 +325,5 @@ def gradient_schedule(head_size: int, sees_all: bool, value_size: int | None = N
         cotangent_stages=1 if (value_size or head_size) > _TWO_STAGES else 2,
         heads=_GRADIENT_HEADS[sees_all],
         to_and_fro=not sees_all,
+        lagging=head_size > _COUPLED,
     )

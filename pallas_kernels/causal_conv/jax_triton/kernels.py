@@ -1,15 +1,15 @@
 """Bodies of the Triton kernels of the causal convolution: a program has some tokens of a sequence, and 128 channels.
 
-Its channels are four blocks of 32. Every product and sum is rounded, in the order of the portable program: the launch
-does not let the compiler fuse them. Heads of queries and keys have 128 channels, so a program has all that their norm
-adds.
+Its channels are blocks of 32, 64 or all 128. Every product and sum is rounded, in the order of the portable program:
+the launch does not let the compiler fuse them. Heads of queries and keys have 128 channels, so a program has all that
+their norm adds.
 """
 
 import triton
 import triton.language as tl
 
 from pallas_kernels.parts.jax_triton.arithmetic import in_float32, xla_silu
-from pallas_kernels.parts.jax_triton.quarters import sum_of_quarters
+from pallas_kernels.parts.jax_triton.quarters import sum_of_blocks
 from pallas_kernels.parts.jax_triton.rows import quotient, reciprocal
 
 
@@ -89,47 +89,73 @@ def _extend(arrays, places, tokens, results, form: tl.constexpr):
 def _convolve(arrays, sequence, slot, first, count, tokens, results, form: tl.constexpr):
     """Computes the tokens of this program: zeros from `count` on, nan if that is negative.
 
+    Only the first program of a sequence reads tokens before the first one, so the others have code without them.
+    """
+    ROWS: tl.constexpr = form.rows
+    PHASES: tl.constexpr = form.phases
+    start = tl.program_id(1) * (ROWS * PHASES)
+    if form.apart:
+        if start == 0:
+            _convolve_tile(arrays, sequence, slot, first, count, tokens, start, results, True, form)
+        else:
+            _convolve_tile(arrays, sequence, slot, first, count, tokens, start, results, False, form)
+    else:
+        _convolve_tile(arrays, sequence, slot, first, count, tokens, start, results, True, form)
+
+
+@triton.jit
+def _convolve_tile(
+    arrays, sequence, slot, first, count, tokens, start, results, BEGINS: tl.constexpr, form: tl.constexpr
+):
+    """Computes the tokens from `start` on.
+
     A row has `PHASES` tokens, of which each thread has all: a token that it has read serves every window that holds it.
     """
     ROWS: tl.constexpr = form.rows
     PHASES: tl.constexpr = form.phases
     KEYS: tl.constexpr = form.keys
+    WIDTH: tl.constexpr = form.width
     unit = tl.program_id(0)
-    start = tl.program_id(1) * (ROWS * PHASES)
     token = (start + tl.arange(0, ROWS) * PHASES)[:, None]
-    rows = _rows_of(arrays, sequence, slot, first, token, tokens, form)
-    a = _block(arrays, rows, unit * 128, form)
-    b = _block(arrays, rows, unit * 128 + 32, form)
-    c = _block(arrays, rows, unit * 128 + 64, form)
-    d = _block(arrays, rows, unit * 128 + 96, form)
+    rows = _rows_of(arrays, sequence, slot, first, token, tokens, BEGINS, form)
+    blocks = ()
+    for i in tl.static_range(128 // WIDTH):
+        blocks = blocks + (_block(arrays, rows, unit * 128 + i * WIDTH, form),)
     if KEYS > 0:
         if unit < 2 * KEYS:
             for phase in tl.static_range(PHASES):
-                y = _of_length_1((a[phase], b[phase], c[phase], d[phase]), form)
+                y = _of_length_1(_of_phase(blocks, phase, form), form)
                 _write_token(results, sequence, token + phase, count, tokens, unit, y, form)
         else:
             for phase in tl.static_range(PHASES):
-                y = (a[phase], b[phase], c[phase], d[phase])
+                y = _of_phase(blocks, phase, form)
                 _write_token(results, sequence, token + phase, count, tokens, unit, y, form)
     else:
         for phase in tl.static_range(PHASES):
-            y = (a[phase], b[phase], c[phase], d[phase])
+            y = _of_phase(blocks, phase, form)
             _write_token(results, sequence, token + phase, count, tokens, unit, y, form)
     if start + ROWS * PHASES > count:
-        fill = tl.full((ROWS, 32), 0.0, arrays[0].dtype.element_ty)
+        fill = tl.full((ROWS, WIDTH), 0.0, arrays[0].dtype.element_ty)
         fill = tl.where(count < 0, fill + float("nan"), fill)
         after = tl.maximum(count, 0)
         for phase in tl.static_range(PHASES):
             at = token + phase
             there = (at >= after) & (at < tokens)
-            _write(results, sequence * tokens + at, there, unit, 0, fill, form)
-            _write(results, sequence * tokens + at, there, unit, 32, fill, form)
-            _write(results, sequence * tokens + at, there, unit, 64, fill, form)
-            _write(results, sequence * tokens + at, there, unit, 96, fill, form)
+            for i in tl.static_range(128 // WIDTH):
+                _write(results, sequence * tokens + at, there, unit, i * WIDTH, fill, form)
 
 
 @triton.jit
-def _rows_of(arrays, sequence, slot, first, token, tokens, form: tl.constexpr):
+def _of_phase(blocks, phase: tl.constexpr, form: tl.constexpr):
+    """Returns what the blocks have of a phase."""
+    y = ()
+    for i in tl.static_range(128 // form.width):
+        y = y + (blocks[i][phase],)
+    return y
+
+
+@triton.jit
+def _rows_of(arrays, sequence, slot, first, token, tokens, BEGINS: tl.constexpr, form: tl.constexpr):
     """Returns pointers (R, 1) to rows of tokens and which of them exist: those before the first phase, then each phase.
 
     Args:
@@ -139,6 +165,7 @@ def _rows_of(arrays, sequence, slot, first, token, tokens, form: tl.constexpr):
         first: Position of the first token.
         token: (R, 1), that of the first phase.
         tokens: Tokens of a sequence in the array.
+        BEGINS: Whether tokens before the first one are among them.
         form: See `ConvForm`.
     """
     BEFORE: tl.constexpr = form.taps - 1
@@ -150,8 +177,10 @@ def _rows_of(arrays, sequence, slot, first, token, tokens, form: tl.constexpr):
     for i in tl.static_range(PHASES + BEFORE):
         place = token + (i - BEFORE)
         pointers = arrays[0] + (sequence * tokens + place) * SOURCE
-        exists = (place >= 0) & (place < tokens)
-        if KEPT > 0 and i < BEFORE:
+        exists = place < tokens
+        if BEGINS and i < BEFORE:
+            exists = (place >= 0) & (place < tokens)
+        if BEGINS and KEPT > 0 and i < BEFORE:
             position = first + place
             kept = arrays[3] + (slot * KEPT + tl.maximum(position, 0) % KEPT) * CHANNELS
             pointers = tl.where(place >= 0, pointers, kept)
@@ -162,11 +191,12 @@ def _rows_of(arrays, sequence, slot, first, token, tokens, form: tl.constexpr):
 
 @triton.jit
 def _block(arrays, rows, column, form: tl.constexpr):
-    """Returns for each phase the activation of the sums of 32 channels (R, 32), rounded to the dtype of the tokens."""
+    """Returns for each phase the activation of the sums of a block (R, W), rounded to the dtype of the tokens."""
     TAPS: tl.constexpr = form.taps
+    WIDTH: tl.constexpr = form.width
     PHASES: tl.constexpr = form.phases
     CHANNELS: tl.constexpr = form.channels
-    columns = column + tl.arange(0, 32)
+    columns = column + tl.arange(0, WIDTH)
     inside = columns < CHANNELS
     if form.turned:
         # Each tap has its weights side by side, as the threads have the channels.
@@ -177,7 +207,7 @@ def _block(arrays, rows, column, form: tl.constexpr):
     else:
         each = columns[:, None] * TAPS + tl.arange(0, TAPS)[None, :]
         weights = tl.load(arrays[1] + each, mask=inside[:, None], other=0.0).to(tl.float32)
-        even, odd = tl.split(tl.reshape(weights, (32, 2, 2)))
+        even, odd = tl.split(tl.reshape(weights, (WIDTH, 2, 2)))
         w0, w2 = tl.split(even)
         w1, w3 = tl.split(odd)
         w0 = w0[None, :]
@@ -210,21 +240,20 @@ def _weights(pointers, columns, inside):
 
 @triton.jit
 def _of_length_1(y, form: tl.constexpr):
-    """Divides heads, four blocks (R, 32), by their lengths."""
+    """Divides heads, blocks (R, W), by their lengths."""
     ROWS: tl.constexpr = form.rows
+    WIDTH: tl.constexpr = form.width
     dtype: tl.constexpr = y[0].dtype
-    a = in_float32(y[0])
-    b = in_float32(y[1])
-    c = in_float32(y[2])
-    d = in_float32(y[3])
-    total = sum_of_quarters(a * a, b * b, c * c, d * d, ROWS)
+    squares = ()
+    for i in tl.static_range(128 // WIDTH):
+        wide = in_float32(y[i])
+        squares = squares + (wide * wide,)
+    total = sum_of_blocks(squares, ROWS, WIDTH)
     factor = reciprocal(tl.sqrt_rn(quotient(total, 128) + form.eps))
-    return (
-        ((a * factor) * form.scale).to(dtype),
-        ((b * factor) * form.scale).to(dtype),
-        ((c * factor) * form.scale).to(dtype),
-        ((d * factor) * form.scale).to(dtype),
-    )
+    normed = ()
+    for i in tl.static_range(128 // WIDTH):
+        normed = normed + (((in_float32(y[i]) * factor) * form.scale).to(dtype),)
+    return normed
 
 
 @triton.jit
@@ -232,19 +261,17 @@ def _write_token(results, sequence, token, count, tokens, unit, y, form: tl.cons
     """Writes the channels of tokens before `count`."""
     at = sequence * tokens + token
     there = token < tl.minimum(count, tokens)
-    _write(results, at, there, unit, 0, y[0], form)
-    _write(results, at, there, unit, 32, y[1], form)
-    _write(results, at, there, unit, 64, y[2], form)
-    _write(results, at, there, unit, 96, y[3], form)
+    for i in tl.static_range(128 // form.width):
+        _write(results, at, there, unit, i * form.width, y[i], form)
 
 
 @triton.jit
 def _write(results, at, there, unit, column: tl.constexpr, y, form: tl.constexpr):
-    """Writes 32 channels of tokens: to the one result, or to that of three which has the heads of these channels."""
+    """Writes a block of tokens: to the one result, or to that of three which has the heads of these channels."""
     KEYS: tl.constexpr = form.keys
     VALUES: tl.constexpr = form.values
     CHANNELS: tl.constexpr = form.channels
-    columns = (column + tl.arange(0, 32))[None, :]
+    columns = (column + tl.arange(0, form.width))[None, :]
     if KEYS > 0:
         if unit < KEYS:
             tl.store(results[0] + (at * KEYS + unit) * 128 + columns, y, mask=there)

@@ -51,6 +51,8 @@ class ConvForm:
         last: The most tokens of a call that are stored, or more: a power of two.
         rows: Rows of a program.
         phases: Tokens of a row.
+        width: Channels of a block.
+        apart: Whether the first program of a sequence has code of its own.
         turned: Whether the weight is float32 and has the taps as rows, not as columns.
     """
 
@@ -68,6 +70,8 @@ class ConvForm:
     last: int
     rows: int
     phases: int
+    width: int
+    apart: bool
     turned: bool
 
 
@@ -196,6 +200,8 @@ def _options(
         last=next_power_of_two(min(tokens, kept)) if kept else 1,
         rows=schedule.rows,
         phases=schedule.phases,
+        width=schedule.width,
+        apart=taps - 1 <= schedule.rows * schedule.phases < tokens,
         turned=tokens > _FEW,
     )
     units = -(-channels // _WIDTH)

@@ -7,6 +7,7 @@ are fixed (`pallas_kernels.matmul.hopper.activation`, `parts.hopper.tile.Arithme
 """
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -115,14 +116,29 @@ class Store:
         """Rows of such a piece; a block one swizzled row wide is one piece."""
         return self.rows if self.width == self.swizzle else ROWS
 
-    def scratch(self, warpgroups: int, dtype: Any, alias: bool) -> Any:
-        """Shared memory of the blocks; with `alias` also viewed as plain rows, for copies in pieces."""
+    def scratch(self, warpgroups: int, dtype: Any, alias: bool, sums: Any = None) -> Any:
+        """Shared memory of the blocks; with `alias` also viewed as plain rows, for copies in pieces.
+
+        With the type of shared memory for `sums`, for which `holds` has to be true, also viewed as that.
+        """
         transforms = tile_transforms(self.swizzle, dtype)
-        tiled = plgpu.SMEM((warpgroups, self.buffers, self.rows, self.width), dtype, transforms=transforms)
-        if not alias:
-            return tiled
-        plain = (warpgroups, self.buffers, len(self.pieces), self.piece_rows, self.swizzle)
-        return plgpu.RefUnion(tiled, plgpu.SMEM(plain, dtype, transforms=transforms[1:]))
+        buffers = self.buffers
+        if sums is not None:  # as many bytes for each warpgroup in every view
+            buffers = math.prod(sums.shape[1:]) * sums.dtype.itemsize // self.bytes(dtype)
+        views = [plgpu.SMEM((warpgroups, buffers, self.rows, self.width), dtype, transforms=transforms)]
+        if alias:
+            plain = (warpgroups, buffers, len(self.pieces), self.piece_rows, self.swizzle)
+            views.append(plgpu.SMEM(plain, dtype, transforms=transforms[1:]))
+        views += [] if sums is None else [sums]
+        return plgpu.RefUnion(*views) if len(views) > 1 else views[0]
+
+    def bytes(self, dtype: Any) -> int:
+        """Returns the bytes of a block."""
+        return self.rows * self.width * jnp.dtype(dtype).itemsize
+
+    def holds(self, size: int, dtype: Any) -> bool:
+        """Returns whether `size` bytes of a warpgroup are whole blocks, and at least its buffers."""
+        return size % self.bytes(dtype) == 0 and size >= self.buffers * self.bytes(dtype)
 
     def barrier(self, warpgroups: int, alias: bool) -> Any:
         """Barriers that a warpgroup's whole residual has arrived."""

@@ -64,6 +64,7 @@ def group_matmul(
     contract: WgmmaContract,
     transpose_w: bool = False,
     out_dtype: Any = None,
+    zero_unused: bool = True,
     schedule: MatmulSchedule | None = None,
     interpret: Any = False,
 ) -> jax.Array:
@@ -79,12 +80,13 @@ def group_matmul(
         contract: Order of the sum over K.
         transpose_w: Whether the weights of a group are stored as (N, K).
         out_dtype: bfloat16, float16 or float32; that of `x` by default. The float32 sum is rounded once.
+        zero_unused: Whether rows after the last group are written.
         schedule: Tiles; chosen from M, G, K and N by default. The bits do not depend on it.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU.
 
     Returns:
-        (M, N) of `out_dtype`. Rows after the last group are zeros. If sizes are negative or add up to more than M,
-        the whole result is nan.
+        (M, N) of `out_dtype`. Rows after the last group are zeros, or undefined without `zero_unused`. If sizes are
+        negative or add up to more than M, the whole result is nan.
 
     Raises:
         UnsupportedError: If this backend cannot honour the contract for these operands.
@@ -123,6 +125,7 @@ def group_matmul(
         w,
         Epilogue(),
         sizes=sizes,
+        fills=zero_unused,
         schedule=schedule,
         transpose_w=transpose_w,
         out_dtype=out_dtype,

@@ -34,7 +34,7 @@ class Scratch(NamedTuple):
         transposed: Barriers of the stages whose weights have been transposed.
         table: The group offsets.
         ready: The barrier of the table.
-        waiting: GPU memory for sums of the tree over K splits.
+        waiting: Memory for sums of the tree over K splits.
     """
 
     rows: Any
@@ -90,9 +90,9 @@ class Product:
         """Returns the views of an operand's stages for reading and for copying."""
         return tuple(stages) if self.plain(operand) else (stages, stages)
 
-    def blocks(self, dtype: Any) -> Any:
-        """Returns the shared memory of the store, for a result dtype."""
-        return self.store.scratch(self.schedule.warpgroups, dtype, self.plain(self.store))
+    def blocks(self, dtype: Any, sums: Any = None) -> Any:
+        """Returns the shared memory of the store, for a result dtype, also viewed as that of `sums`."""
+        return self.store.scratch(self.schedule.warpgroups, dtype, self.plain(self.store), sums)
 
     def launch(
         self, kernel: Callable[..., None], shape: tuple[int, ...], dtype: Any, scratch: Any, workspace: Any = None

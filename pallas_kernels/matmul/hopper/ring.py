@@ -21,15 +21,16 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.matmul.hopper.epilogue import Ending, Epilogue, add_tiles, make_store
+from pallas_kernels.matmul.hopper.epilogue import Ending, Epilogue, Store, add_tiles, make_store
 from pallas_kernels.matmul.hopper.group_tiles import GroupTileScheduler, Table, TableTileScheduler
 from pallas_kernels.matmul.hopper.leaf_tree import LeafTree
 from pallas_kernels.matmul.hopper.operand import SWIZZLE_BYTES, Operand, in_stack, loaded_rows, tile_transforms
 from pallas_kernels.matmul.hopper.pipeline import Place, Ring, Roles, TileScheduler, here, sum_steps
 from pallas_kernels.matmul.hopper.product import Product, Scratch, fill_table
 from pallas_kernels.matmul.hopper.transpose_bytes import transpose_bytes
+from pallas_kernels.matmul.schedule.hopper.leaf_levels import shared_bytes, waiting_bytes
 from pallas_kernels.parts.in_32_bits import in_32_bits
-from pallas_kernels.schedule.hopper.tiles import SMS, MatmulSchedule
+from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, SMS, MatmulSchedule
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ def ring_matmul(
     *,
     total: jax.Array | None = None,
     sizes: jax.Array | None = None,
+    fills: bool = True,
     schedule: MatmulSchedule,
     transpose_w: bool,
     transpose_x: bool = False,
@@ -78,6 +80,7 @@ def ring_matmul(
         sizes: (B,) int32, the number of consecutive rows of a matrix `x` for each entry of `w`. Rows after them become
             zeros; if sizes are negative or add up to more than M, all become nan. Without `swap`, a tile has whole
             swizzled rows of the result.
+        fills: Whether rows after those of `sizes` are written if sizes are valid.
         schedule: Tiles and stages.
         transpose_w: Whether `w` is stored as (N, K).
         transpose_x: Whether `x` is stored as (K, M).
@@ -116,6 +119,7 @@ def ring_matmul(
     chain_steps = -(-length // s.k_step)
     shape = (s.tile_rows // rows.sources, s.tile_columns // columns.sources)
     kind = "quant_matmul" if x.dtype == jnp.int8 else "gated_matmul" if epilogue.gated else "matmul"
+    store = make_store(s, shape, m, n, jnp.dtype(out_dtype), epilogue, sizes is not None)
     plan = _Plan(
         name=kind if sizes is None else f"group_{kind}",
         schedule=s,
@@ -125,7 +129,7 @@ def ring_matmul(
         ring=Ring.of(scheduler, chains * chain_steps, s.stages),
         roles=Roles(s.warpgroups, 0 if transposed_w is None else 1),
         shape=shape,
-        store=make_store(s, shape, m, n, jnp.dtype(out_dtype), epilogue, sizes is not None),
+        store=store,
         interpret=interpret,
         transposed_w=transposed_w,
         chains=chains,
@@ -133,9 +137,11 @@ def ring_matmul(
         part_length=part_length,
         sums=jnp.int32 if x.dtype == jnp.int8 else jnp.float32,
         folded=folded,
+        fills=fills,
+        in_result=_waits_in_result(s, chains, store, epilogue, x.dtype, out_dtype),
     )
     scratch = plan.scratch(x.dtype, out_dtype, epilogue)
-    if plan.tree is None or not plan.tree.in_memory:
+    if plan.tree is None or not plan.tree.in_memory or plan.in_result:
         run = plan.launch(functools.partial(_kernel, plan), (*stack, m, n), out_dtype, scratch)
         return run(x, w, total, sizes, epilogue)
 
@@ -145,6 +151,20 @@ def ring_matmul(
     workspace = plan.tree.workspace(scheduler.blocks)
     result: jax.Array = plan.launch(kernel, (*stack, m, n), out_dtype, scratch, workspace)(x, w, epilogue)[0]
     return result
+
+
+def _waits_in_result(
+    s: MatmulSchedule, chains: int, store: Store, epilogue: Epilogue, dtype: Any, out_dtype: Any
+) -> bool:
+    """Returns whether sums of a tree over chains wait in the shared memory from which the result is stored."""
+    sizes = jnp.dtype(dtype).itemsize, jnp.dtype(out_dtype).itemsize
+    return (
+        chains & (chains - 1) == 0
+        and epilogue.residual is None  # it is fetched there while the products are summed
+        and (size := waiting_bytes(s, chains)) > 0
+        and store.holds(size // s.warpgroups, out_dtype)
+        and shared_bytes(s, chains, *sizes) <= SHARED_BYTES
+    )
 
 
 def group_scheduler(groups: int, m: int, n: int, s: MatmulSchedule) -> GroupTileScheduler:
@@ -182,6 +202,8 @@ class _Plan(Product):
         part_length: Elements of the part of K that a stack entry represents; None for a stack of results.
         sums: Dtype of the sums.
         folded: Whether the chains are added in ascending order.
+        fills: Whether rows without a group are written.
+        in_result: Whether sums of the tree wait in the shared memory from which the result is stored.
     """
 
     transposed_w: Operand | None
@@ -190,6 +212,8 @@ class _Plan(Product):
     part_length: int | None
     sums: Any
     folded: bool
+    fills: bool
+    in_result: bool
 
     @property
     def copied(self) -> tuple[Operand, Operand]:
@@ -203,7 +227,15 @@ class _Plan(Product):
         """The tree over the chains of a tile; None for one chain, or chains that are added in ascending order."""
         if self.folded or self.chains == 1:
             return None
-        return LeafTree(self.chains, self.shape, self.schedule.warpgroups, self.interpret)
+        return LeafTree(self.chains, self.shape, self.schedule.warpgroups, self.interpret, self.in_result)
+
+    @property
+    def sums_memory(self) -> Any:
+        """The shared memory in which sums of the tree wait; None if they do not."""
+        if self.tree is None or not self.in_result:
+            return None
+        size = math.prod(self.shape)
+        return plgpu.SMEM((self.schedule.warpgroups, self.tree.in_memory, size), jnp.dtype(jnp.float32))
 
     @property
     def consumers(self) -> int:
@@ -216,9 +248,10 @@ class _Plan(Product):
         scratch = Scratch(
             rows=self.stages(self.rows, dtype),
             columns=self.stages(self.columns, dtype),
-            store=self.blocks(out_dtype),
+            store=self.blocks(out_dtype, None if self.interpret else self.sums_memory),
             full=plgpu.Barrier(num_arrivals=copies, num_barriers=stages * self.consumers),
             empty=plgpu.Barrier(num_arrivals=self.schedule.warpgroups // self.consumers, num_barriers=stages),
+            waiting=self.sums_memory if self.interpret else None,
         )
         if epilogue.residual is not None:
             barrier = self.store.barrier(self.schedule.warpgroups, self.plain(self.store))
@@ -244,6 +277,9 @@ def _kernel(
     plan: _Plan, x: Any, w: Any, total: Any, sizes: Any, epilogue: Epilogue, out: Any, scratch: Scratch
 ) -> None:
     """The body of a block."""
+    if plan.in_result and not plan.interpret:
+        *store, waiting = scratch.store
+        scratch = scratch._replace(store=store if len(store) > 1 else store[0], waiting=waiting)
     s, ring, scheduler, (warpgroup, block) = plan.schedule, plan.ring, plan.scheduler, here()
     if sizes is not None:
         fill_table(scheduler.table, sizes, scratch, warpgroup, plan.interpret)
@@ -296,7 +332,7 @@ def _kernel(
         ending, part = plan.ending(epilogue, out, scratch, warpgroup), plan.part(offset)
         waiting = scratch.waiting
         if waiting is not None:
-            waiting = waiting.at[block, warpgroup]
+            waiting = waiting.at[warpgroup if plan.in_result else (block, warpgroup)]
         stages = scratch._replace(rows=rows[0], columns=columns[0])
 
         @pl.loop(0, count if consumers == 1 else lax.div(count - warpgroup + consumers - 1, consumers))
@@ -390,10 +426,12 @@ def _sum_chains(
 def _fill_rest(
     plan: _Plan, scheduler: TableTileScheduler, ending: Ending, warpgroup: Any, block: Any, count: Any
 ) -> None:
-    """Stores zeros for rows without a group, or nan if the group sizes are invalid."""
-    consumers, offset = plan.consumers, plan.offset(warpgroup)
+    """Stores zeros for rows without a group if they are to be written, or nan if the group sizes are invalid."""
+    consumers, offset, turns = plan.consumers, plan.offset(warpgroup), scheduler.turns(block)
+    if not plan.fills:
+        turns = jnp.where(scheduler.fit, count, turns)
 
-    @pl.loop(count, scheduler.turns(block))
+    @pl.loop(count, turns)
     def _(turn: Any) -> None:
         @pl.when(lax.rem(turn, consumers) == (warpgroup if consumers > 1 else 0))
         def _() -> None:

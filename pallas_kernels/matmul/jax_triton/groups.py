@@ -38,6 +38,7 @@ def group_matmul(
     target: Target,
     transpose_w: bool = False,
     out_dtype: Any = None,
+    zero_unused: bool = True,
     tile: Tile | None = None,
 ) -> jax.Array:
     """Multiplies each row by the weights of its group. Nothing is copied or padded.
@@ -50,6 +51,7 @@ def group_matmul(
         target: The GPU that the program is lowered for.
         transpose_w: Whether the weights of a group are stored as (N, K).
         out_dtype: Dtype of the result; that of `x` by default. The float32 sum is rounded once.
+        zero_unused: Not used: rows after the last group are always written.
         tile: Chosen from M, G and N by default. The bits do not depend on it.
 
     Returns:
@@ -62,6 +64,7 @@ def group_matmul(
     Guarantee: row-invariant; a row has the bits that `pallas_kernels.matmul.jax_triton.launch.matmul` gives it with
     the weights of its group, wherever it stands and however many rows its group and the others have.
     """
+    del zero_unused
     out_dtype = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
     came = f"got x {x.dtype}{list(x.shape)}, w {w.dtype}{list(w.shape)}, {transpose_w=}, {contract!r}"
     if not isinstance(contract, MmaContract | WgmmaContract):

@@ -184,6 +184,25 @@ class Arithmetic:
         """Returns 1 / x, correctly rounded."""
         return 1 / x if self.interpret else self._apply("rcp.rn.f32 $0, $1;", x)
 
+    def rounded_not_negative(self, x: jax.Array, dtype: Any) -> jax.Array:
+        """Returns max(x, 0) rounded to bfloat16 or float16, NaN as NaN: one instruction for two numbers."""
+        if self.interpret:
+            return jnp.maximum(x, 0.0).astype(dtype)
+        kind = {"bfloat16": "bf16", "float16": "f16"}[jnp.dtype(dtype).name]
+
+        @inline(self.layout, result=held(x.shape, self.layout, dtype))
+        def convert(x: Any) -> Any:
+            word = ir.IntegerType.get_signless(32)
+            pair = ir.VectorType.get((2,), ir.BF16Type.get() if kind == "bf16" else ir.F16Type.get())
+            registers = np.empty(x.registers.shape, dtype=object)
+            for at in np.ndindex(registers.shape):
+                low, high = (element(x.registers[at], i) for i in range(2))
+                found = mgpu.utils.inline_ptx(f"cvt.rn.relu.{kind}x2.f32 $0, $1, $2;", high, low, result_types=word)
+                registers[at] = llvm.bitcast(pair, found)
+            return fragmented(registers, x.layout)
+
+        return convert(x)
+
     def _apply(self, ptx: str, *operands: jax.Array) -> jax.Array:
         """Applies an instruction to every element; $0 is the result, $1, $2, ... are the operands."""
         shape = operands[0].shape

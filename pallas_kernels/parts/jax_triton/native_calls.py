@@ -51,6 +51,11 @@ class Native(NamedTuple):
     shared: int
 
 
+def are_known() -> bool:
+    """Returns whether XLA is known to have such calls in this version of JAX."""
+    return _VERSIONS[0] <= jax.__version_info__[:2] <= _VERSIONS[1]
+
+
 def make_native(operation: Any, description: bytes) -> bool:
     """Makes a foreign call a kernel of XLA's own, if this jaxlib has such calls and the kernel needs nothing else.
 
@@ -61,7 +66,7 @@ def make_native(operation: Any, description: bytes) -> bool:
     Returns:
         Whether it did.
     """
-    if not _VERSIONS[0] <= jax.__version_info__[:2] <= _VERSIONS[1]:
+    if not are_known():
         return False
     try:
         message = zlib.decompress(description)

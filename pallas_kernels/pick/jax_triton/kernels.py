@@ -5,9 +5,10 @@ from typing import Final
 import triton
 import triton.language as tl
 
-from pallas_kernels.parts.no_row import NO_ROW
+from pallas_kernels.parts.no_row import NO_ROW, UNREAD
 
 _NO_ROW: Final = tl.constexpr(NO_ROW)
+_UNREAD: Final = tl.constexpr(UNREAD)
 
 
 @triton.jit
@@ -21,11 +22,16 @@ def pick_kernel(
     GROUP: tl.constexpr,
     HAS_ORDER: tl.constexpr,
 ):
-    """Copies a row of x; writes zeros where there is no row, and nan (0 for integers) where its number is wrong."""
+    """Copies a row of x; writes zeros where there is no row, and nan (0 for integers) where its number is wrong.
+
+    A row that nobody reads is not written.
+    """
     row = tl.program_id(0)
     if HAS_ORDER:
         row = tl.load(order_ptr + row)
     at = tl.load(place_ptr + row)
+    if at == _UNREAD:
+        return
     x_ptr += tl.maximum(at, 0).to(tl.int64) * COLUMNS
     out_ptr += row.to(tl.int64) * COLUMNS
     piece = tl.arange(0, GROUP)[:, None]

@@ -19,7 +19,7 @@ def _serves(x: Any, place: Any, *_: Any, **__: Any) -> bool:
 @served_if(_serves, "float32, bfloat16, float16 or int8 rows that a power of two of at least 32 columns divides")
 @in_32_bits
 def pick_rows(x: jax.Array, place: jax.Array, order: jax.Array | None = None, *, target: Target) -> jax.Array:
-    """Equal to `portable.pick_rows`.
+    """Equal to `portable.pick_rows`, except rows that nobody reads.
 
     Guarantee: row-invariant: a copy is exact.
     """

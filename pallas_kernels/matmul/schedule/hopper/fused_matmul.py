@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from pallas_kernels.matmul.schedule.hopper.estimate import Problem, estimate_ns
+from pallas_kernels.matmul.schedule.hopper.leaf_levels import shared_bytes
 from pallas_kernels.matmul.schedule.hopper.matmul import candidates, matmul_schedule, named_schedule
 from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, SMS, MatmulSchedule
 
@@ -17,14 +18,16 @@ _THREADS: Final = 128
 _SUM_REGISTERS: Final = 192  # of a thread, for tiles of sums
 
 # What was measured on an H100 (benchmarks/notes/several-gpus.md).
-_MEASURED_SPLITS: Final = 8
-_PAIRS: Final = 4  # parts of two K splits, the fastest of few rows
+_MEASURED_SPLITS: Final = (2, 4, 8)
+_PARTS: Final = (1, 2, 4)
+_PAIRS: Final = 4  # parts of two K splits, the fastest for 33 to 64 rows
 _FEW_ROWS: Final = 64
-_SOME_ROWS: Final = 256
-_MANY_ROWS: Final = 2048
+_SEVERAL: Final = tuple(f"rows 64x{columns} k64 warpgroups2" for columns in (64, 128))
+_SHORT_TILES: Final = 0.85  # time of blocks of 64 columns, of which the estimate is too high
 _CYCLES_PER_NS: Final = 1.75
 _PAIR_CYCLES: Final = 500  # from the last product of a pair of K splits to the first of the next
-_WAITING_CYCLES: Final = 0.3  # an element of a block's tile that waits in memory, and ...
+_SHARED_CYCLES: Final = 0.06  # an element of a block's tile that waits in shared memory
+_WAITING_CYCLES: Final = 0.3  # the same in GPU memory, and ...
 _WAITING_SLOWDOWN: Final = 1.12  # ... of blocks with several tiles
 _FINISH_NS: Final = 1500  # the kernel that adds partial sums, and ...
 _FINISH_BYTES_PER_NS: Final = 3300  # ... the bytes that it moves
@@ -74,6 +77,13 @@ def _with_residual(schedule: MatmulSchedule, itemsize: int, out_itemsize: int) -
     return replace(schedule, stages=stages) if stages >= _FEWEST_STAGES else None
 
 
+def _with_sums(schedule: MatmulSchedule, chains: int, problem: Problem) -> MatmulSchedule:
+    """Returns the schedule with room for sums that wait in shared memory, with fewer stages if that is enough."""
+    missing = shared_bytes(schedule, chains, problem.itemsize, problem.out_itemsize) - SHARED_BYTES
+    stages = schedule.stages - max(0, -(-missing // _stage_bytes(schedule, problem.itemsize)))
+    return replace(schedule, stages=stages) if stages >= _FEWEST_STAGES else schedule
+
+
 def _stage_bytes(s: MatmulSchedule, itemsize: int) -> int:
     return (s.block_rows + s.block_columns) * s.k_step * itemsize
 
@@ -104,8 +114,8 @@ def split_k_schedules(
     """Returns the schedules of a split-K matmul, the preferred one first.
 
     K splits in separate blocks fill multiprocessors that few tiles would leave idle, but their partial sums are written
-    to memory and read again. A block that sums several of them has smaller tiles. It is preferred where it was
-    measured to be faster: eight K splits, of more than 32 rows.
+    to memory and read again. A block that sums several of them has smaller tiles. Of 2, 4 and 8 K splits of more than
+    64 rows the schedule with the lowest estimate comes first, as it was measured.
 
     Args:
         m: Rows of the activations, at least 1.
@@ -119,32 +129,29 @@ def split_k_schedules(
         residual: Whether a residual is added, whose blocks need shared memory of a block that sums all K splits.
     """
     shape = m, k, n, transpose_w, itemsize
-    apart = [SplitKSchedule(splits, s) for s in _tiles(Problem(splits, m, length, *shape[2:], _FLOAT32))]
+    of_split = Problem(splits, m, length, *shape[2:], _FLOAT32)
+    apart = [(_several_ns(s, 1, of_split, out_itemsize), SplitKSchedule(splits, s)) for s in _tiles(of_split)]
     several = []
-    for parts in (1, 2, 4) if splits == _MEASURED_SPLITS else (1,):
+    for parts in (p for p in _PARTS if p == 1 or (p < splits and splits % p == 0)):
         problem = Problem(parts, m, splits // parts * length, *shape[2:], out_itemsize if parts == 1 else _FLOAT32)
-        for s in _tiles(problem, _of_several(m, parts)):
-            fitted = _with_residual(s, itemsize, out_itemsize) if residual and parts == 1 else s
+        for s in _tiles(problem, _SEVERAL if m > _FEW_ROWS or parts == 1 else ()):
+            if residual and parts == 1:
+                fitted = _with_residual(s, itemsize, out_itemsize)
+            else:
+                fitted = _with_sums(s, splits // parts, problem)
             if fitted is not None and 2 * s.tile_rows * s.tile_columns <= _SUM_REGISTERS * _THREADS:
-                several.append((_several_ns(s, splits // parts, problem, out_itemsize), SplitKSchedule(parts, fitted)))
+                time = _several_ns(fitted, splits // parts, problem, out_itemsize)
+                several.append((time, SplitKSchedule(parts, fitted)))
     several.sort(key=lambda entry: entry[0])
-    preferred = [s for _, s in several if splits == _MEASURED_SPLITS and _is_measured(m, s)]
-    rest = [s for _, s in several if s not in preferred]
-    return tuple(s for s in (*preferred, *apart, *rest) if length % s.tiles.k_step == 0)
-
-
-def _of_several(m: int, parts: int) -> tuple[str, ...]:
-    """Returns the names of tiles of blocks that sum several K splits of many rows; none for those of few rows."""
-    return tuple(f"rows 64x{columns} k64 warpgroups2" for columns in (64, 128)) if m > _FEW_ROWS or parts == 1 else ()
-
-
-def _is_measured(m: int, s: SplitKSchedule) -> bool:
-    """Returns whether a schedule was measured for about as many rows, and faster than a block for each K split."""
-    if m <= _FEW_ROWS:
-        return m > _FEW_ROWS // 2 and s.parts == _PAIRS
-    if s.parts == 1:
-        return m > _SOME_ROWS and (s.tiles.tile_columns == 128 or m <= 2 * _SOME_ROWS)
-    return s.parts == 2 and s.tiles.tile_columns == 128 and _SOME_ROWS < m <= _MANY_ROWS
+    if splits not in _MEASURED_SPLITS:
+        ranked = [*apart, *several]
+    elif m > _FEW_ROWS:
+        ranked = sorted([*apart, *several], key=lambda entry: entry[0])
+    else:
+        pairs = [entry for entry in several if entry[1].parts == _PAIRS]
+        ranked = [*(pairs if splits == 2 * _PAIRS and m > _FEW_ROWS // 2 else []), *apart, *several]
+    unique = dict.fromkeys(s for _, s in ranked)
+    return tuple(s for s in unique if length % s.tiles.k_step == 0)
 
 
 def _tiles(problem: Problem, names: tuple[str, ...] = ()) -> list[MatmulSchedule]:
@@ -157,13 +164,17 @@ def _tiles(problem: Problem, names: tuple[str, ...] = ()) -> list[MatmulSchedule
 
 
 def _several_ns(s: MatmulSchedule, chains: int, problem: Problem, out_itemsize: int) -> float:
-    """Returns a rough time of blocks that sum several chains, and of the kernel that adds their sums."""
+    """Returns a rough time of blocks that sum several chains each, and of the kernel that adds their sums."""
     tile = s.tile_rows * s.tile_columns
     waits = max(0, chains.bit_length() - _SUM_REGISTERS * _THREADS // tile)  # levels whose sums wait in memory
+    shared = shared_bytes(s, chains, problem.itemsize, problem.out_itemsize) <= SHARED_BYTES
     waves = -(-problem.tiles(s) // SMS)
-    cycles = chains / 2 * _PAIR_CYCLES + waits * _WAITING_CYCLES * s.warpgroups * tile
-    time = estimate_ns(s, 1, problem) * (_WAITING_SLOWDOWN if waits and waves > 1 else 1)
+    waiting = _SHARED_CYCLES if shared else _WAITING_CYCLES
+    cycles = chains / 2 * _PAIR_CYCLES + waits * waiting * s.warpgroups * tile
+    time = estimate_ns(s, 1, problem) * (_WAITING_SLOWDOWN if waits and waves > 1 and not shared else 1)
     time += waves * cycles / _CYCLES_PER_NS
+    if chains > 1 and s.tile_columns <= 64:
+        time *= _SHORT_TILES
     if problem.stack > 1:
         time += _FINISH_NS + (_FLOAT32 * problem.stack + out_itemsize) * problem.m * problem.n / _FINISH_BYTES_PER_NS
     return time
