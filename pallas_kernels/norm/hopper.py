@@ -96,9 +96,9 @@ def reads_once(
     *, chunks: ChunkContract, **_: Any,
 ) -> bool:  # fmt: skip
     """Whether one launch for both gradients is faster than two, which have the same bits: many rows of some lengths."""
-    arrays = [h, g] if g_sum is None else [h, g, g_sum]
-    team = gradients_team(h.shape[0], h.shape[1], tuple(a.dtype.itemsize for a in arrays))
-    return weight is not None and team > 0 and _rows_served(h, g, weight) and batch_sum.supports(h.shape[1], chunks)
+    team = gradients_team(h.shape[0], h.shape[1], (h.dtype.itemsize, g.dtype.itemsize))
+    two = weight is not None and g_sum is None  # with a third array it was not measured
+    return two and team > 0 and _rows_served(h, g, weight) and batch_sum.supports(h.shape[1], chunks)
 
 
 def rms_norm_gradients(

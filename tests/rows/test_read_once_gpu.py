@@ -25,7 +25,7 @@ def test_gradients_of_rms_norm(rows: int, columns: int, residual: bool) -> None:
     factor, weight = normal(3, rows, 1, dtype="float32"), normal(4, columns)
     arrays = (h, factor, g, weight, g_sum if residual else None)
     row, chunks = row_contract(), chunk_contract()
-    assert hopper.reads_once(*arrays, chunks=chunks)
+    assert hopper.reads_once(*arrays[:4], chunks=chunks)
     one = jax.jit(lambda *a: hopper.rms_norm_gradients(*a, dtype="bfloat16", contract=row, chunks=chunks))(*arrays)
     (dh,) = jax.jit(lambda *a: hopper.rms_norm_gradient(*a, contract=row))(*arrays)
     dw = jax.jit(lambda *a: hopper.weight_gradient(*a, contract=chunks, dtype="bfloat16"))(h, factor, g)

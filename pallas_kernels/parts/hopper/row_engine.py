@@ -167,22 +167,18 @@ def run_rows(
     if emulated:
         out.append(jax.ShapeDtypeStruct((blocks, *exchange), jnp.float32))
 
-    grid, step = blocks, 1
+    grid = blocks
     if companion is not None:
-        if blocks != m or cluster > 1 or schedule.stages or schedule.rows_per_warp or team != companion.warpgroups:
-            raise ValueError(
-                f"expected a block of {companion.warpgroups} warpgroups for each of {m} rows, got {schedule}."
-            )
+        companion.check(schedule, m)
         out.append(companion.out)
-        step = companion.rows + companion.blocks
-        grid = -(-m // companion.rows) * step
+        grid = companion.grid(m)
 
     def kernel(read: Any, beside: Any, known: Any, others: Any, *refs: Any) -> None:
         *written, scratch, memory = refs
         first_row = lax.axis_index("block")
         if companion is not None:
-            group, place = lax.div(first_row, step), lax.rem(first_row, step)
-            first_row = group * companion.rows + place
+            turn = companion.turn(first_row)
+            first_row = turn.row
         shared_memory = written.pop().at[first_row] if emulated else scratch.exchange
         member = lax.axis_index("member") if team > 1 else 0
         if cluster > 1:
@@ -207,30 +203,11 @@ def run_rows(
             rows=lax.div(m - first_row + blocks - 1, blocks),
             schedule=schedule,
         )
-        if not direct:
-            pl.loop(0, schedule.stages)(launch.fetch)
-        if schedule.preload:
-            launch.preload()
-        if schedule.rows_per_warp:
-            _run_by_warp(program, launch, m)
-            return
-        if companion is not None:
-            ours, result = place < companion.rows, written[len(wanted) + numbers]
-            pl.when(ours & (first_row < m))(lambda: program(Row(launch, first_row, 0)))
-
-            @pl.when(~ours)
-            def _() -> None:
-                number = group * companion.blocks + place - companion.rows
-                companion.body(number, member, others, result, *memory)
-
-            return
-        if blocks == m:
-            program(Row(launch, first_row, 0))
-            return
-
-        @pl.loop(0, launch.rows)
-        def _(i: Any) -> None:
-            program(Row(launch, first_row + i * blocks, i))
+        if companion is None:
+            _run_block(program, launch, m)
+        else:
+            result = written[len(wanted) + numbers]
+            turn.run(m, lambda: program(Row(launch, first_row, 0)), member, others, result, memory)
 
     run = launch_kernel(
         profile_name(program) if name is None else name,
@@ -239,7 +216,7 @@ def run_rows(
         {"block": grid},
         [
             _Scratch.of(schedule, pieces, exchange, [x.array.dtype for x in sources], interpret),
-            [] if companion is None else list(companion.memory),
+            [] if companion is None else companion.memory,
         ],
         cluster={"part": cluster} if cluster > 1 else None,
         warpgroups={"member": team} if team > 1 else None,
@@ -249,6 +226,21 @@ def run_rows(
     arrays = ([x.array for x in group] for group in (sources, shared))
     found = tuple(run(*arrays, given, () if companion is None else companion.arrays))
     return found[: len(results) + numbers + (companion is not None)]
+
+
+def _run_block(program: Program, launch: Launch, m: int) -> None:
+    """Processes the rows of a block."""
+    schedule, first = launch.schedule, launch.first_row
+    if schedule.stages:
+        pl.loop(0, schedule.stages)(launch.fetch)
+    if schedule.preload:
+        launch.preload()
+    if schedule.rows_per_warp:
+        _run_by_warp(program, launch, m)
+    elif schedule.blocks == m:
+        program(Row(launch, first, 0))
+    else:
+        pl.loop(0, launch.rows)(lambda i: program(Row(launch, first + i * schedule.blocks, i)))
 
 
 def _run_by_warp(program: Program, launch: Launch, m: int) -> None:

@@ -75,8 +75,55 @@ class Companion:
     warpgroups: int
     arrays: Any
     out: Any
-    memory: Sequence[Any]
+    memory: list[Any]
     body: Callable[..., None]
+
+    def check(self, schedule: RowSchedule, rows: int) -> None:
+        """Raises `ValueError` unless a block of as many warpgroups takes each row."""
+        one = schedule.blocks == rows and schedule.cluster == 1 and not schedule.stages and not schedule.rows_per_warp
+        if not one or schedule.team != self.warpgroups:
+            raise ValueError(
+                f"expected a block of {self.warpgroups} warpgroups for each of {rows} rows, got {schedule}."
+            )
+
+    def grid(self, rows: int) -> int:
+        """Returns the number of all blocks."""
+        return -(-rows // self.rows) * (self.rows + self.blocks)
+
+    def turn(self, block: Any) -> "Turn":
+        """Returns what a block of the grid does."""
+        step = self.rows + self.blocks
+        group, place = lax.div(block, step), lax.rem(block, step)
+        return Turn(self, group, place, group * self.rows + place)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a block of a launch with a companion does.
+
+    Attributes:
+        companion: The companion.
+        group: The group of rows.
+        place: The block's place in the group: that of a row, or after all of them.
+        row: The row that the block has if it has one.
+    """
+
+    companion: Companion
+    group: Any
+    place: Any
+    row: Any
+
+    def run(
+        self, rows: int, program: Callable[[], None], warpgroup: Any, arrays: Any, out: Any, memory: Sequence[Any]
+    ) -> None:
+        """Runs the program of the row if there is such a row, or the companion's body."""
+        ours = self.place < self.companion.rows
+        pl.when(ours & (self.row < rows))(program)
+
+        @pl.when(~ours)
+        def _() -> None:
+            number = self.group * self.companion.blocks + self.place - self.companion.rows
+            self.companion.body(number, warpgroup, arrays, out, *memory)
 
 
 @dataclass(frozen=True)

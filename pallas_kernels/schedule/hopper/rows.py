@@ -35,7 +35,7 @@ _FEW_WAVES: Final = 4
 _SHORT: Final = 256  # columns
 _LONG: Final = 768
 _ROWS_FOR_TWO: Final = {True: 64 * SMS, False: 8 * SMS}  # so that no warp is idle, for short rows and for long ones
-_SHARED_COLUMNS: Final = range(6144, 8192 + 1)  # of a row that waits in shared memory if there are few waves of rows
+_SHARED_COLUMNS: Final = 8192  # of a row that waits in shared memory if there are few waves of rows
 _SHARED_PASSES: Final = {2: 3, 4: 2}  # of such a row, for each size of an element; measured
 _PARTS_OF_FEW: Final = (2, 8, 4)  # warpgroups, blocks and columns a thread of two arrays of very few long rows
 _ROWS_READ_ONCE: Final = 512
@@ -192,7 +192,7 @@ def row_schedule(
     if team == 1 and members > 1 and len(itemsizes) == 1 and _HELD_FEW < held <= _HELD and rows <= _FEW_WAVES * SMS:
         team = 2  # all rows are in flight at once, also with two warpgroups each
     copied = all(columns * size % COPY_BYTES == 0 for size in itemsizes)
-    few = columns in _SHARED_COLUMNS and rows <= _FEW_WAVES * SMS
+    few = columns == _SHARED_COLUMNS and rows <= _FEW_WAVES * SMS
     if plain and copied and few and len(itemsizes) == 1 and _SHARED_PASSES.get(itemsizes[0]) == passes:
         # In shared memory the rows of all blocks are in flight at once, for which registers have no room.
         return RowSchedule(1, rows, columns, 1)
