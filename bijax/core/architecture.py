@@ -5,13 +5,10 @@ import contextlib
 import jax
 from jax.extend.backend import backends
 
+from bijax.core.contexts import named_architecture, preferred_kernels
 from pallas_kernels import registry
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.target import Target
-
-# Part of the keys of JAX's caches, so that nothing lowered for one architecture is used for another.
-_named = jax.make_user_context(default_value=None)
-_preferred = jax.make_user_context(default_value="")
 
 
 def lowering_for(architecture: str) -> contextlib.AbstractContextManager[None]:
@@ -36,7 +33,7 @@ def lowering_for(architecture: str) -> contextlib.AbstractContextManager[None]:
         raise ValueError(
             f"bijax.lowering_for: expected the name of an architecture such as 'sm_90', got {architecture!r}."
         )
-    return _named(architecture)
+    return named_architecture(architecture)
 
 
 def prefer_backend(name: str) -> contextlib.AbstractContextManager[None]:
@@ -62,18 +59,18 @@ def prefer_backend(name: str) -> contextlib.AbstractContextManager[None]:
     known = registry.backends()
     if name not in known:
         raise ValueError(f"bijax.prefer_backend: expected one of {', '.join(sorted(known))}, got {name!r}.")
-    return _preferred(name)
+    return preferred_kernels(name)
 
 
 def target_for(platform: str) -> Target:
     """Returns the target of programs for a platform, with the architecture if it is known."""
-    known = platform == "cuda" and (_named.value is not None or "cuda" in backends())
+    known = platform == "cuda" and (named_architecture.value is not None or "cuda" in backends())
     return Target(platform, cuda_architecture() if known else "", preferred_backend())
 
 
 def preferred_backend() -> str:
     """Returns the name of the backend whose kernels are preferred; "" if none is."""
-    return _preferred.value
+    return preferred_kernels.value
 
 
 def cuda_architecture() -> str:
@@ -82,7 +79,7 @@ def cuda_architecture() -> str:
     Raises:
         UnsupportedError: If none is named and the process has no NVIDIA GPU.
     """
-    named: str | None = _named.value
+    named: str | None = named_architecture.value
     if named is not None:
         return named
     if "cuda" not in backends():

@@ -185,11 +185,18 @@ def flag(op: str, name: str, value: Any) -> bool:
 
 
 def check_callable(op: str, fn: Any) -> None:
-    """Checks that something can be called.
+    """Checks that something is a function, or another callable, that JAX can trace.
 
     Raises:
-        TypeError: If it cannot.
+        TypeError: If it is not.
     """
+    if isinstance(fn, (jax.stages.Lowered, jax.stages.Compiled, jax.stages.Traced)):
+        raise TypeError(
+            f"{op}: expected a function, got {type(fn).__name__}, a program that is already built; pass the function"
+            " that it was built from."
+        )
+    if isinstance(fn, staticmethod):  # callable, but what is made of it would get the instance as first argument
+        raise TypeError(f"{op}: expected a function, got staticmethod; put @staticmethod above the other decorators.")
     if not callable(fn):
         raise TypeError(f"{op}: expected a function, got {type(fn).__name__}.")
 

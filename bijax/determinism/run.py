@@ -115,7 +115,7 @@ def _check_remote(parsed: argparse.Namespace) -> None:
     theirs = [f.name for options in (EngineOptions, ModelOptions) for f in dataclasses.fields(options)] + ["model"]
     for name in theirs:
         if getattr(parsed, name) is not None:
-            raise DeterminismError(f"--{name.replace('_', '-')} is an option of the server; it goes not with --url")
+            raise DeterminismError(f"--{name.replace('_', '-')} is an option of the server, which --url does not start")
 
 
 def _api_key(parsed: argparse.Namespace) -> str | None:

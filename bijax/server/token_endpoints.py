@@ -2,6 +2,7 @@
 
 from typing import Any, ClassVar
 
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -21,7 +22,7 @@ class Tokenize(RequestBody):
 
     model: str | None = None
     prompt: OneOrMany[str] | None = None
-    messages: list[Message] | None = None
+    messages: list[Message] | None = Field(None, min_length=1)
     add_generation_prompt: bool = True
 
 

@@ -5,8 +5,6 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, overload
 
-import jax
-
 from bijax.core.checks import check_callable, flag
 from bijax.transform.hook.allowed import allowed_names
 from bijax.transform.hook.boundary import fenced
@@ -108,7 +106,8 @@ def _decorated(request: Request, fn: Callable[..., Any]) -> Callable[..., Any]:
 
 def _covered(fn: Callable[..., Any], request: Request) -> Callable[..., Any]:
     def covered(method: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(method, updated=())  # a module has its own attributes
+        # A function's attributes are marks, such as Flax's `compact`; a module has its own attributes.
+        @functools.wraps(method, updated=functools.WRAPPER_UPDATES if inspect.isfunction(method) else ())
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             install()
             with requested(request):
@@ -124,11 +123,6 @@ def _covered(fn: Callable[..., Any], request: Request) -> Callable[..., Any]:
 
 
 def _check(fn: Any) -> None:
-    if isinstance(fn, (jax.stages.Lowered, jax.stages.Compiled, jax.stages.Traced)):
-        raise TypeError(
-            f"bijax.invariant: expected a function, got {type(fn).__name__}, a program that is already built;"
-            " apply invariant to the function that it was built from."
-        )
     check_callable("bijax.invariant", fn)
     body = inspect.unwrap(fn)
     called = body if inspect.isroutine(body) else type(body).__call__

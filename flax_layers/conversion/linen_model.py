@@ -11,6 +11,8 @@ import jax
 from flax import linen
 from flax.core import Scope
 
+from bijax.core.contexts import linen_conversion
+
 from ..linen import DROP_INS, MoE
 from ..linen._drop_in import invariant_method, is_invariant_layer
 from .decide import Decider, called_functions
@@ -23,9 +25,6 @@ type Plan = tuple[tuple[Rule, ...], str | None]
 _NEUTRAL: Final = frozenset((linen.Sequential, linen.BatchApply, MoE, *QUANTIZED_TYPES))
 _ORIGINAL: Final = "_converted_from"
 _ENTRIES: Final = ("apply", "lazy_init")
-
-# Part of the keys of JAX's caches, so that `linen.jit` does not reuse the trace of the unconverted model.
-_active = jax.make_user_context(default_value=None)
 
 
 def convert_linen(model: linen.Module, rules: Rules, quantize: str | None) -> linen.Module:
@@ -133,7 +132,7 @@ def _intercepting(plan: Plan, root: tuple[str, ...], decisions: list[Decision] |
         root: Path of the model.
         decisions: Receives the decisions.
     """
-    if _active.value == plan and decisions is None:
+    if linen_conversion.value == plan and decisions is None:
         yield
         return
     rules, quantize = plan
@@ -162,5 +161,5 @@ def _intercepting(plan: Plan, root: tuple[str, ...], decisions: list[Decision] |
         replacement = decision.after(parent=module.scope.rewound(), **_fields(module))
         return getattr(replacement, context.method_name)(*args, **kwargs)
 
-    with _active(plan), linen.intercept_methods(intercept):
+    with linen_conversion(plan), linen.intercept_methods(intercept):
         yield

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jax
 import pytest
-from flax import nnx
+from flax import linen, nnx
 
 import bijax
 import flax_layers
@@ -41,6 +41,19 @@ def test_without_flax_the_error_says_what_to_install(monkeypatch: pytest.MonkeyP
     assert caught.value.name == "flax"
     monkeypatch.undo()
     runpy.run_path(first)
+
+
+def test_a_compact_method_of_linen_is_decorated_from_outside() -> None:
+    class Model(linen.Module):
+        @bijax.invariant
+        @linen.compact
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return linen.softmax(linen.Dense(77)(x))
+
+    x = normal(0, (5, 300))
+    variables = Model().init(jax.random.key(0), x)
+    apply = jax.jit(Model().apply)
+    assert_bits_equal(apply(variables, x[3:4]), apply(variables, x)[3:4])
 
 
 def test_rematerialised_nnx_modules_keep_their_bits() -> None:

@@ -74,6 +74,7 @@ def test_tokens_there_and_back(server):
     ("path", "body", "message"),
     [
         ("/tokenize", {}, "prompt: give either a prompt or messages"),
+        ("/tokenize", {"messages": []}, "messages"),
         ("/tokenize", {"prompt": "\0"}, "prompt: the vocabulary has no token"),
         ("/tokenize", {"prompt": ["a", "\0"]}, "prompt.1: the vocabulary has no token"),
         ("/tokenize", {"text": "a"}, "text: unknown field; known here: add_generation_prompt, messages, model, prompt"),

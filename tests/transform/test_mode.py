@@ -334,8 +334,22 @@ def test_what_is_no_function_is_refused() -> None:
     for program in (lowered, lowered.compile(), jax.jit(f).trace(X)):
         with pytest.raises(TypeError, match="already built"):
             bijax.invariant(program)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="already built"):
+            bijax.audit(program, X)
     with pytest.raises(TypeError, match="expected a function"):
         bijax.invariant(3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="put @staticmethod above"):
+        bijax.invariant(staticmethod(f))  # it would become a method
+
+
+def test_attributes_of_a_function_stay() -> None:
+    """Libraries mark functions by them: Flax's `compact` and `nowrap`, pytest's marks."""
+
+    def marked(x: jax.Array) -> jax.Array:
+        return f(x)
+
+    marked.compact = True  # type: ignore[attr-defined]
+    assert bijax.invariant(marked).compact  # type: ignore[attr-defined]
 
 
 def test_wrong_arguments_are_refused() -> None:

@@ -7,16 +7,17 @@ other. Both are per thread, except a context value that applies to every thread 
 """
 
 import contextlib
-import dataclasses
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Final
 
-import jax
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.stages import Compiled
 
+from bijax.core.contexts import OFF as OFF
+from bijax.core.contexts import Request as Request
+from bijax.core.contexts import request_context
 from bijax.core.tag import KERNEL, TAG
 from bijax.transform.hook.watch import Watch
 
@@ -33,32 +34,13 @@ APART: Final = "bijax_apart"
 """Attribute of an equation that must not become part of a row program."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """The caller's request.
-
-    Attributes:
-        enabled: Whether to make the program invariant.
-        allowed: Names of primitives that may stay although they are not known to be invariant.
-        fuse_rows: Whether operations on rows may become row programs (`bijax.transform.fusion`).
-    """
-
-    enabled: bool = False
-    allowed: tuple[str, ...] = ()
-    fuse_rows: bool = True
-
-
-OFF: Final = Request()
-
 BEFORE_CALLS: Final[list[Callable[[Compiled], None]]] = []
 """Called before a compiled program runs in any thread, while a request is active in one."""
-
-_context = jax.make_user_context(default_value=OFF)
 
 
 def current() -> Request:
     """Returns the active request of this thread."""
-    return _context.value
+    return request_context.value
 
 
 def tagged(request: Request) -> contextlib.AbstractContextManager[None]:
@@ -84,7 +66,7 @@ class _Change:
 
     def __init__(self, request: Request) -> None:
         self.watch = Watch(_before_calls) if request.enabled else None
-        self._managers = (_context(request), tagged(request), self.watch or contextlib.nullcontext())
+        self._managers = (request_context(request), tagged(request), self.watch or contextlib.nullcontext())
 
     def __enter__(self) -> None:
         for manager in self._managers:
@@ -159,7 +141,7 @@ def open_everywhere(request: Request) -> None:
         watch = Watch(_before_calls)
         watch.__enter__()
         _everywhere.append(watch)
-        _context.set_global(request)
+        request_context.set_global(request)
     _close()
     if current() != request:
         open_request(request)
@@ -173,7 +155,7 @@ def close_everywhere() -> None:
 
 
 def _close_everywhere() -> None:
-    _context.set_global(OFF)
+    request_context.set_global(OFF)
     while _everywhere:
         _everywhere.pop().__exit__()
 
