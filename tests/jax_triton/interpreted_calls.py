@@ -11,14 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bijax.ops.moe._combine import combine
-from bijax.ops.moe._experts import Shared
 from bijax.testing import assert_bits_equal
-from pallas_kernels.contract import XLA_FUNCTIONS, online_row_contract, row_contract
+from pallas_kernels.contract import online_row_contract, row_contract
 from pallas_kernels.delta_rule.jax_triton.invalid import nan_if_invalid
 from pallas_kernels.expert_rows import portable as expert_rows
 from pallas_kernels.expert_rows.jax_triton import launch as expert_rows_triton
-from pallas_kernels.expert_rows.jax_triton.sum_launch import add_expert_rows
 from pallas_kernels.parts.no_row import UNREAD
 from pallas_kernels.pick import portable as pick
 from pallas_kernels.pick.jax_triton import launch as pick_triton
@@ -34,7 +31,7 @@ from pallas_kernels.topk import portable as topk
 from pallas_kernels.topk.jax_triton import launch as topk_triton
 from tests.jax_triton.interpreted import interpret_launches
 from tests.jax_triton.interpreter_instructions import interpret_instructions
-from tests.moe.routing_cases import COUNTS, PLACES, SORTS, SUMS, numbers, rows_and_places, rows_to_add, scores
+from tests.moe.routing_cases import COUNTS, PLACES, SORTS, numbers, rows_and_places, scores
 from tests.rotary.cases import case
 from tests.rows.row_emulation import add_row, halve
 from tests.sampling.draw_cases import COLUMNS, ROWS, given, wrong
@@ -117,20 +114,6 @@ def compare_experts() -> int:
     return compared
 
 
-def compare_sums() -> int:
-    """Compares with the element-wise programs of a CPU, with another order as the control."""
-    compared, orders_differ = 0, False
-    for dtype, sizes in (("float32", SUMS[0]), ("float16", SUMS[1]), ("float32", SUMS[2])):
-        for kind in ("normal", "wide", "cancelling", "inf", "zeros"):
-            rows, row, weights = rows_to_add(kind, *sizes, dtype)
-            (found,) = add_expert_rows(rows, row, weights, dtype=dtype, functions=XLA_FUNCTIONS, target=TARGET)
-            expected = combine(rows, row, weights, Shared(0, 0, 0), dtype)
-            compared += compare(found, expected)
-            turned = combine(rows, row[:, ::-1], weights[:, ::-1], Shared(0, 0, 0), dtype)
-            orders_differ |= bool((np.asarray(turned) != np.asarray(expected)).any())
-    return compared + orders_differ
-
-
 def compare_invalid() -> int:
     compared = 0
     for shape, dtype in (((3, 5, 2, 64), "float32"), ((2, 9000, 1, 4), "float16")):
@@ -189,7 +172,6 @@ CALLS: Final = {
     "largest": compare_largest,
     "select": compare_selected,
     "experts": compare_experts,
-    "sums": compare_sums,
     "invalid": compare_invalid,
     "pick": compare_picked,
     "rotate": compare_rotated,

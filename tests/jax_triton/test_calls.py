@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import pytest
 
-from pallas_kernels.contract import XLA_FUNCTIONS, online_row_contract, row_contract
+from pallas_kernels.contract import online_row_contract, row_contract
 from pallas_kernels.target import Target
 from tests.jax_triton.interpreter_process import run_interpreted
 from tests.jax_triton.machine_code import TARGETS, check_resources, compiled, launches_of, needs_triton
@@ -15,14 +15,13 @@ from tests.jax_triton.machine_code import TARGETS, check_resources, compiled, la
 if importlib.util.find_spec("triton"):
     from pallas_kernels.delta_rule.jax_triton.invalid import nan_if_invalid
     from pallas_kernels.expert_rows.jax_triton import launch as expert_rows
-    from pallas_kernels.expert_rows.jax_triton.sum_launch import add_expert_rows
     from pallas_kernels.pick.jax_triton.launch import pick_rows
     from pallas_kernels.rotary.jax_triton.launch import rotate_and_store
     from pallas_kernels.routing.jax_triton.launch import select_experts
     from pallas_kernels.sampling.jax_triton.launch import draw
     from pallas_kernels.topk.jax_triton.launch import largest
 
-COMPARED = {"largest": 2, "select": 9, "experts": 12, "sums": 16, "invalid": 6, "pick": 12, "rotate": 12, "draw": 4}
+COMPARED = {"largest": 2, "select": 9, "experts": 12, "invalid": 6, "pick": 12, "rotate": 12, "draw": 4}
 
 
 @needs_triton
@@ -69,10 +68,6 @@ CALLS: dict[str, tuple[Callable[[Target], Any], tuple[jax.ShapeDtypeStruct, ...]
     ),
     "count": (lambda t: lambda x: expert_rows.rows_by_count(x, rows=4096, target=t), _shapes(((1024,), "int32"))),
     "place": (lambda t: lambda x: expert_rows.rows_of_tokens(x, places=4096, target=t), _shapes(((4096,), "int32"))),
-    "sum of rows": (
-        lambda t: lambda x, r, w: add_expert_rows(x, r, w, dtype="bfloat16", functions=XLA_FUNCTIONS, target=t),
-        _shapes(((80, 2048), "bfloat16"), ((8, 10), "int32"), ((8, 10), "float32")),
-    ),
     "invalid": (
         lambda t: lambda y, i: nan_if_invalid(y, i, target=t),
         _shapes(((4, 2048, 32, 128), "bfloat16"), ((4,), "bool")),

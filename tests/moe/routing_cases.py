@@ -1,12 +1,11 @@
 """Calls of the kernels that route tokens, for the tests on a CPU and on a GPU."""
 
-from typing import Any, Final
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bijax.testing import hostile_rows
 from tests.arrays import on_device
 
 
@@ -45,21 +44,3 @@ PLACES: dict[str, tuple[list[int], int]] = {
 def rows_and_places(dtype: str, columns: int) -> tuple[Any, Any]:
     x = on_device(np.random.default_rng(2).integers(-100, 100, (5, columns))).astype(dtype)
     return x, numbers(9, -2, 5)[:, None]
-
-
-SUMS: Final = ((9, 10, 64), (5, 6, 96), (7, 1, 32))
-"""Tokens, rows of a token, and columns."""
-
-
-def rows_to_add(kind: str, tokens: int, topk: int, columns: int, dtype: str) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns rows, which of them a token has (some do not exist), and their weights, of which some are not finite."""
-    draw = np.random.default_rng(2)
-    rows = hostile_rows(3, (tokens * topk, columns), dtype)[kind]
-    row = draw.permutation(tokens * topk).astype(np.int32).reshape(tokens, topk)
-    row[draw.random(row.shape) < 0.2] = -1
-    row[-1, 0] = -1
-    row[0, 0] = -2
-    weights = draw.random(row.shape).astype(np.float32)
-    weights[0, 0] = np.nan  # of a row that does not exist
-    weights[1, -1] = np.inf
-    return on_device(rows), on_device(row), on_device(weights)
