@@ -66,7 +66,6 @@ _ATTENTION_ARRAYS: Final = frozenset(
     ("page_table", "alibi_slopes", "sinks", "key_scale", "value_scale", "common_prefix", "bias", "mask")
 )
 """The optional arrays that the kernels of attention read. Calls with others are left to the portable programs."""
-_LEAST_ADDED: Final = 1 << 24
 """Elements of the rows of experts that are added: for fewer, XLA's programs take no longer."""
 _LEAST_KEPT: Final = 1 << 20
 """Elements of sequences of which some may be invalid: the same."""
@@ -267,13 +266,6 @@ KERNELS: Final = (
     _on_all("sort_by_expert", f"{_EXPERTS}:sort_by_expert"),
     _on_all("spread_to_experts", f"{_EXPERTS}:spread_to_experts"),
     _on_all("rows_by_count", f"{_EXPERTS}:rows_by_count"),
-    _on_all(
-        "add_expert_rows",
-        "expert_rows.jax_triton.sum_launch:add_expert_rows",
-        None,
-        XLA_FUNCTIONS,
-        serves=lambda rows, row, *_, **__: row.size * rows.shape[1] >= _LEAST_ADDED,
-    ),
     _on_all("rows_of_tokens", f"{_EXPERTS}:rows_of_tokens"),
     _on_all("pick_rows", "pick.jax_triton.launch:pick_rows"),
     _on_all("rotate_and_store", "rotary.jax_triton.launch:rotate_and_store", None, XLA_FUNCTIONS),

@@ -12,7 +12,6 @@ import bijax
 from bijax.core.architecture import target_for
 from bijax.ops.moe.select_experts import select_experts
 from bijax.testing import assert_bits_equal
-from pallas_kernels.contract import XLA_FUNCTIONS
 from pallas_kernels.expert_rows import portable as expert_rows
 from pallas_kernels.parts.no_row import UNREAD
 from pallas_kernels.pick import portable as pick
@@ -23,7 +22,6 @@ from tests.moe.routing_cases import COUNTS, PLACES, SORTS, numbers, rows_and_pla
 pytestmark = pytest.mark.gpu
 pytest.importorskip("jax_triton")
 from pallas_kernels.expert_rows.jax_triton import launch as expert_rows_triton  # noqa: E402
-from pallas_kernels.expert_rows.jax_triton.sum_launch import add_expert_rows  # noqa: E402
 from pallas_kernels.pick.jax_triton import launch as pick_triton  # noqa: E402
 from pallas_kernels.topk.jax_triton import launch as topk_triton  # noqa: E402
 

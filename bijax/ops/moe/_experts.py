@@ -1,5 +1,6 @@
 """Rows sorted by expert: scatters the tokens of a mixture of experts to the rows of one rank, and gathers them back."""
 
+import functools
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -8,9 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from bijax.core.checks import describe, integer, integer_array
+from bijax.core.partitioning import whole_array
 from bijax.core.tag import kernel_code
 from bijax.dispatch.routing import rows_by_count_kernel, rows_of_tokens_kernel, sort_kernel
 from bijax.ops._engine_arguments import check_known, check_shape, is_known, narrowed
+from bijax.ops.elementwise.call import elementwise
 from bijax.ops.moe._pick import pick_rows
 from pallas_kernels.parts.no_row import NO_ROW, WRONG
 
@@ -214,3 +217,51 @@ def rows_of_tokens(offset: jax.Array, tokens: int, topk: int) -> jax.Array:
     It is -1 where there is no row, -2 where there are several, and -2 everywhere if an offset is past the end.
     """
     return rows_of_tokens_kernel(offset, places=tokens * topk)[0].reshape(tokens, topk)
+
+
+# Products and sums are two steps, or a compiler could contract them.
+_weighted: Any = elementwise(
+    lambda row, weight, used: jnp.where(used, row.astype(jnp.float32) * weight.astype(jnp.float32), jnp.float32(0))
+)
+
+
+@functools.cache
+def _total(dtype: Any) -> Any:
+    def add(*terms: jax.Array) -> jax.Array:
+        total = functools.reduce(lambda a, b: a + b, terms)
+        # The sign of a zero would tell which experts are on other ranks.
+        return jnp.where(total == 0, jnp.float32(0), total).astype(dtype)
+
+    return elementwise(add)
+
+
+def rows_or_any(rows: jax.Array, row: jax.Array) -> jax.Array:
+    """Returns the rows (T, topk, C) of the tokens; an arbitrary row where a token has none."""
+    if rows.shape[0] == 0:
+        return jnp.zeros((*row.shape, rows.shape[1]), rows.dtype)
+    with kernel_code():  # whole rows, copied
+        return jnp.take(whole_array(rows), row, axis=0, mode="clip")
+
+
+def combine(rows: jax.Array, row: jax.Array, weights: jax.Array, shared: Shared, dtype: Any) -> jax.Array:
+    """Adds each token's rows in float32: by rank in its top k, each times its weight, then shared experts in order.
+
+    Args:
+        rows: (R, C), the rows of shared experts first.
+        row: (T, topk) int32, from `rows_of_tokens`.
+        weights: (T, topk).
+        shared: The rows of shared experts.
+        dtype: Dtype of the result.
+
+    Returns:
+        (T, C), rounded once; +0 rather than -0. A missing row counts as zero.
+    """
+    tokens, topk = row.shape
+    parts = _weighted(rows_or_any(rows[shared.rows :], row), weights[..., None], (row >= 0)[..., None])
+    after = tokens - shared.first - shared.tokens
+    before_it = shared.of_expert(rows).astype(jnp.float32)
+    before_it = jnp.pad(before_it, ((0, 0), (shared.first, after), (0, 0)))
+    terms = [parts[:, i] for i in range(topk)] + [before_it[i] for i in range(shared.experts)]
+    if not terms:
+        return jnp.zeros((tokens, rows.shape[1]), dtype)
+    return _total(dtype)(*terms)

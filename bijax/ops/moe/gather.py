@@ -12,8 +12,7 @@ from bijax.core.checks import describe, float_array, float_dtype, integer_array
 from bijax.core.derivative import custom_vjp
 from bijax.ops._engine_arguments import check_known, check_shape, is_known, narrowed
 from bijax.ops.elementwise.call import elementwise
-from bijax.ops.moe._combine import combine, rows_or_any
-from bijax.ops.moe._experts import Shared, rows_of_tokens, shared_experts
+from bijax.ops.moe._experts import Shared, combine, rows_of_tokens, rows_or_any, shared_experts
 from bijax.ops.rows.reductions import sum as sum_of
 from pallas_kernels.parts.no_row import WRONG
 

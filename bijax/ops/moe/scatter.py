@@ -12,10 +12,10 @@ from bijax.core.derivative import custom_vjp
 from bijax.core.forward_only import forward_only
 from bijax.dispatch.routing import spread_kernel
 from bijax.ops._engine_arguments import scale_vector
-from bijax.ops.moe._combine import combine
 from bijax.ops.moe._experts import (
     Rows,
     Shared,
+    combine,
     copied,
     expert_range,
     numbers_of_experts,

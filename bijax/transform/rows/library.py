@@ -202,16 +202,6 @@ def rows_of_tokens(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]
     return [Value(value.routed, _without_routed(value.mixing), value.scaled) for _ in eqn.outvars]
 
 
-@rule("bijax_add_expert_rows")
-def add_expert_rows(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
-    """Returns sums of the rows of experts, in the order of the tokens."""
-    own = [Value(v.rows if i else None, _without_routed(v.mixing), v.scaled, v.sums) for i, v in enumerate(values)]
-    rows, differ = chosen([v.rows for v in own])
-    if rows is None:
-        return [_lost(flow, eqn, own, v.aval.shape) for v in eqn.outvars]
-    return [combined(own, rows, mixing={flow.here(eqn, "meet")} if differ else set()) for _ in eqn.outvars]
-
-
 @rule("bijax_pick_rows bijax_group_matmul bijax_quantize_picked bijax_quantized_groups")
 def of_experts(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     """Returns the results of operations on rows in the order of experts."""
