@@ -66,9 +66,8 @@ _ATTENTION_ARRAYS: Final = frozenset(
     ("page_table", "alibi_slopes", "sinks", "key_scale", "value_scale", "common_prefix", "bias", "mask")
 )
 """The optional arrays that the kernels of attention read. Calls with others are left to the portable programs."""
-"""Elements of the rows of experts that are added: for fewer, XLA's programs take no longer."""
 _LEAST_KEPT: Final = 1 << 20
-"""Elements of sequences of which some may be invalid: the same."""
+"""Elements of sequences of which some may be invalid: for fewer, XLA's programs take no longer."""
 _CONV: Final = "causal_conv.jax_triton.launch"
 _DELTA_RULE: Final = "delta_rule.extend"
 _DELTA_WIDTHS: Final = (64, 128)
