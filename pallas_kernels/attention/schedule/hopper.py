@@ -326,5 +326,5 @@ def gradient_schedule(head_size: int, sees_all: bool, value_size: int | None = N
         heads=_GRADIENT_HEADS[sees_all],
         to_and_fro=not sees_all,
         lagging=head_size > _COUPLED,
-        turn_ahead=sees_all and _COUPLED < head_size <= WIDEST_SPILLED,
+        turn_ahead=sees_all and head_size == WIDEST_SPILLED,  # not measured with others
     )

@@ -70,7 +70,7 @@ def matmul(
         # The limbs of the rows are rows of one product, in the order of `weight_gradient`, so that XLA computes them
         # once for the gradients of both operands.
         rows = _STEP if x.shape[-2] % _STEP == 0 else x.shape[-2]
-        total = _sum_of_rows(_beside(x, contract.parts, rows), w, contract.parts, rows, **options)
+        total = _sum_of_rows(_interleaved(x, contract.parts, rows), w, contract.parts, rows, **options)
     else:
         total = _sum_of([_chain(x, part, **options) for part in reversed(_parts(w, contract.parts))])
     if bias is not None:
@@ -176,11 +176,11 @@ def weight_gradient(
     check_contract(_GRADIENT_OP, contract, PartsChunkContract)
     _check(_GRADIENT_OP, x, g)
 
-    left, right = (_beside(pad(a, -2, contract.rows), contract.parts, contract.rows) for a in (x, g))
-    return launch.weight_gradient(
-        left,
-        right,
-        contract=WgmmaChunkContract(),
+    left, right = (_interleaved(pad(a, -2, contract.rows), contract.parts, contract.rows) for a in (x, g))
+    return weight_gradient_of_parts(
+        *(left, right),
+        contract=contract,
+        paired=True,
         accumulate=accumulate,
         out_dtype=out_dtype,
         interpret=interpret,
@@ -219,7 +219,7 @@ def weight_gradient_of_parts(
     Guarantee: split-invariant, with the bits of `weight_gradient` of the summed limbs.
     """
     check_contract(_GRADIENT_OP, contract, PartsChunkContract)
-    left, right = x, g if paired else _beside(g, contract.parts, contract.rows)
+    left, right = x, g if paired else _interleaved(g, contract.parts, contract.rows)
     if transpose:
         left, right = right, left
     return launch.weight_gradient(
@@ -232,7 +232,7 @@ def weight_gradient_of_parts(
     )
 
 
-def _beside(x: jax.Array, parts: int, rows: int) -> jax.Array:
+def _interleaved(x: jax.Array, parts: int, rows: int) -> jax.Array:
     """Returns (..., parts * M, n): for each `rows` rows the last limb, then the one before it, and so on.
 
     Other dtypes than float32 are repeated once per limb.
