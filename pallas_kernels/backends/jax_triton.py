@@ -1,7 +1,7 @@
 """Kernels in Triton, called through jax-triton, for NVIDIA GPUs from Ampere on that have no kernels of their own.
 
 On Hopper products and row operations serve where a caller asks for them by name (`bijax.prefer_backend`), and some for
-few rows (`pallas_kernels.schedule.jax_triton.few_rows`): mma.sync and wgmma give the same bits there, so products have
+few rows (`pallas_kernels.parts.jax_triton.few_rows`): mma.sync and wgmma give the same bits there, so products have
 the contracts of wgmma. Products in float64, routing, rotary embedding
 with cache writes, drawing, the gated delta rule, and attention that Hopper's kernels do not serve run there by default.
 """
@@ -56,7 +56,7 @@ _SOFTMAX: Final = f"{_OPS}.softmax.jax_triton.launch"
 _SUMS: Final = f"{_OPS}.rows.jax_triton.launch"
 _CROSS_ENTROPY: Final = f"{_OPS}.cross_entropy.jax_triton.launch"
 _QUANTIZE: Final = f"{_OPS}.quantize.jax_triton.launch"
-_FEW_ROWS: Final = f"{_OPS}.schedule.jax_triton.few_rows"
+_FEW_ROWS: Final = f"{_OPS}.parts.jax_triton.few_rows"
 _ROWS: Final = row_contract()
 _CHUNKS: Final = chunk_contract()
 _PACKAGES: Final = Packages(("triton", "jax-triton", "jax-cuda13-plugin|jax-cuda12-plugin"), "cuda13")

@@ -91,16 +91,14 @@ def rms_norm_gradient(
     return run_rows(program, rows, vectors, [h.dtype], given=[factor], interpret=interpret)
 
 
-def reads_once(
-    h: jax.Array, factor: jax.Array, g: jax.Array, weight: jax.Array | None = None, g_sum: jax.Array | None = None,
+def _gradients_served(
+    h: jax.Array, factor: jax.Array, g: jax.Array, weight: jax.Array, g_sum: jax.Array | None = None,
     *, chunks: ChunkContract, **_: Any,
 ) -> bool:  # fmt: skip
-    """Whether one launch for both gradients is faster than two, which have the same bits: many rows of some lengths."""
-    team = gradients_team(h.shape[0], h.shape[1], (h.dtype.itemsize, g.dtype.itemsize))
-    two = weight is not None and g_sum is None  # with a third array it was not measured
-    return two and team > 0 and _rows_served(h, g, weight) and batch_sum.supports(h.shape[1], chunks)
+    return _rows_served(h, g, weight, g_sum) and batch_sum.supports(h.shape[1], chunks)
 
 
+@served_if(_gradients_served, NEEDS)
 def rms_norm_gradients(
     h: jax.Array,
     factor: jax.Array,

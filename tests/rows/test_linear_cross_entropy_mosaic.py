@@ -49,7 +49,7 @@ def test_limbs_of_the_gradient_of_some_columns(count: int, races: Races) -> None
             contract=PartsContract(count),
             interpret=interpreter(),
         )
-        assert_bits_equal(found, parts._beside(whole[:, first:last], count, ROWS), err_msg=f"{first} to {last}")
+        assert_bits_equal(found, parts._interleaved(whole[:, first:last], count, ROWS), err_msg=f"{first} to {last}")
     assert not races()
 
 
@@ -57,7 +57,7 @@ def test_limbs_of_the_gradient_of_some_columns(count: int, races: Races) -> None
 def test_chains_that_continue(transpose_w: bool, races: Races) -> None:
     """The interpreter adds the sum before last, so these bits are its own; tests/rows has those of a GPU."""
     rng, contract = np.random.default_rng(0), PartsContract(2)
-    x = parts._beside(jnp.asarray(rng.standard_normal((32, 144)), jnp.float32), 2, 16)
+    x = parts._interleaved(jnp.asarray(rng.standard_normal((32, 144)), jnp.float32), 2, 16)
     w = jnp.asarray(rng.standard_normal((72, 144) if transpose_w else (144, 72)), jnp.bfloat16)
     total, pieces = jnp.zeros((64, 72), jnp.float32), ((0, 80), (80, 144))
     for start, stop in pieces:

@@ -94,19 +94,18 @@ def _convolve(arrays, sequence, slot, first, count, tokens, results, form: tl.co
     ROWS: tl.constexpr = form.rows
     PHASES: tl.constexpr = form.phases
     start = tl.program_id(1) * (ROWS * PHASES)
+    limits = (first, count, tokens)
     if form.apart:
         if start == 0:
-            _convolve_tile(arrays, sequence, slot, first, count, tokens, start, results, True, form)
+            _convolve_tile(arrays, sequence, slot, limits, start, results, True, form)
         else:
-            _convolve_tile(arrays, sequence, slot, first, count, tokens, start, results, False, form)
+            _convolve_tile(arrays, sequence, slot, limits, start, results, False, form)
     else:
-        _convolve_tile(arrays, sequence, slot, first, count, tokens, start, results, True, form)
+        _convolve_tile(arrays, sequence, slot, limits, start, results, True, form)
 
 
 @triton.jit
-def _convolve_tile(
-    arrays, sequence, slot, first, count, tokens, start, results, BEGINS: tl.constexpr, form: tl.constexpr
-):
+def _convolve_tile(arrays, sequence, slot, limits, start, results, BEGINS: tl.constexpr, form: tl.constexpr):
     """Computes the tokens from `start` on.
 
     A row has `PHASES` tokens, of which each thread has all: a token that it has read serves every window that holds it.
@@ -115,6 +114,7 @@ def _convolve_tile(
     PHASES: tl.constexpr = form.phases
     KEYS: tl.constexpr = form.keys
     WIDTH: tl.constexpr = form.width
+    first, count, tokens = limits
     unit = tl.program_id(0)
     token = (start + tl.arange(0, ROWS) * PHASES)[:, None]
     rows = _rows_of(arrays, sequence, slot, first, token, tokens, BEGINS, form)
