@@ -224,7 +224,7 @@ def test_gradients_of_logits_are_written_in_parts(weights: tuple[int, int]) -> N
     found, taken = evaluate(short, traced.consts, (x, w))
     slopes = jax.make_jaxpr(jax.grad(lambda z: mean_loss(z, labels)))(taken)
     (pieces,) = evaluate(slopes.jaxpr, slopes.consts, (taken,))
-    assert_bits_equal(found, parts._beside(pieces.reshape(16, COLUMNS), 2, 16))
+    assert_bits_equal(found, parts._interleaved(pieces.reshape(16, COLUMNS), 2, 16))
 
 
 def exact_product(x: jax.Array, w: jax.Array, *, transpose_w: bool, **_: Any) -> jax.Array:
@@ -274,7 +274,7 @@ def test_products_take_parts(on_the_left: bool, monkeypatch: pytest.MonkeyPatch)
         assert bool(found) == (fits and (on_the_left or contracting[1] == tuple(sorted(contracting[1])))), shape
         for product in found.values():
             with bijax.lowering_for("sm_90"):
-                y = product_of_parts(parts._beside(x.reshape(32, 128), 3, 16), other, product=product)
+                y = product_of_parts(parts._interleaved(x.reshape(32, 128), 3, 16), other, product=product)
             assert_bits_equal(y, multiply(*operands))
 
 
