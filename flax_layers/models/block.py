@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -94,8 +94,8 @@ class Block(nnx.Module):
         """Maps x (B, T, hidden_size) to the same shape; see `Attention`."""
         normed = self.attention_norm(x)
         if isinstance(self.attention, GatedDeltaNet):
-            return added(self._behind_attention(x, self.attention(normed)))
-        return added(self._behind_attention(x, self.attention(normed, rotary)))
+            return added(self.after_attention(x, self.attention(normed)))
+        return added(self.after_attention(x, self.attention(normed, rotary)))
 
     def extend(
         self,
@@ -116,23 +116,26 @@ class Block(nnx.Module):
         if isinstance(self.attention, GatedDeltaNet):
             if isinstance(cache, DeltaNetSlots) and slots is not None:
                 y, kept = self.attention.extend_slots(normed, cache, slots, **places)
-                return self._behind_attention(x, y), kept
+                return self.after_attention(x, y), kept
             if not isinstance(cache, DeltaNetState):
                 raise TypeError(f"Block: a layer of linear attention keeps a state, got a {type(cache).__name__}.")
             y, state = self.attention.extend(normed, cache, **places)
-            return self._behind_attention(x, y), state
+            return self.after_attention(x, y), state
         if not isinstance(cache, LayerCache):
             raise TypeError(f"Block: a layer of attention keeps keys and values, got a {type(cache).__name__}.")
         if self.rows is not None and self.rows.serves(self, x):
             x, held = self.rows.extend(self, x, normed, rotary, cache, **places)
             return (x, None), held
         y, held = self.attention.extend(normed, rotary, cache, **places)
-        return self._behind_attention(x, y), held
+        return self.after_attention(x, y), held
 
-    def _behind_attention(self, x: jax.Array, y: jax.Array) -> Stream:
+    def after_attention(
+        self, x: jax.Array, y: jax.Array, mlp: Callable[[jax.Array], jax.Array] | None = None
+    ) -> Stream:
+        """Returns the stream x with the output y of attention added, and the output of the MLP or of `mlp`."""
         y = y if self.attention_output_norm is None else self.attention_output_norm(y)
         x, normed = self.mlp_norm.add(x, y)
-        y = self.mlp(normed)
+        y = (self.mlp if mlp is None else mlp)(normed)
         return x, y if self.mlp_output_norm is None else self.mlp_output_norm(y)
 
 

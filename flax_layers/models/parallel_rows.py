@@ -60,10 +60,7 @@ class RowCut:
         own = forward_only("Block.extend", lambda x: own_rows(_flat(x), self.axis), x)
         query, cache = block.attention.prepare(normed, rotary, cache, **places)
         y = block.attention.out.own_rows(block.attention.attended(normed, query, cache, **places))
-        y = y if block.attention_output_norm is None else block.attention_output_norm(y)
-        own, normed = block.mlp_norm.add(own, y)
-        y = block.mlp.of_own_rows(normed)
-        y = y if block.mlp_output_norm is None else block.mlp_output_norm(y)
+        own, y = block.after_attention(own, y, block.mlp.of_own_rows)
         return all_rows(own + y, self.axis).reshape(x.shape), cache
 
 

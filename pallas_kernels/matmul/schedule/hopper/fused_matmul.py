@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from pallas_kernels.matmul.schedule.hopper.estimate import Problem, estimate_ns
-from pallas_kernels.matmul.schedule.hopper.leaf_levels import shared_bytes
+from pallas_kernels.matmul.schedule.hopper.leaf_levels import leaf_levels, shared_bytes
 from pallas_kernels.matmul.schedule.hopper.matmul import candidates, matmul_schedule, named_schedule
 from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, SMS, MatmulSchedule
 
@@ -166,7 +166,7 @@ def _tiles(problem: Problem, names: tuple[str, ...] = ()) -> list[MatmulSchedule
 def _several_ns(s: MatmulSchedule, chains: int, problem: Problem, out_itemsize: int) -> float:
     """Returns a rough time of blocks that sum several chains each, and of the kernel that adds their sums."""
     tile = s.tile_rows * s.tile_columns
-    waits = max(0, chains.bit_length() - _SUM_REGISTERS * _THREADS // tile)  # levels whose sums wait in memory
+    waits = leaf_levels(chains, tile, s.warpgroups).in_memory
     shared = shared_bytes(s, chains, problem.itemsize, problem.out_itemsize) <= SHARED_BYTES
     waves = -(-problem.tiles(s) // SMS)
     waiting = _SHARED_CYCLES if shared else _WAITING_CYCLES
