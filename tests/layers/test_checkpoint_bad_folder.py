@@ -201,3 +201,15 @@ def test_tokenizer_of_another_model(tmp_path: Path) -> None:
     }
     folder = files.write_folder(tmp_path, files.hf_fields() | {"vocab_size": smaller}, weights)
     refuse(folder, f"the tokenizer has {files.VOCAB} token ids, but the model only {smaller}")
+
+
+def test_a_file_that_changes_after_it_was_opened(tmp_path: Path) -> None:
+    """Weights are read on access; a trainer may be writing the next ones."""
+    checkpoint = load_checkpoint(files.write_folder(tmp_path))
+    name = "model.norm.weight"
+    save_file({"other": np.zeros(3, np.float32)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="it is truncated or damaged"):
+        checkpoint.weights[name]
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="reading its 0 bytes failed"):
+        checkpoint.weights[name]
