@@ -53,7 +53,7 @@ class ModelOptions(Options):
     )
     tensor_parallel_leaves: int = option(
         LEAVES,
-        "leaves of each sum that is cut, a power of two: the maximum number of devices; it is part of what fixes the bits",
+        "leaves of each sum that is cut, a power of two: the maximum number of devices; it fixes the bits",
         least=1,
     )
     expert_parallel_size: int = option(

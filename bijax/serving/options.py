@@ -94,7 +94,7 @@ class EngineOptions(Options):
     )
     tbo_token_distribution_threshold: float = option(
         TOKEN_DISTRIBUTION_THRESHOLD,
-        "minimum fraction of the prompt tokens in each half; a sequence is cut in two if whole ones give less (0: never)",
+        "minimum fraction of the prompt tokens in each half; a sequence is cut if whole ones give less (0: never)",
         kind=float, least=0.0, most=0.5,
     )  # fmt: skip
 
