@@ -17,7 +17,7 @@ class DisaggregatedEngine:
     """Two engines with one model: the first computes prompts, the second generates from their pages.
 
     The full pages of a prompt go from the first engine's prefix cache into the second's, which computes what is left of
-    the prompt. The engines may have different numbers of devices: the heads of a page are cut anew.
+    the prompt. The engines may have different numbers of devices: the heads of a page are divided among them again.
 
     Args:
         prefill: Computes prompts.

@@ -48,12 +48,12 @@ class LinearAttentionConfig:
             raise CheckpointError(f"the numbers of linear attention must be positive integers, got {self}")
         if self.num_value_heads % self.num_key_heads:
             raise CheckpointError(
-                f"num_value_heads must be a multiple of num_key_heads, got {self.num_value_heads=} and"
-                f" {self.num_key_heads=}"
+                f"num_value_heads must be a multiple of num_key_heads, got num_value_heads={self.num_value_heads} and"
+                f" num_key_heads={self.num_key_heads}"
             )
         if set(self.layers) != {True, False}:
             raise CheckpointError(
-                f"a model with linear attention must have layers of it and of full attention, got {self.layers=}"
+                f"a model with linear attention must have layers of it and of full attention, got layers={self.layers}"
             )
 
     @property
