@@ -323,7 +323,10 @@ class Engine:
             TypeError: If the model does not accept weights in that format.
             ValueError: If they belong to another model. The old weights stay.
         """
-        model = self._model.with_weights(weights)
+        self.take_model(self._model.with_weights(weights), version)
+
+    def take_model(self, model: Model, version: str | None = None) -> None:
+        """Takes what `with_weights` of the model returned; see `update_weights`."""
         with self.in_one_piece():
             self._model = model
             self._programs.replace_model(model)
