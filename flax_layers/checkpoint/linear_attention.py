@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from .errors import CheckpointError
-from .hf_fields import whole_number
+from .hf_fields import MOST_LISTED, whole_number
 
 LINEAR: Final = "linear_attention"
 FULL: Final = "full_attention"
@@ -102,7 +102,8 @@ def hf_linear_attention(fields: dict[str, Any], path: Path) -> LinearAttentionCo
 
 
 def _layers(fields: dict[str, Any], path: Path) -> tuple[bool, ...]:
-    number, listed = whole_number(fields, "num_hidden_layers", path), fields.get("layer_types")
+    number = whole_number(fields, "num_hidden_layers", path, most=MOST_LISTED)
+    listed = fields.get("layer_types")
     if listed is None:
         interval = whole_number(fields, "full_attention_interval", path)
         if interval < 1:
