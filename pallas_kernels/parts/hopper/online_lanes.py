@@ -86,12 +86,16 @@ def combine(lanes: Lanes, scratch: Any, interpret: Any) -> tuple[jax.Array, jax.
     return largest, combine_lanes(product(lanes[1], weight, interpret), scratch.at[1], "add", interpret)
 
 
-def combine_in_warp(lanes: Lanes, scratch: Any, interpret: Any) -> tuple[jax.Array, jax.Array]:
-    """Returns the maximum and the sum of all lanes, which a warp holds, or the interpreter; otherwise as `combine`."""
+def combine_in_warp(lanes: Lanes, scratch: Any, interpret: Any, threads: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the maximum and the sum of all lanes, which a warp or some threads of one hold; otherwise as `combine`."""
     if interpret:
         return combine(lanes, scratch, interpret)
-    team = Team(WARPGROUP, 1, scratch, None, interpret, by_warp=True)
-    (largest,) = combine_team(["max"], [[lanes[0]]], 0, team, [0])
+    team = Team(WARPGROUP, 1, scratch, None, interpret, threads)
+    maxima = lanes[0]
+    if threads * maxima.shape[0] < WARPGROUP * WARPGROUP:
+        # The step with lanes that the row does not have: nan becomes -inf.
+        maxima = jnp.where(maxima > -jnp.inf, maxima, -jnp.inf)
+    (largest,) = combine_team(["max"], [[maxima]], 0, team, [0])
     weight = exponential(lanes[0] - _finite(largest), interpret)
     (total,) = combine_team(["add"], [[product(lanes[1], weight, interpret)]], 0, team, [1])
     return largest, total

@@ -45,7 +45,7 @@ from pallas_kernels.parts.hopper.row_launch import Launch
 from pallas_kernels.parts.hopper.row_launch import Parted as Parted
 from pallas_kernels.parts.hopper.row_launch import Picked as Picked
 from pallas_kernels.parts.hopper.team import Team
-from pallas_kernels.parts.hopper.tile import warp_of_warpgroup
+from pallas_kernels.parts.hopper.tile import WARP, part_of_warpgroup
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.schedule.hopper.rows import COPY_BYTES, WARP_VECTOR, RowSchedule, row_schedule, row_vector
 
@@ -189,7 +189,15 @@ def run_rows(
             given=known,
             results=list(zip(written[: len(wanted)], wanted, strict=True)),
             numbers=written[len(wanted) : len(wanted) + numbers],
-            team=Team(lanes, cluster, shared_memory, scratch.meeting, interpret, by_warp),
+            team=Team(
+                lanes,
+                cluster,
+                shared_memory,
+                scratch.meeting,
+                interpret,
+                WARP if by_warp else WARPGROUP,
+                spread=lanes // (schedule.members * WARPGROUP * vector) if schedule.spread and not interpret else 0,
+            ),
             barriers=scratch.barriers,
             ring=scratch.ring,
             pieces=pieces,
@@ -248,7 +256,7 @@ def _run_by_warp(program: Program, launch: Launch, m: int) -> None:
     each = launch.schedule.rows_per_warp
     own: Sequence[Any] = range(launch.schedule.rows_per_block)
     if not launch.team.interpret:
-        warp = warp_of_warpgroup()
+        warp = part_of_warpgroup()
         own = [warp * each + i for i in range(each)]
     # Past the last row, a warp repeats that row.
     numbers = [launch.first_row * launch.schedule.rows_per_block + i for i in own]
@@ -310,6 +318,8 @@ def _check_schedule(
         raise ValueError(
             f"rows of {columns} columns, {lanes} lanes and {vector} columns a thread do not allow {schedule}."
         )
+    if schedule.spread and (lanes == WARPGROUP or schedule.cluster > 1 or (schedule.preload and not schedule.hold)):
+        raise ValueError(f"rows of {columns} columns and {lanes} lanes do not allow {schedule}.")
     if not direct and any(columns * size % COPY_BYTES for size in sizes):
         raise ValueError(
             f"expected rows of whole {COPY_BYTES} bytes, or stages=0, got {columns} columns of {sizes} bytes."

@@ -198,12 +198,15 @@ class Launch:
         """Pieces that are fetched for one row."""
         return self.pieces.count * (1 if self.kept else self.passes)
 
-    def strips(self, place: Place) -> Iterator[Strip]:
-        """Returns this warpgroup's part of a block."""
+    def strips(self, place: Place, *, spread: bool = True) -> Iterator[Strip]:
+        """Returns this warpgroup's part of a block; not spread unless wanted, whatever the schedule."""
         width = WARPGROUP * self.vector
-        for first in range(0, self.share, width):
-            lane = self.lane + first
-            yield Strip(place.block, lane, place.columns, self.lanes, self.vector, place.whole, self.team.by_warp)
+        strips = self.team.spread if spread else 0
+        for i, first in enumerate(range(0, self.share, width)):
+            lane = self.lane if strips else self.lane + first
+            yield Strip(
+                place.block, lane, place.columns, self.lanes, self.vector, place.whole, self.team.threads, strips, i
+            )
 
     def once(self, action: Callable[[], None]) -> None:
         """Runs an action in one warpgroup of the team."""

@@ -13,7 +13,7 @@ from pallas_kernels.parts.hopper.arithmetic import WARPGROUP
 from pallas_kernels.parts.hopper.online_lanes import combine, combine_in_warp, merge, of_blocks
 from pallas_kernels.parts.hopper.softmax_run import Arrays, Run
 from pallas_kernels.parts.hopper.strip import Strip
-from pallas_kernels.parts.hopper.tile import warp_of_warpgroup
+from pallas_kernels.parts.hopper.tile import part_of_warpgroup
 from pallas_kernels.schedule.hopper.rows import WARP_VECTOR, WARPS
 from pallas_kernels.schedule.hopper.softmax import fits_warp
 
@@ -68,37 +68,48 @@ def registers(run: Run, x: jax.Array, given: Sequence[jax.Array]) -> Arrays:
 def warps(run: Run, x: jax.Array, given: Sequence[jax.Array]) -> Arrays:
     """A warp for each row, four rows in a block; the interpreter, which has no warps, processes all of them."""
     interpret = run.interpret
-    vector = 1 if interpret else WARP_VECTOR
+    threads, each = (WARPGROUP, 1) if interpret else (run.schedule.threads, run.schedule.rows)
+    vector = 1 if interpret else run.schedule.vector
+    together = WARPGROUP // threads * each if not interpret else WARPS
     if not fits_warp(run.columns):
         raise ValueError(f"expected fewer than 1024 columns, a multiple of {WARP_VECTOR}, got {run.columns}.")
+    lanes = threads * vector
+    if run.columns % vector or lanes < min(run.columns, WARPGROUP):
+        raise ValueError(f"rows of {run.columns} columns do not allow {run.schedule}.")
     strips = [
-        Strip(start, 0, run.columns, WARPGROUP, vector, start + WARPGROUP <= run.columns, by_warp=not interpret)
+        Strip(start, 0, run.columns, lanes, vector, start + lanes <= run.columns, threads)
         for start in range(0, run.columns, WARPGROUP)
     ]
 
     def kernel(source: Any, known: Sequence[Any], *refs: Any) -> None:
         *written, scratch = refs
-        first = lax.axis_index("block") * WARPS
+        first = lax.axis_index("block") * together
 
         def take(number: Any) -> None:
             # Past the last row, a warp repeats that row.
-            row = run.row(jnp.minimum(first + number, run.rows - 1), source, known, written, True)
-            loaded = [strip.load(source, row.index, interpret).astype(jnp.float32) for strip in strips]
-            blocks = [strip.mask(x, -jnp.inf, interpret) for strip, x in zip(strips, loaded, strict=True)]
-            constants = run.finish(row, *combine_in_warp(of_blocks(blocks, interpret), scratch, interpret))
-            if run.step is None:
-                return
-            for strip, block in zip(strips, blocks, strict=True):
-                for result, value in zip(written[: run.results], run.step(row, block, *constants), strict=True):
-                    strip.store(result, row.index, value.astype(result.dtype), interpret)
+            indices = [jnp.minimum(first + number * each + i, run.rows - 1) for i in range(each)]
+            rows = [run.row(index, source, known, written, True) for index in indices]
+            loaded = [[strip.load(source, row.index, interpret) for strip in strips] for row in rows]
+            for row, columns in zip(rows, loaded, strict=True):
+                blocks = [
+                    strip.mask(x.astype(jnp.float32), -jnp.inf, interpret)
+                    for strip, x in zip(strips, columns, strict=True)
+                ]
+                statistics = combine_in_warp(of_blocks(blocks, interpret), scratch, interpret, threads)
+                constants = run.finish(row, *statistics)
+                if run.step is None:
+                    continue
+                for strip, block in zip(strips, blocks, strict=True):
+                    for result, value in zip(written[: run.results], run.step(row, block, *constants), strict=True):
+                        strip.store(result, row.index, value.astype(result.dtype), interpret)
 
         if interpret:
             pl.loop(0, WARPS)(take)
         else:
-            take(warp_of_warpgroup())
+            take(part_of_warpgroup(threads))
 
     memory = plgpu.SMEM((2, WARPGROUP), jnp.float32)
-    return tuple(run.launch(kernel, run.out, {"block": -(-run.rows // WARPS)}, [memory])(x, given))
+    return tuple(run.launch(kernel, run.out, {"block": -(-run.rows // together)}, [memory])(x, given))
 
 
 def split(run: Run, x: jax.Array, given: Sequence[jax.Array]) -> Arrays:

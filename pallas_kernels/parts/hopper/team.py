@@ -22,6 +22,7 @@ from jaxlib.mlir.dialects import arith, gpu, llvm, memref
 from pallas_kernels.parts.hopper.arithmetic import LARGER, WARPGROUP, strided
 from pallas_kernels.parts.hopper.inline import held, inline
 from pallas_kernels.parts.hopper.registers import element
+from pallas_kernels.parts.hopper.strip import threads_of_group
 from pallas_kernels.parts.hopper.tile import WARP
 from pallas_kernels.parts.hopper.tree import Combine, Fold
 
@@ -37,7 +38,9 @@ class Team:
             the interpreter, which cannot access another block's shared memory.
         barrier: Barrier under the interpreter; the GPU uses its built-in barriers.
         interpret: Whether the interpreter runs the kernel.
-        by_warp: Whether each warp has a row of its own, of 128 lanes; not under the interpreter.
+        threads: Threads that have a row: those of all warpgroups, or a warp or less of them for a row of at most 128
+            lanes, which are whole groups of lanes or all that the row has; not under the interpreter.
+        spread: Strips of each warpgroup if they are spread, see `Strip`; not under the interpreter.
     """
 
     lanes: int
@@ -45,7 +48,13 @@ class Team:
     scratch: Any
     barrier: Any
     interpret: Any
-    by_warp: bool = False
+    threads: int = WARPGROUP
+    spread: int = 0
+
+    @property
+    def alone(self) -> bool:
+        """Whether a warp or a part of one has a row of its own."""
+        return self.threads < WARPGROUP
 
     @property
     def groups(self) -> int:
@@ -123,14 +132,21 @@ def combine_team(
         def at(place: Any, position: Any) -> list[Any]:
             return [arith.index_cast(index, p) for p in (place.registers.item(), position)]
 
-        if team.by_warp:
+        if team.alone:
             values = [[element(own.registers.item(), j) for j in range(vector)] for own in arrays]
-            totals = [_group_tree(kind, v, thread) for kind, v in zip(orders, values, strict=True)]
+            totals = [_group_tree(kind, v, thread, team.threads) for kind, v in zip(orders, values, strict=True)]
             return tuple(mgpu.FragmentedArray.splat(total, ()) for total in totals)
         if vector == 1:
             # One group, distributed over the four warps.
             for place, own in zip(places, arrays, strict=True):
                 memref.store(element(own.registers.item(), 0), scratch, at(place, thread))
+        elif team.spread:
+            each_group = threads_of_group(team.spread, vector)
+            first = arith.divui(lane.registers.item(), mgpu.c(WARPGROUP, i32))
+            group = arith.addi(first, arith.divui(thread, mgpu.c(each_group, i32)))
+            for i, place in enumerate(places):
+                own = [x.registers.item() for x in arrays[i * each : (i + 1) * each]]
+                memref.store(_spread_tree(own, vector, thread, each_group), scratch, at(place, group))
         else:
             first = arith.divui(lane.registers.item(), mgpu.c(WARPGROUP, i32))
             first = arith.addi(first, arith.divui(thread, mgpu.c(WARPGROUP // vector, i32)))
@@ -138,7 +154,7 @@ def combine_team(
                 kind, place = orders[i // each], places[i // each]
                 values = [element(own.registers.item(), j) for j in range(vector)]
                 group = arith.addi(first, mgpu.c(i % each * vector, i32))
-                total = _group_tree(kind, values, thread)
+                total = _group_tree(kind, values, thread, WARPGROUP // vector)
                 if team.cluster == 1:
                     memref.store(total, scratch, at(place, group))
                 else:
@@ -175,7 +191,7 @@ def _largest(strips: Sequence[jax.Array], lane: Any, team: Team, place: Any, *, 
         thread = arith.remui(mgpu.utils.thread_idx(), mgpu.c(WARPGROUP, i32))
         held = [element(x.registers.item(), j) for x in strips for j in range(x.shape[0] // WARPGROUP)]
         total = _largest_of_warp(held, signed)
-        if team.by_warp:
+        if team.alone:
             return mgpu.FragmentedArray.splat(total, ())
         member = arith.divui(lane.registers.item(), mgpu.c(share, i32))
         slot = arith.addi(arith.muli(member, mgpu.c(4, i32)), arith.divui(thread, mgpu.c(WARP, i32)))
@@ -245,10 +261,10 @@ def _store_everywhere(total: Any, scratch: Any, place: Any, group: Any, thread: 
         )
 
 
-def _group_tree(kind: Combine, values: list[Any], thread: Any) -> Any:
-    """Reduces 128 lanes, several neighbours per thread, by the halving tree."""
+def _group_tree(kind: Combine, values: list[Any], thread: Any, threads: int) -> Any:
+    """Reduces the lanes of some threads, several neighbours per thread, by the halving tree."""
     i32 = ir.IntegerType.get_signless(32)
-    distance, split = WARPGROUP // len(values) // 2, []
+    distance, split = threads // 2, []
     while distance:
         if len(values) > 1:
             # Each thread of a pair continues with one half of its neighbours.
@@ -265,6 +281,36 @@ def _group_tree(kind: Combine, values: list[Any], thread: Any) -> Any:
         distance //= 2
     for distance in split:
         values = [_meet(kind, values[0], distance, thread)]
+    return values[0]
+
+
+def _spread_tree(strips: list[Any], vector: int, thread: Any, threads: int) -> Any:
+    """Adds a group of 128 lanes, which some threads hold in spread strips, by the halving tree."""
+    i32 = ir.IntegerType.get_signless(32)
+    while len(strips) > 1:
+        half = len(strips) // 2
+        strips = [arith.addf(a, b) for a, b in zip(strips[:half], strips[half:], strict=True)]
+    values = [element(strips[0], j) for j in range(vector)]
+    distance, split = threads // 2, []
+    while distance:
+        if len(values) > 1:
+            # Each thread of a pair continues with every other of its neighbours: those at a greater distance stay.
+            upper = _upper(thread, distance)
+            even, odd = values[::2], values[1::2]
+            kept = [arith.select(upper, b, a) for a, b in zip(even, odd, strict=True)]
+            sent = [arith.select(upper, a, b) for a, b in zip(even, odd, strict=True)]
+            values = [
+                arith.addf(a, mgpu.utils.shfl_bfly(b, mgpu.c(distance, i32))) for a, b in zip(kept, sent, strict=True)
+            ]
+            split.append(distance)
+        else:
+            values = [_meet("add", values[0], distance, thread)]
+        distance //= 2
+    while len(values) > 1:
+        half = len(values) // 2
+        values = [arith.addf(a, b) for a, b in zip(values[:half], values[half:], strict=True)]
+    for distance in reversed(split):
+        values = [_meet("add", values[0], distance, thread)]
     return values[0]
 
 

@@ -60,6 +60,8 @@ class RowSchedule:
             a team shares a row. Only for rows of 128 lanes that are held, one warpgroup a block, and `stages` of 0.
         vector: Neighbouring columns that a thread holds; 0 for `row_vector`. With fewer, more warpgroups can share a
             row.
+        spread: Give a thread columns of one group of 128 lanes, so that it adds most of them by itself. Only for sums,
+            and a block or a cluster of one block a row.
     """
 
     team: int
@@ -72,6 +74,7 @@ class RowSchedule:
     cluster: int = 1
     rows_per_warp: int = 0
     vector: int = 0
+    spread: bool = False
 
     @property
     def rows_per_block(self) -> int:

@@ -29,14 +29,16 @@ class OnlineSchedule:
     Attributes:
         form: "ring": persistent blocks loop over many rows, in pieces prefetched into a circular buffer in shared
             memory. "registers": one block per row, one warpgroup per segment (at most 8), which holds it in registers.
-            "split": one block per segment of each row, in two kernels. "warps": a warp for each row of fewer than 1024
-            columns, a multiple of 4.
+            "split": one block per segment of each row, in two kernels. "warps": a warp, or a part of one, for each row
+            of fewer than 1024 columns, a multiple of `vector`.
         piece: For "ring", columns of a piece, a multiple of a segment (or the whole row).
         stages: For "ring", stages of the buffer, each for one piece; a multiple of `warpgroups`.
         blocks: For "ring", blocks on the whole GPU.
         warpgroups: For "ring", warpgroups of a block; at most the number of pieces.
-        vector: For "ring", neighbouring columns that a thread holds while writing results: 1, 2, 4 or 8.
+        vector: Neighbouring columns that a thread holds: for "ring" 1, 2, 4 or 8 while writing results, for "warps" 4 or 8.
         unroll: For "ring", unroll factor of the loop that writes results.
+        threads: For "warps", threads that have a row: 32 or fewer, whose lanes are 128 or at least the row's columns.
+        rows: For "warps", rows that these threads have at once.
     """
 
     form: Form
@@ -46,6 +48,8 @@ class OnlineSchedule:
     warpgroups: int = 1
     vector: int = 4
     unroll: int = 4
+    threads: int = 32
+    rows: int = 1
 
 
 def segments_of(columns: int, size: int) -> int:
