@@ -26,7 +26,9 @@ THREADS = 14  # kernels compile outside of the interpreter lock
 @pytest.mark.parametrize(
     ("columns", "dtype"),
     [
+        (12, "float16"),
         (60, "float16"),
+        (64, "bfloat16"),
         (77, "float32"),
         (128, "float32"),
         (576, "bfloat16"),

@@ -113,6 +113,8 @@ def combine_team(
         )
     if kinds[0] in ("greatest", "largest"):
         return (_largest(strips[0], lane, team, places[0], signed=kinds[0] == "greatest"),)
+    if team.spread and set(kinds) != {"add"}:
+        raise ValueError(f"strips are spread for sums only, got {', '.join(kinds)}.")
     orders: list[Combine] = ["add" if kind == "add" else "max" for kind in kinds]
     number, layout = plgpu.Layout.WG_SPLAT(()), strided(strips[0][0].shape[0])
     arrays = tuple(x for own in strips for x in own)
