@@ -86,18 +86,22 @@ def combine(lanes: Lanes, scratch: Any, interpret: Any) -> tuple[jax.Array, jax.
     return largest, combine_lanes(product(lanes[1], weight, interpret), scratch.at[1], "add", interpret)
 
 
-def combine_in_warp(lanes: Lanes, scratch: Any, interpret: Any, threads: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the maximum and the sum of all lanes, which a warp or some threads of one hold; otherwise as `combine`."""
+def combine_in_warp(strips: Sequence[Lanes], scratch: Any, interpret: Any, threads: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the maximum and the sum of all lanes, of which a warp or some threads of one hold strips.
+
+    Under the interpreter there is one strip, and this is `combine`.
+    """
     if interpret:
-        return combine(lanes, scratch, interpret)
+        return combine(strips[0], scratch, interpret)
     team = Team(WARPGROUP, 1, scratch, None, interpret, threads)
-    maxima = lanes[0]
-    if threads * maxima.shape[0] < WARPGROUP * WARPGROUP:
+    maxima = [maximum for maximum, _ in strips]
+    if sum(x.shape[0] for x in maxima) * threads < WARPGROUP * WARPGROUP:
         # The step with lanes that the row does not have: nan becomes -inf.
-        maxima = jnp.where(maxima > -jnp.inf, maxima, -jnp.inf)
-    (largest,) = combine_team(["max"], [[maxima]], 0, team, [0])
-    weight = exponential(lanes[0] - _finite(largest), interpret)
-    (total,) = combine_team(["add"], [[product(lanes[1], weight, interpret)]], 0, team, [1])
+        maxima = [jnp.where(x > -jnp.inf, x, -jnp.inf) for x in maxima]
+    (largest,) = combine_team(["max"], [maxima], 0, team, [0])
+    shift = _finite(largest)
+    sums = [product(total, exponential(x - shift, interpret), interpret) for x, total in strips]
+    (total,) = combine_team(["add"], [sums], 0, team, [1])
     return largest, total
 
 

@@ -73,8 +73,15 @@ class _Counter:
         self.passes = 0
         self.folds = 0
         self.exchanges = 0
+        self._kinds: set[str] = set()
+
+    @property
+    def sums(self) -> int:
+        """Returns the number of sums of a program that takes nothing but sums, else 0."""
+        return self.exchanges if self._kinds == {"add"} else 0
 
     def fold(self, *_: Any, combine: Any = "add", **__: Any) -> Any:
+        self._kinds.update([combine] if isinstance(combine, str) else combine)
         self.passes += 1
         self.folds += 1
         self.exchanges += 1 if isinstance(combine, str) else len(combine)
@@ -154,7 +161,9 @@ def run_rows(
     wide_sizes = tuple(jnp.dtype(w.dtype).itemsize for w in wanted)
     if schedule is None:
         apart = any(x.place is not None for x in (*sources, *shared))
-        schedule = row_schedule(m, c, lanes, sizes, wide_sizes, len(vectors), counter.passes, picked=apart, plain=plain)
+        schedule = row_schedule(
+            m, c, lanes, sizes, wide_sizes, len(vectors), counter.passes, picked=apart, plain=plain, sums=counter.sums
+        )
     by_warp = schedule.rows_per_warp > 0 and not interpret
     vector = WARP_VECTOR if by_warp else schedule.vector or row_vector(lanes, (*sizes, *wide_sizes))
     schedule = replace(schedule, blocks=min(schedule.blocks, -(-m // schedule.rows_per_block)))
@@ -215,7 +224,7 @@ def run_rows(
             _run_block(program, launch, m)
         else:
             result = written[len(wanted) + numbers]
-            turn.run(m, lambda: program(Row(launch, first_row, 0)), member, others, result, memory)
+            turn.run(m, lambda: _run_block(program, launch, m), member, others, result, memory)
 
     run = launch_kernel(
         profile_name(program) if name is None else name,

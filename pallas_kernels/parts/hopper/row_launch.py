@@ -62,12 +62,13 @@ class Companion:
 
     Attributes:
         rows: Rows of a group.
-        blocks: Other blocks after the blocks of a group of rows.
+        blocks: Other blocks for the blocks of a group of rows, after them by default.
         warpgroups: Warpgroups of a block; they must be those of the row program's.
         arrays: What they read, a pytree.
         out: Type of their result.
         memory: Types of their shared memory.
         body: A function of the number of the other block, its warpgroup, the arrays, the result and the shared memory.
+        first: Whether the other blocks come before the rows.
     """
 
     rows: int
@@ -77,10 +78,11 @@ class Companion:
     out: Any
     memory: list[Any]
     body: Callable[..., None]
+    first: bool = False
 
     def check(self, schedule: RowSchedule, rows: int) -> None:
         """Raises `ValueError` unless a block of as many warpgroups takes each row."""
-        one = schedule.blocks == rows and schedule.cluster == 1 and not schedule.stages and not schedule.rows_per_warp
+        one = schedule.blocks == rows and schedule.cluster == 1 and schedule.stages < 2 and not schedule.rows_per_warp
         if not one or schedule.team != self.warpgroups:
             raise ValueError(
                 f"expected a block of {self.warpgroups} warpgroups for each of {rows} rows, got {schedule}."
@@ -94,6 +96,8 @@ class Companion:
         """Returns what a block of the grid does."""
         step = self.rows + self.blocks
         group, place = lax.div(block, step), lax.rem(block, step)
+        if self.first:
+            place = lax.rem(place + self.rows, step)
         return Turn(self, group, place, group * self.rows + place)
 
 

@@ -1,5 +1,6 @@
 """Softmax kernels on a Hopper GPU that read rows directly from memory: `registers`, `split` and `warps`."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from pallas_kernels.parts.hopper.online_lanes import combine, combine_in_warp, m
 from pallas_kernels.parts.hopper.softmax_run import Arrays, Run
 from pallas_kernels.parts.hopper.strip import Strip
 from pallas_kernels.parts.hopper.tile import part_of_warpgroup
+from pallas_kernels.parts.xla.tiles import next_power_of_two
 from pallas_kernels.schedule.hopper.rows import WARP_VECTOR, WARPS
 from pallas_kernels.schedule.hopper.softmax import fits_warp
 
@@ -73,12 +75,17 @@ def warps(run: Run, x: jax.Array, given: Sequence[jax.Array]) -> Arrays:
     together = WARPGROUP // threads * each if not interpret else WARPS
     if not fits_warp(run.columns):
         raise ValueError(f"expected fewer than 1024 columns, a multiple of {WARP_VECTOR}, got {run.columns}.")
-    lanes = threads * vector
-    if run.columns % vector or lanes < min(run.columns, WARPGROUP):
+    width = threads * vector
+    if not interpret and (run.columns % vector or width > WARPGROUP):
         raise ValueError(f"rows of {run.columns} columns do not allow {run.schedule}.")
+    lanes = max(width, min(WARPGROUP, next_power_of_two(run.columns)))
+    # For each strip of the lanes its blocks of columns.
     strips = [
-        Strip(start, 0, run.columns, lanes, vector, start + lanes <= run.columns, threads)
-        for start in range(0, run.columns, WARPGROUP)
+        [
+            Strip(block, lane, run.columns, lanes, vector, block + lanes <= run.columns, threads)
+            for block in range(0, run.columns, WARPGROUP)
+        ]
+        for lane in range(0, lanes, width)
     ]
 
     def kernel(source: Any, known: Sequence[Any], *refs: Any) -> None:
@@ -89,17 +96,17 @@ def warps(run: Run, x: jax.Array, given: Sequence[jax.Array]) -> Arrays:
             # Past the last row, a warp repeats that row.
             indices = [jnp.minimum(first + number * each + i, run.rows - 1) for i in range(each)]
             rows = [run.row(index, source, known, written, True) for index in indices]
-            loaded = [[strip.load(source, row.index, interpret) for strip in strips] for row in rows]
+            loaded = [[[s.load(source, row.index, interpret) for s in blocks] for blocks in strips] for row in rows]
             for row, columns in zip(rows, loaded, strict=True):
-                blocks = [
-                    strip.mask(x.astype(jnp.float32), -jnp.inf, interpret)
-                    for strip, x in zip(strips, columns, strict=True)
+                held = [
+                    [s.mask(x.astype(jnp.float32), -jnp.inf, interpret) for s, x in zip(blocks, given, strict=True)]
+                    for blocks, given in zip(strips, columns, strict=True)
                 ]
-                statistics = combine_in_warp(of_blocks(blocks, interpret), scratch, interpret, threads)
-                constants = run.finish(row, *statistics)
+                lanes = [of_blocks(blocks, interpret) for blocks in held]
+                constants = run.finish(row, *combine_in_warp(lanes, scratch, interpret, threads))
                 if run.step is None:
                     continue
-                for strip, block in zip(strips, blocks, strict=True):
+                for strip, block in zip(itertools.chain(*strips), itertools.chain(*held), strict=True):
                     for result, value in zip(written[: run.results], run.step(row, block, *constants), strict=True):
                         strip.store(result, row.index, value.astype(result.dtype), interpret)
 

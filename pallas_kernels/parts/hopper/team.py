@@ -38,8 +38,8 @@ class Team:
             the interpreter, which cannot access another block's shared memory.
         barrier: Barrier under the interpreter; the GPU uses its built-in barriers.
         interpret: Whether the interpreter runs the kernel.
-        threads: Threads that have a row: those of all warpgroups, or a warp or less of them for a row of at most 128
-            lanes, which are whole groups of lanes or all that the row has; not under the interpreter.
+        threads: Threads that have a row: those of all warpgroups, or a warp or fewer for a row of at most 128 lanes, in
+            strips at the greatest distances; not under the interpreter.
         spread: Strips of each warpgroup if they are spread, see `Strip`; not under the interpreter.
     """
 
@@ -134,29 +134,29 @@ def combine_team(
         def at(place: Any, position: Any) -> list[Any]:
             return [arith.index_cast(index, p) for p in (place.registers.item(), position)]
 
+        def of_kind(number: int) -> list[Any]:
+            return [x.registers.item() for x in arrays[number * each : (number + 1) * each]]
+
         if team.alone:
-            values = [[element(own.registers.item(), j) for j in range(vector)] for own in arrays]
-            totals = [_group_tree(kind, v, thread, team.threads) for kind, v in zip(orders, values, strict=True)]
+            totals = [_group_tree(kind, of_kind(i), vector, thread, team.threads) for i, kind in enumerate(orders)]
             return tuple(mgpu.FragmentedArray.splat(total, ()) for total in totals)
         if vector == 1:
             # One group, distributed over the four warps.
             for place, own in zip(places, arrays, strict=True):
                 memref.store(element(own.registers.item(), 0), scratch, at(place, thread))
         elif team.spread:
-            each_group = threads_of_group(team.spread, vector)
+            together = threads_of_group(team.spread, vector)
             first = arith.divui(lane.registers.item(), mgpu.c(WARPGROUP, i32))
-            group = arith.addi(first, arith.divui(thread, mgpu.c(each_group, i32)))
-            for i, place in enumerate(places):
-                own = [x.registers.item() for x in arrays[i * each : (i + 1) * each]]
-                memref.store(_spread_tree(own, vector, thread, each_group), scratch, at(place, group))
+            group = arith.addi(first, arith.divui(thread, mgpu.c(together, i32)))
+            for i, (kind, place) in enumerate(zip(orders, places, strict=True)):
+                memref.store(_group_tree(kind, of_kind(i), vector, thread, together), scratch, at(place, group))
         else:
             first = arith.divui(lane.registers.item(), mgpu.c(WARPGROUP, i32))
             first = arith.addi(first, arith.divui(thread, mgpu.c(WARPGROUP // vector, i32)))
             for i, own in enumerate(arrays):
                 kind, place = orders[i // each], places[i // each]
-                values = [element(own.registers.item(), j) for j in range(vector)]
                 group = arith.addi(first, mgpu.c(i % each * vector, i32))
-                total = _group_tree(kind, values, thread, WARPGROUP // vector)
+                total = _group_tree(kind, [own.registers.item()], vector, thread, WARPGROUP // vector)
                 if team.cluster == 1:
                     memref.store(total, scratch, at(place, group))
                 else:
@@ -263,16 +263,24 @@ def _store_everywhere(total: Any, scratch: Any, place: Any, group: Any, thread: 
         )
 
 
-def _group_tree(kind: Combine, values: list[Any], thread: Any, threads: int) -> Any:
-    """Reduces the lanes of some threads, several neighbours per thread, by the halving tree."""
+def _group_tree(kind: Combine, strips: list[Any], vector: int, thread: Any, threads: int) -> Any:
+    """Reduces the lanes that some threads hold, in strips at the greatest distances, by the halving tree."""
     i32 = ir.IntegerType.get_signless(32)
+    held = [[element(strip, j) for j in range(vector)] for strip in strips]
+    while len(held) > 1:
+        half = len(held) // 2
+        held = [
+            [_join(kind, a, b) for a, b in zip(low, high, strict=True)]
+            for low, high in zip(held[:half], held[half:], strict=True)
+        ]
+    (values,) = held
     distance, split = threads // 2, []
     while distance:
         if len(values) > 1:
-            # Each thread of a pair continues with one half of its neighbours.
-            half, upper = len(values) // 2, _upper(thread, distance)
-            kept = [arith.select(upper, b, a) for a, b in zip(values[:half], values[half:], strict=True)]
-            sent = [arith.select(upper, a, b) for a, b in zip(values[:half], values[half:], strict=True)]
+            # Each thread of a pair continues with every other of its neighbours, of which it has those at a distance.
+            even, odd, upper = values[::2], values[1::2], _upper(thread, distance)
+            kept = [arith.select(upper, b, a) for a, b in zip(even, odd, strict=True)]
+            sent = [arith.select(upper, a, b) for a, b in zip(even, odd, strict=True)]
             values = [
                 _ordered(kind, a, mgpu.utils.shfl_bfly(b, mgpu.c(distance, i32)), upper)
                 for a, b in zip(kept, sent, strict=True)
@@ -281,38 +289,11 @@ def _group_tree(kind: Combine, values: list[Any], thread: Any, threads: int) -> 
         else:
             values = [_meet(kind, values[0], distance, thread)]
         distance //= 2
-    for distance in split:
-        values = [_meet(kind, values[0], distance, thread)]
-    return values[0]
-
-
-def _spread_tree(strips: list[Any], vector: int, thread: Any, threads: int) -> Any:
-    """Adds a group of 128 lanes, which some threads hold in spread strips, by the halving tree."""
-    i32 = ir.IntegerType.get_signless(32)
-    while len(strips) > 1:
-        half = len(strips) // 2
-        strips = [arith.addf(a, b) for a, b in zip(strips[:half], strips[half:], strict=True)]
-    values = [element(strips[0], j) for j in range(vector)]
-    distance, split = threads // 2, []
-    while distance:
-        if len(values) > 1:
-            # Each thread of a pair continues with every other of its neighbours: those at a greater distance stay.
-            upper = _upper(thread, distance)
-            even, odd = values[::2], values[1::2]
-            kept = [arith.select(upper, b, a) for a, b in zip(even, odd, strict=True)]
-            sent = [arith.select(upper, a, b) for a, b in zip(even, odd, strict=True)]
-            values = [
-                arith.addf(a, mgpu.utils.shfl_bfly(b, mgpu.c(distance, i32))) for a, b in zip(kept, sent, strict=True)
-            ]
-            split.append(distance)
-        else:
-            values = [_meet("add", values[0], distance, thread)]
-        distance //= 2
     while len(values) > 1:
         half = len(values) // 2
-        values = [arith.addf(a, b) for a, b in zip(values[:half], values[half:], strict=True)]
+        values = [_join(kind, a, b) for a, b in zip(values[:half], values[half:], strict=True)]
     for distance in reversed(split):
-        values = [_meet("add", values[0], distance, thread)]
+        values = [_meet(kind, values[0], distance, thread)]
     return values[0]
 
 

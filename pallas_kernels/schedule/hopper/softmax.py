@@ -37,7 +37,7 @@ class OnlineSchedule:
         warpgroups: For "ring", warpgroups of a block; at most the number of pieces.
         vector: Neighbouring columns that a thread holds: for "ring" 1, 2, 4 or 8 while writing results, for "warps" 4 or 8.
         unroll: For "ring", unroll factor of the loop that writes results.
-        threads: For "warps", threads that have a row: 32 or fewer, whose lanes are 128 or at least the row's columns.
+        threads: For "warps", threads that have a row: 32 or fewer, in as many strips as hold its lanes.
         rows: For "warps", rows that these threads have at once.
     """
 
