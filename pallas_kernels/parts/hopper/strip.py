@@ -190,8 +190,8 @@ def threads_of_group(strips: int, vector: int) -> int:
 def spread_lane(thread: Any, strips: int, vector: int, number: int) -> Any:
     """Returns the first of a thread's lanes in a spread strip, within the warpgroup's lanes.
 
-    Strip k has every `threads_of_group`-th vector of a group, so that the first steps of the group's tree add strips. In
-    groups that are in the same banks of shared memory the strips are exchanged, which leaves pairs at each distance.
+    A strip has every `threads_of_group`-th vector of a group, so that the first steps of the group's tree add strips.
+    In groups that are in the same banks of shared memory strips are exchanged, which leaves pairs at each distance.
     """
     each = threads_of_group(strips, vector)
     group, place = arith.divui(thread, i32(each)), arith.remui(thread, i32(each))

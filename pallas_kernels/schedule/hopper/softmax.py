@@ -35,7 +35,8 @@ class OnlineSchedule:
         stages: For "ring", stages of the buffer, each for one piece; a multiple of `warpgroups`.
         blocks: For "ring", blocks on the whole GPU.
         warpgroups: For "ring", warpgroups of a block; at most the number of pieces.
-        vector: Neighbouring columns that a thread holds: for "ring" 1, 2, 4 or 8 while writing results, for "warps" 4 or 8.
+        vector: Neighbouring columns that a thread holds: for "ring" 1, 2, 4 or 8 while writing results, for "warps" 4
+            or 8.
         unroll: For "ring", unroll factor of the loop that writes results.
         threads: For "warps", threads that have a row: 32 or fewer, in as many strips as hold its lanes.
         rows: For "warps", rows that these threads have at once.
