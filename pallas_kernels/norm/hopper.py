@@ -113,7 +113,6 @@ def rms_norm_gradients(
     interpret: Any = False,
     schedule: RowSchedule | None = None,
     strips: ChunkSchedule | None = None,
-    first: bool = False,
 ) -> Arrays:
     """Returns the results of `rms_norm_gradient` and of `weight_gradient`, which read the same rows, in one launch.
 
@@ -143,7 +142,6 @@ def rms_norm_gradients(
         out=out,
         memory=batch_sum.chunk_memory(strips),
         body=add,
-        first=first,
     )
     dh, sums = run_rows(
         _gradient_of_rms_norm(c, 1, len(rows), offset),

@@ -59,10 +59,10 @@ def forms(x: jax.Array, labels: jax.Array) -> dict[str, tuple[Form, Form]]:
 
 
 def parts_of_a_warp(columns: int) -> list[OnlineSchedule]:
-    """Returns schedules in which a part of a warp has a row, or two rows."""
+    """Returns schedules in which a part of a warp has a row."""
     forms = [(threads, vector) for vector in (4, 8) if columns % vector == 0 for threads in (1, 2, 8, 16, 32)]
     fitting = [(t, v) for t, v in forms if min(columns, 128) <= 8 * t * v and t * v <= 128]
-    return [OnlineSchedule("warps", threads=t, vector=v, rows=1 + (t == 8)) for t, v in fitting]
+    return [OnlineSchedule("warps", threads=t, vector=v) for t, v in fitting]
 
 
 def schedules(columns: int, itemsize: int) -> list[OnlineSchedule]:

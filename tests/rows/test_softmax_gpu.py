@@ -27,6 +27,7 @@ THREADS = 14  # kernels compile outside of the interpreter lock
     ("columns", "dtype"),
     [
         (12, "float16"),
+        (16, "bfloat16"),
         (60, "float16"),
         (64, "bfloat16"),
         (77, "float32"),

@@ -224,7 +224,7 @@ def run_rows(
             _run_block(program, launch, m)
         else:
             result = written[len(wanted) + numbers]
-            turn.run(m, lambda: _run_block(program, launch, m), member, others, result, memory)
+            turn.run(m, lambda: program(Row(launch, first_row, 0)), member, others, result, memory)
 
     run = launch_kernel(
         profile_name(program) if name is None else name,

@@ -62,13 +62,12 @@ class Companion:
 
     Attributes:
         rows: Rows of a group.
-        blocks: Other blocks for the blocks of a group of rows, after them by default.
+        blocks: Other blocks before the blocks of a group of rows: they take longer, and should not be the last ones.
         warpgroups: Warpgroups of a block; they must be those of the row program's.
         arrays: What they read, a pytree.
         out: Type of their result.
         memory: Types of their shared memory.
         body: A function of the number of the other block, its warpgroup, the arrays, the result and the shared memory.
-        first: Whether the other blocks come before the rows.
     """
 
     rows: int
@@ -78,11 +77,10 @@ class Companion:
     out: Any
     memory: list[Any]
     body: Callable[..., None]
-    first: bool = False
 
     def check(self, schedule: RowSchedule, rows: int) -> None:
         """Raises `ValueError` unless a block of as many warpgroups takes each row."""
-        one = schedule.blocks == rows and schedule.cluster == 1 and schedule.stages < 2 and not schedule.rows_per_warp
+        one = schedule.blocks == rows and schedule.cluster == 1 and not schedule.stages and not schedule.rows_per_warp
         if not one or schedule.team != self.warpgroups:
             raise ValueError(
                 f"expected a block of {self.warpgroups} warpgroups for each of {rows} rows, got {schedule}."
@@ -95,9 +93,7 @@ class Companion:
     def turn(self, block: Any) -> "Turn":
         """Returns what a block of the grid does."""
         step = self.rows + self.blocks
-        group, place = lax.div(block, step), lax.rem(block, step)
-        if self.first:
-            place = lax.rem(place + self.rows, step)
+        group, place = lax.div(block, step), lax.rem(block, step) - self.blocks
         return Turn(self, group, place, group * self.rows + place)
 
 
@@ -108,7 +104,7 @@ class Turn:
     Attributes:
         companion: The companion.
         group: The group of rows.
-        place: The block's place in the group: that of a row, or after all of them.
+        place: The block's place in the group: that of a row, or negative.
         row: The row that the block has if it has one.
     """
 
@@ -121,12 +117,12 @@ class Turn:
         self, rows: int, program: Callable[[], None], warpgroup: Any, arrays: Any, out: Any, memory: Sequence[Any]
     ) -> None:
         """Runs the program of the row if there is such a row, or the companion's body."""
-        ours = self.place < self.companion.rows
+        ours = self.place >= 0
         pl.when(ours & (self.row < rows))(program)
 
         @pl.when(~ours)
         def _() -> None:
-            number = self.group * self.companion.blocks + self.place - self.companion.rows
+            number = (self.group + 1) * self.companion.blocks + self.place
             self.companion.body(number, warpgroup, arrays, out, *memory)
 
 

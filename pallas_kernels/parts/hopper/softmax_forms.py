@@ -68,11 +68,10 @@ def registers(run: Run, x: jax.Array, given: Sequence[jax.Array]) -> Arrays:
 
 
 def warps(run: Run, x: jax.Array, given: Sequence[jax.Array]) -> Arrays:
-    """A warp for each row, four rows in a block; the interpreter, which has no warps, processes all of them."""
+    """A warp or a part of one for each row; the interpreter, which has no warps, processes four rows in a block."""
     interpret = run.interpret
-    threads, each = (WARPGROUP, 1) if interpret else (run.schedule.threads, run.schedule.rows)
-    vector = 1 if interpret else run.schedule.vector
-    together = WARPGROUP // threads * each if not interpret else WARPS
+    threads, vector = (WARPGROUP, 1) if interpret else (run.schedule.threads, run.schedule.vector)
+    together = WARPS if interpret else WARPGROUP // threads
     if not fits_warp(run.columns):
         raise ValueError(f"expected fewer than 1024 columns, a multiple of {WARP_VECTOR}, got {run.columns}.")
     width = threads * vector
@@ -93,22 +92,20 @@ def warps(run: Run, x: jax.Array, given: Sequence[jax.Array]) -> Arrays:
         first = lax.axis_index("block") * together
 
         def take(number: Any) -> None:
-            # Past the last row, a warp repeats that row.
-            indices = [jnp.minimum(first + number * each + i, run.rows - 1) for i in range(each)]
-            rows = [run.row(index, source, known, written, True) for index in indices]
-            loaded = [[[s.load(source, row.index, interpret) for s in blocks] for blocks in strips] for row in rows]
-            for row, columns in zip(rows, loaded, strict=True):
-                held = [
-                    [s.mask(x.astype(jnp.float32), -jnp.inf, interpret) for s, x in zip(blocks, given, strict=True)]
-                    for blocks, given in zip(strips, columns, strict=True)
-                ]
-                lanes = [of_blocks(blocks, interpret) for blocks in held]
-                constants = run.finish(row, *combine_in_warp(lanes, scratch, interpret, threads))
-                if run.step is None:
-                    continue
-                for strip, block in zip(itertools.chain(*strips), itertools.chain(*held), strict=True):
-                    for result, value in zip(written[: run.results], run.step(row, block, *constants), strict=True):
-                        strip.store(result, row.index, value.astype(result.dtype), interpret)
+            # Past the last row, its threads repeat that row.
+            row = run.row(jnp.minimum(first + number, run.rows - 1), source, known, written, True)
+            loaded = [[s.load(source, row.index, interpret) for s in blocks] for blocks in strips]
+            held = [
+                [s.mask(x.astype(jnp.float32), -jnp.inf, interpret) for s, x in zip(blocks, given, strict=True)]
+                for blocks, given in zip(strips, loaded, strict=True)
+            ]
+            statistics = [of_blocks(blocks, interpret) for blocks in held]
+            constants = run.finish(row, *combine_in_warp(statistics, scratch, interpret, threads))
+            if run.step is None:
+                return
+            for strip, block in zip(itertools.chain(*strips), itertools.chain(*held), strict=True):
+                for result, value in zip(written[: run.results], run.step(row, block, *constants), strict=True):
+                    strip.store(result, row.index, value.astype(result.dtype), interpret)
 
         if interpret:
             pl.loop(0, WARPS)(take)

@@ -37,7 +37,7 @@ _LONG: Final = 768
 _ROWS_FOR_TWO: Final = {True: 64 * SMS, False: 8 * SMS}  # so that no warp is idle, for short rows and for long ones
 _SHARED_COLUMNS: Final = 8192  # of a row that waits in shared memory if there are few waves of rows
 _SHARED_PASSES: Final = {2: 3, 4: 2}  # of such a row, for each size of an element; measured
-_SPREAD_BYTES: Final = 16384  # of a row
+_SPREAD_BYTES: Final = 32768  # of a row of all arrays
 _PARTS_OF_FEW: Final = (2, 8, 4)  # warpgroups, blocks and columns a thread of two arrays of very few long rows
 _ROWS_READ_ONCE: Final = 512
 _COLUMNS_READ_ONCE: Final = (4096, 8192)  # others were not measured
@@ -170,7 +170,7 @@ def row_schedule(
         return found
     # Spread strips are read and written in parts of 32 or 64 bytes, which pays where rows wait for their sums.
     few, shared = rows <= SMS and len(sizes) == 1, not found.hold
-    return replace(found, spread=few or shared or (sums > 1 and columns * max(sizes) <= _SPREAD_BYTES))
+    return replace(found, spread=few or shared or (sums > 1 and columns * sum(sizes) <= _SPREAD_BYTES))
 
 
 def _neighbouring(
