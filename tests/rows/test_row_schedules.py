@@ -100,6 +100,19 @@ def test_spread_strips_lower_for_a_gpu(columns: int, schedule: RowSchedule) -> N
     assert "mosaic_gpu" in program.lower(lowering_platforms=("cuda",)).as_text()
 
 
+def test_strips_are_spread_where_rows_wait_for_their_sums() -> None:
+    def spread(rows: int, columns: int, **options: Any) -> bool:
+        return row_schedule(rows, columns, row_contract().lanes(columns), (2,), (2,), 1, **options).spread
+
+    layer_norm: dict[str, Any] = {"passes": 3, "plain": True, "sums": 2}
+    assert spread(512, 8192, **layer_norm)
+    assert spread(4096, 2048, **layer_norm)
+    assert spread(8, 4096, sums=1)
+    assert not spread(8, 4096)  # a maximum
+    assert not spread(4096, 4096, sums=1)
+    assert not spread(4096, 576, **layer_norm)
+
+
 def test_spread_strips_are_for_sums_of_one_block() -> None:
     x, w = jnp.zeros((2, 8192), jnp.bfloat16), jnp.zeros(8192, jnp.bfloat16)
     for schedule in (RowSchedule(1, 2, cluster=2, spread=True), RowSchedule(1, 2, preload=True, spread=True)):
