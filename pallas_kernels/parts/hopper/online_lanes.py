@@ -29,6 +29,10 @@ def load_columns(window: Any, width: int) -> jax.Array:
 
 def _chunk(lanes: Lanes | None, blocks: Sequence[jax.Array], interpret: Any) -> Lanes:
     """Returns the statistics of each lane after another chunk."""
+    if lanes is None and len(blocks) == 1:
+        # The exponential of x - x, or of a number that is not finite.
+        x = blocks[0]
+        return x, jnp.where(jnp.abs(x) < jnp.inf, 1.0, jnp.where(x < 0, 0.0, x))
     largest = functools.reduce(jnp.maximum, blocks if lanes is None else [lanes[0], *blocks])
     shift = _finite(largest)
     added = functools.reduce(jnp.add, [exponential(block - shift, interpret) for block in blocks])

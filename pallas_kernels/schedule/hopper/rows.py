@@ -37,7 +37,7 @@ _LONG: Final = 768
 _ROWS_FOR_TWO: Final = {True: 64 * SMS, False: 8 * SMS}  # so that no warp is idle, for short rows and for long ones
 _SHARED_COLUMNS: Final = 8192  # of a row that waits in shared memory if there are few waves of rows
 _SHARED_PASSES: Final = {2: 3, 4: 2}  # of such a row, for each size of an element; measured
-_SPREAD_BYTES: Final = 32768  # of a row of all arrays
+_SPREAD_STRIPS: Final = 4  # of a thread
 _PARTS_OF_FEW: Final = (2, 8, 4)  # warpgroups, blocks and columns a thread of two arrays of very few long rows
 _ROWS_READ_ONCE: Final = 512
 _COLUMNS_READ_ONCE: Final = (4096, 8192)  # others were not measured
@@ -168,9 +168,9 @@ def row_schedule(
     share = lanes // (found.members * GROUP * row_vector(lanes, (*itemsizes, *result_sizes)))
     if not sums or not held or found.cluster > 1 or found.rows_per_warp or share < 2:
         return found
-    # Spread strips are read and written in parts of 32 or 64 bytes, which pays where rows wait for their sums.
+    # A thread of many spread strips reads and writes parts of 32 bytes; two sums pay for larger parts.
     few, shared = rows <= SMS and len(sizes) == 1, not found.hold
-    return replace(found, spread=few or shared or (sums > 1 and columns * sum(sizes) <= _SPREAD_BYTES))
+    return replace(found, spread=few or shared or (sums > 1 and share <= _SPREAD_STRIPS))
 
 
 def _neighbouring(
@@ -223,6 +223,8 @@ def _neighbouring(
         return RowSchedule(members // cluster, rows, hold=hold, cluster=cluster)
     if team == 1 and members > 1 and len(itemsizes) == 1 and _HELD_FEW < held <= _HELD and rows <= _FEW_WAVES * SMS:
         team = 2  # all rows are in flight at once, also with two warpgroups each
+    elif team == 2 and members > 2 and len(itemsizes) == 1 and passes > 2 and rows <= _FEW_WAVES * SMS:
+        team = 4
     copied = all(columns * size % COPY_BYTES == 0 for size in itemsizes)
     few = columns == _SHARED_COLUMNS and (rows <= _FEW_WAVES * SMS or passes > 2)
     if plain and copied and few and len(itemsizes) == 1 and _SHARED_PASSES.get(itemsizes[0]) == passes:
