@@ -5,7 +5,8 @@ A row program reads its row in passes: a fold reduces the results of a step over
 team) share a row; each owns some of the lanes, and each thread 4 or 8 neighbouring ones. A block processes its rows
 sequentially, from a circular buffer in shared memory into which they are prefetched, or directly from memory. A row
 that fits in the buffer or in the team's registers is read from memory once, a longer one once per pass. Many short rows
-are processed by a warp each, which needs neither shared memory nor a barrier.
+are processed by a warp each, which needs neither shared memory nor a barrier. Where a program waits for the sums of its
+row, a thread's columns are spread over one group of 128 lanes, so that it adds most of the group's tree by itself.
 
 How to write a kernel on it (`pallas_kernels/norm/hopper.py` holds more):
 

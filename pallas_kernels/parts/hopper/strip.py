@@ -2,8 +2,9 @@
 
 A strip is 128 times `vector` neighbouring columns; thread i holds the i-th group of `vector` neighbours and moves it
 with one instruction of up to 16 bytes. If a row ends inside a strip, the threads past its end load the row's last
-columns again and store nothing. Where each warp has a row of its own, a strip is the same columns of four rows, 32
-times `vector` of each; the number of the row then differs between the warps.
+columns again and store nothing. Where a warp, or a few threads of it, have a row of their own, a strip is the same
+columns of several rows; the number of the row then differs between these threads. Spread strips have every other, or
+fourth, or eighth vector of the groups of 128 lanes.
 """
 
 from dataclasses import dataclass
