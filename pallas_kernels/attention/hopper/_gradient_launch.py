@@ -42,7 +42,7 @@ def gradients(
         warpgroup = lax.axis_index("warpgroup")
         turns = None
         if not call.interpret:
-            turns = pl.get_global(plgpu.SemaphoreType.REGULAR((batch * heads * tiles.across,)))
+            turns = pl.get_global(plgpu.SemaphoreType.REGULAR((batch * heads * tiles.across * PARTS,)))
 
         @pl.when(warpgroup < PARTS)
         def _() -> None:

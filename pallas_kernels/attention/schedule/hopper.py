@@ -302,6 +302,7 @@ class GradientSchedule:
     to_and_fro: bool = True
     lagging: bool = False
     turn_ahead: bool = False
+    buffers: int = 1
     registers: tuple[int, int] = (232, 24)
 
 
