@@ -13,8 +13,6 @@ PARTS: Final = 2
 TURNS: Final = 2
 """Warps that take a warpgroup's steps in turns to add them."""
 
-VARIANT: dict[str, Any] = {"early": False, "turns": True, "reduce": True, "sums": True}
-
 STATS: Final = 3
 """Numbers of a query: minus its log-sum-exp to base 2, the sum of output times cotangent, whether its tile is bad."""
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.attention.hopper._gradient_scratch import Scratch
-from pallas_kernels.attention.hopper._gradient_steps import NEVER, PARTS, STATS, TURNS, VARIANT, GradientCall, Operands, Results, Step
+from pallas_kernels.attention.hopper._gradient_steps import NEVER, PARTS, STATS, TURNS, GradientCall, Operands, Results, Step
 from pallas_kernels.attention.hopper._gradient_tiles import Item, Tiles
 from pallas_kernels.attention.hopper._setup import Lengths
 from pallas_kernels.attention.hopper.band import keep_band
@@ -136,17 +136,14 @@ class Body:
     def add(self, lengths: Lengths, turns: Any, target: Any, scratch: Scratch) -> None:
         """Accumulates the query gradients of the steps, in descending order of key blocks.
 
-        Two warps take the steps in turns for each warpgroup that computes, so that one looks for its turn while the
-        additions of the other are under way. `turns` counts, for each tile of queries of each head and each warpgroup,
-        the blocks of keys that have been added.
+        For each warpgroup that computes, two warps take the steps in turns: while the additions of one are under way,
+        the other one waits for sums and for their turn. `turns` counts, for each tile of queries of each head and each
+        of these warpgroups, the blocks of keys that have been added.
         """
         tiles = self.tiles
-        if not VARIANT["sums"]:
-            return
 
-        @pl.core_map(plgpu.WarpMesh(axis_name="warp"))
-        def _() -> None:
-            warp = lax.axis_index("warp")
+        @plgpu.warp_map
+        def _(warp: Any) -> None:
             part, own_turn = lax.rem(warp, PARTS), lax.div(warp, PARTS)
 
             def one(item: Item, position: Any) -> Any:
@@ -154,27 +151,25 @@ class Body:
 
                 def add(head: Any, tile: Any, step: Any) -> None:
                     before = tiles.last_block(offset, keys, tile) - item.block
-                    own = (item.sequence * tiles.heads * tiles.group + head) * tiles.across + tile
-                    turn = turns.at[own * PARTS + part]
-                    at = position + step
-                    if VARIANT["early"]:
-                        pl.when(before > 0)(
-                            partial(plgpu.semaphore_wait, turn, before, decrement=False, memory_scope="gpu")
-                        )
+                    of_tile = (item.sequence * tiles.heads * tiles.group + head) * tiles.across + tile
+                    turn, sums = turns.at[of_tile * PARTS + part], target.at[:, :, head]
                     for index in range(self.rounds):
+                        at = (position + step) * self.rounds + index
+                        piece = scratch.sums.at[lax.rem(at, self.schedule.buffers) * PARTS + part]
+                        place = self.place_of_sums(item, tile, sums, part, index)
+                        if self.schedule.prefetch:
+                            pl.when(before > 0)(partial(plgpu.async_prefetch, place))
                         plgpu.barrier_wait(scratch.sums_full.at[warp])
-                        buffer = lax.rem(at * self.rounds + index, self.schedule.buffers)
 
                         @pl.when(before == 0)
-                        def _(index: int = index) -> None:
-                            self.send(item, tile, target.at[:, :, head], None, part, index, buffer, scratch)
+                        def _(piece: Any = piece, place: Any = place) -> None:
+                            plgpu.copy_smem_to_gmem(piece, place)
 
                         @pl.when(before > 0)
-                        def _(index: int = index) -> None:
-                            if index == 0 and not VARIANT["early"] and VARIANT["turns"]:
+                        def _(piece: Any = piece, place: Any = place, index: int = index) -> None:
+                            if index == 0:
                                 plgpu.semaphore_wait(turn, before, decrement=False, memory_scope="gpu")
-                            op = "add" if VARIANT["reduce"] else None
-                            self.send(item, tile, target.at[:, :, head], op, part, index, buffer, scratch)
+                            plgpu.copy_smem_to_gmem(piece, place, reduction_op="add")
 
                         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
                         plgpu.barrier_arrive(scratch.sums_free.at[warp])
@@ -189,14 +184,10 @@ class Body:
 
             self.over_items(lengths, jnp.int32(0), one)
 
-    def send(
-        self, item: Item, tile: Any, target: Any, reduction: Any, part: Any, index: int, buffer: Any, scratch: Scratch
-    ) -> None:
-        """Starts to store or add a warpgroup's piece of a round of a tile's gradient in GPU memory (B, T, H)."""
+    def place_of_sums(self, item: Item, tile: Any, target: Any, part: Any, index: int) -> Any:
+        """Returns where a warpgroup's piece of a round of a tile's gradient lies in GPU memory (B, T, H)."""
         row, columns = self.place(part, index)
-        rows = pl.ds(tile * self.tiles.rows + row, ROWS)
-        place = target.at[item.sequence, rows, columns]
-        plgpu.copy_smem_to_gmem(scratch.sums.at[buffer * PARTS + part], place, reduction_op=reduction)
+        return target.at[item.sequence, pl.ds(tile * self.tiles.rows + row, ROWS), columns]
 
     def place(self, part: Any, index: int) -> tuple[Any, Any]:
         """Returns the first query and the columns that a warpgroup passes on in a round."""
@@ -261,7 +252,7 @@ class Body:
 
     def drain_sums(self, part: Any, steps: Any, scratch: Scratch) -> None:
         """Waits until everything that was passed on has been read."""
-        for left in range(self.schedule.buffers if VARIANT["sums"] else 0, 0, -1):
+        for left in range(self.schedule.buffers, 0, -1):
             at = steps * self.rounds - left
             step = lax.div(at, self.rounds)
             pl.when(at >= 0)(
@@ -443,7 +434,8 @@ class Body:
         scratch.sums.at[step.part][...] = sums
         plgpu.commit_smem()
         target = results.query.at[step.item.block, :, :, step.head]
-        self.send(step.item, step.tile, target, None, step.part, index, 0, scratch)
+        place = self.place_of_sums(step.item, step.tile, target, step.part, index)
+        plgpu.copy_smem_to_gmem(scratch.sums.at[step.part], place)
         plgpu.wait_smem_to_gmem(0)
 
     def numbers(self, step: Step, row: int, which: int, scratch: Scratch) -> jax.Array:
@@ -488,8 +480,6 @@ class Body:
 
     def hand_on(self, position: Any, index: int, part: Any, sums: jax.Array, scratch: Scratch) -> None:
         """Passes this warpgroup's piece of a round of a step to the warp whose turn it is."""
-        if not VARIANT["sums"]:
-            return
         buffers, at = self.schedule.buffers, position * self.rounds + index
         before = lax.div(at - buffers, self.rounds)  # the step that used the buffer
         pl.when(at >= buffers)(lambda: plgpu.barrier_wait(scratch.sums_free.at[lax.rem(before, TURNS) * PARTS + part]))
