@@ -22,14 +22,14 @@ class Scratch(NamedTuple):
         cotangents: (stages, rows, H).
         numbers: (stages * 3 + 128 / rows, rows) float32, of the queries of all stages and of the keys.
         slopes: (2, 2, rows / 64, 64, 64), of keys (rows) and queries (columns), twice.
-        sums: (2, 64, 64) float32, what is to be added to the gradient of queries.
+        sums: (buffers * 2, 64, 64) float32, what is to be added to the gradient of queries.
         cache_full: Barrier of keys, values and marks.
         queries_full: Barriers of queries and stats.
         cotangents_full: Barriers of cotangents.
-        sums_full: Barrier.
+        sums_full: Barriers of the warps that add: their number in turn times 2, and the warpgroup that computes.
         cache_free: Barrier.
         stage_free: Barriers of queries, stats and cotangents.
-        sums_free: Barrier.
+        sums_free: Barriers of the same.
         together: Barrier of the warpgroups that compute.
         slopes_full: Barrier of the slopes of the previous step, which a lagging step multiplies.
         slopes_free: Barrier of those of the step before it.
@@ -64,15 +64,15 @@ class WideScratch(NamedTuple):
         cotangents: (stages of cotangents, 2, 64, V / 2).
         numbers: (stages * 3 + 1, 64) float32.
         slopes: (2, 64, 64), of keys (rows) and queries (columns), for each warpgroup.
-        sums: (2, 64, columns of a round) float32.
+        sums: (buffers * 2, 64, columns of a round) float32.
         cache_full: Barrier of keys, values and marks.
         queries_full: Barriers of queries and stats.
         cotangents_full: Barriers of cotangents.
-        sums_full: Barrier.
+        sums_full: Barriers.
         cache_free: Barrier.
         queries_free: Barriers of queries and stats.
         cotangents_free: Barriers of cotangents.
-        sums_free: Barrier.
+        sums_free: Barriers.
         together: Barrier of the warpgroups that compute.
         alone: A barrier of each of them.
     """

@@ -1,11 +1,11 @@
 """The gradients of attention in one kernel: a block of 128 keys at a time, over the tiles of queries that see it.
 
 Two warpgroups have 64 keys each, with the gradients of keys and values in registers; a third one fetches tiles of
-queries. The gradient of a query tile is a sum over key blocks, which belong to different blocks of the grid. A fourth
-warpgroup accumulates it in global memory once the next key block has been accumulated.
+queries. The gradient of a query tile is a sum over key blocks, which belong to different blocks of the grid. The warps
+of a fourth one accumulate it in global memory once the next key block has been accumulated.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,7 +17,16 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.attention.hopper._gradient_scratch import Scratch
-from pallas_kernels.attention.hopper._gradient_steps import NEVER, PARTS, STATS, TURNS, GradientCall, Operands, Results, Step
+from pallas_kernels.attention.hopper._gradient_steps import (
+    NEVER,
+    PARTS,
+    STATS,
+    TURNS,
+    GradientCall,
+    Operands,
+    Results,
+    Step,
+)
 from pallas_kernels.attention.hopper._gradient_tiles import Item, Tiles
 from pallas_kernels.attention.hopper._setup import Lengths
 from pallas_kernels.attention.hopper.band import keep_band
@@ -129,7 +138,7 @@ class Body:
         plgpu.copy_gmem_to_smem(source, scratch.cotangents.at[slot], full)
 
     def marks(self, part: Any, scratch: Any) -> Any:
-        """Returns the marks of 64 keys of a block."""
+        """Returns where the numbers of 64 keys of a block are."""
         at, width = part * ROWS, self.tiles.rows
         return scratch.numbers.at[self.schedule.stages * STATS + at // width, pl.ds(at % width, ROWS)]
 
@@ -254,10 +263,8 @@ class Body:
         """Waits until everything that was passed on has been read."""
         for left in range(self.schedule.buffers, 0, -1):
             at = steps * self.rounds - left
-            step = lax.div(at, self.rounds)
-            pl.when(at >= 0)(
-                lambda step=step: plgpu.barrier_wait(scratch.sums_free.at[lax.rem(step, TURNS) * PARTS + part])
-            )
+            warp = lax.rem(lax.div(at, self.rounds), TURNS) * PARTS + part
+            pl.when(at >= 0)(partial(plgpu.barrier_wait, scratch.sums_free.at[warp]))
 
     def start(self, first: Ahead, scratch: Scratch) -> tuple[jax.Array, ...]:
         """Returns the initial state of an item's steps: gradients of keys and values, the scores of the first tile."""
@@ -296,10 +303,8 @@ class Body:
         """Zero-fills queries and cotangents of rows with non-finite numbers: one array per warpgroup."""
         for row in range(self.call.rows):
             rows = pl.ds(row * ROWS, ROWS)
-            numbers = (
-                plgpu.load(scratch.numbers.at[step.slot * STATS + number, rows], layout=TILE.reduce(1), optimized=False)
-                for number in range(STATS - 1)
-            )
+            own = (scratch.numbers.at[step.slot * STATS + number, rows] for number in range(STATS - 1))
+            numbers = (plgpu.load(x, layout=TILE.reduce(1), optimized=False) for x in own)
             bad = sum(jnp.where(jnp.abs(x) < jnp.inf, 0.0, 1.0) for x in numbers)
             for part, x in enumerate((scratch.queries, scratch.cotangents)):
 

@@ -58,7 +58,9 @@ class WideBody(Body):
         own = pl.ds(item.block * self.tiles.block, self.tiles.block)
         _copy_halves(given.key.at[item.sequence, own, item.head], scratch.keys, scratch.cache_full)
         _copy_halves(given.value.at[item.sequence, own, item.head], scratch.values, scratch.cache_full)
-        plgpu.copy_gmem_to_smem(given.marks.at[item.sequence, item.head, own], self.marks(0, scratch), scratch.cache_full)
+        plgpu.copy_gmem_to_smem(
+            given.marks.at[item.sequence, item.head, own], self.marks(0, scratch), scratch.cache_full
+        )
 
     def fetch_queries(self, given: Operands, item: Item, head: Any, index: Any, at: Any, scratch: Any) -> None:
         """Starts the copies of a tile of queries, with its cotangents and numbers, into the stages of a position."""
