@@ -10,7 +10,7 @@ import triton.language as tl
 
 from pallas_kernels.parts.jax_triton.arithmetic import in_float32, xla_silu
 from pallas_kernels.parts.jax_triton.quarters import sum_of_blocks
-from pallas_kernels.parts.jax_triton.rows import quotient, reciprocal
+from pallas_kernels.parts.jax_triton.rows import reciprocal
 
 
 @triton.jit
@@ -89,24 +89,25 @@ def _extend(arrays, places, tokens, results, form: tl.constexpr):
 def _convolve(arrays, sequence, slot, first, count, tokens, results, form: tl.constexpr):
     """Computes the tokens of this program: zeros from `count` on, nan if that is negative.
 
-    Only the first program of a sequence reads tokens before the first one, so the others have code without them.
+    Programs between the first and the last one of a sequence read no token before it and none that is missing: they
+    have code without masks.
     """
     ROWS: tl.constexpr = form.rows
     PHASES: tl.constexpr = form.phases
     start = tl.program_id(1) * (ROWS * PHASES)
     limits = (first, count, tokens)
     if form.apart:
-        if start == 0:
-            _convolve_tile(arrays, sequence, slot, limits, start, results, True, form)
-        else:
+        if (start == 0) | (start + ROWS * PHASES > tl.minimum(count, tokens)):
             _convolve_tile(arrays, sequence, slot, limits, start, results, False, form)
+        else:
+            _convolve_tile(arrays, sequence, slot, limits, start, results, True, form)
     else:
-        _convolve_tile(arrays, sequence, slot, limits, start, results, True, form)
+        _convolve_tile(arrays, sequence, slot, limits, start, results, False, form)
 
 
 @triton.jit
-def _convolve_tile(arrays, sequence, slot, limits, start, results, BEGINS: tl.constexpr, form: tl.constexpr):
-    """Computes the tokens from `start` on.
+def _convolve_tile(arrays, sequence, slot, limits, start, results, INSIDE: tl.constexpr, form: tl.constexpr):
+    """Computes the tokens from `start` on; with `INSIDE` all that it reads and writes is in the arrays.
 
     A row has `PHASES` tokens, of which each thread has all: a token that it has read serves every window that holds it.
     """
@@ -117,24 +118,28 @@ def _convolve_tile(arrays, sequence, slot, limits, start, results, BEGINS: tl.co
     first, count, tokens = limits
     unit = tl.program_id(0)
     token = (start + tl.arange(0, ROWS) * PHASES)[:, None]
-    rows = _rows_of(arrays, sequence, slot, first, token, tokens, BEGINS, form)
+    if INSIDE:
+        token = token.to(tl.int64)
+        rows = _rows_inside(arrays, sequence, token, tokens, form)
+    else:
+        rows = _rows_of(arrays, sequence, slot, first, token, tokens, form)
     blocks = ()
     for i in tl.static_range(128 // WIDTH):
-        blocks = blocks + (_block(arrays, rows, unit * 128 + i * WIDTH, form),)
+        blocks = blocks + (_block(arrays, rows, unit * 128 + i * WIDTH, INSIDE, form),)
     if KEYS > 0:
         if unit < 2 * KEYS:
             for phase in tl.static_range(PHASES):
                 y = _of_length_1(_of_phase(blocks, phase, form), form)
-                _write_token(results, sequence, token + phase, count, tokens, unit, y, form)
+                _write_token(results, sequence, token + phase, limits, unit, y, INSIDE, form)
         else:
             for phase in tl.static_range(PHASES):
                 y = _of_phase(blocks, phase, form)
-                _write_token(results, sequence, token + phase, count, tokens, unit, y, form)
+                _write_token(results, sequence, token + phase, limits, unit, y, INSIDE, form)
     else:
         for phase in tl.static_range(PHASES):
             y = _of_phase(blocks, phase, form)
-            _write_token(results, sequence, token + phase, count, tokens, unit, y, form)
-    if start + ROWS * PHASES > count:
+            _write_token(results, sequence, token + phase, limits, unit, y, INSIDE, form)
+    if not INSIDE and start + ROWS * PHASES > count:
         fill = tl.full((ROWS, WIDTH), 0.0, arrays[0].dtype.element_ty)
         fill = tl.where(count < 0, fill + float("nan"), fill)
         after = tl.maximum(count, 0)
@@ -142,7 +147,7 @@ def _convolve_tile(arrays, sequence, slot, limits, start, results, BEGINS: tl.co
             at = token + phase
             there = (at >= after) & (at < tokens)
             for i in tl.static_range(128 // WIDTH):
-                _write(results, sequence * tokens + at, there, unit, i * WIDTH, fill, form)
+                _write(results, sequence * tokens + at, there, unit, i * WIDTH, fill, False, form)
 
 
 @triton.jit
@@ -155,7 +160,20 @@ def _of_phase(blocks, phase: tl.constexpr, form: tl.constexpr):
 
 
 @triton.jit
-def _rows_of(arrays, sequence, slot, first, token, tokens, BEGINS: tl.constexpr, form: tl.constexpr):
+def _rows_inside(arrays, sequence, token, tokens, form: tl.constexpr):
+    """Returns what `_rows_of` does, at constant distances, where all rows exist."""
+    BEFORE: tl.constexpr = form.taps - 1
+    SOURCE: tl.constexpr = form.source
+    first = arrays[0] + (sequence * tokens + token - BEFORE) * SOURCE
+    exists = token >= 0
+    rows = ()
+    for i in tl.static_range(form.phases + BEFORE):
+        rows = rows + ((first + i * SOURCE, exists),)
+    return rows
+
+
+@triton.jit
+def _rows_of(arrays, sequence, slot, first, token, tokens, form: tl.constexpr):
     """Returns pointers (R, 1) to rows of tokens and which of them exist: those before the first phase, then each phase.
 
     Args:
@@ -165,7 +183,6 @@ def _rows_of(arrays, sequence, slot, first, token, tokens, BEGINS: tl.constexpr,
         first: Position of the first token.
         token: (R, 1), that of the first phase.
         tokens: Tokens of a sequence in the array.
-        BEGINS: Whether tokens before the first one are among them.
         form: See `ConvForm`.
     """
     BEFORE: tl.constexpr = form.taps - 1
@@ -178,9 +195,9 @@ def _rows_of(arrays, sequence, slot, first, token, tokens, BEGINS: tl.constexpr,
         place = token + (i - BEFORE)
         pointers = arrays[0] + (sequence * tokens + place) * SOURCE
         exists = place < tokens
-        if BEGINS and i < BEFORE:
+        if i < BEFORE:
             exists = (place >= 0) & (place < tokens)
-        if BEGINS and KEPT > 0 and i < BEFORE:
+        if KEPT > 0 and i < BEFORE:
             position = first + place
             kept = arrays[3] + (slot * KEPT + tl.maximum(position, 0) % KEPT) * CHANNELS
             pointers = tl.where(place >= 0, pointers, kept)
@@ -190,7 +207,7 @@ def _rows_of(arrays, sequence, slot, first, token, tokens, BEGINS: tl.constexpr,
 
 
 @triton.jit
-def _block(arrays, rows, column, form: tl.constexpr):
+def _block(arrays, rows, column, INSIDE: tl.constexpr, form: tl.constexpr):
     """Returns for each phase the activation of the sums of a block (R, W), rounded to the dtype of the tokens."""
     TAPS: tl.constexpr = form.taps
     WIDTH: tl.constexpr = form.width
@@ -200,10 +217,10 @@ def _block(arrays, rows, column, form: tl.constexpr):
     inside = columns < CHANNELS
     if form.turned:
         # Each tap has its weights side by side, as the threads have the channels.
-        w0 = _weights(arrays[1], columns, inside)
-        w1 = _weights(arrays[1] + CHANNELS, columns, inside)
-        w2 = _weights(arrays[1] + 2 * CHANNELS, columns, inside)
-        w3 = _weights(arrays[1] + 3 * CHANNELS, columns, inside)
+        w0 = _weights(arrays[1], columns, CHANNELS)
+        w1 = _weights(arrays[1] + CHANNELS, columns, CHANNELS)
+        w2 = _weights(arrays[1] + 2 * CHANNELS, columns, CHANNELS)
+        w3 = _weights(arrays[1] + 3 * CHANNELS, columns, CHANNELS)
     else:
         each = columns[:, None] * TAPS + tl.arange(0, TAPS)[None, :]
         weights = tl.load(arrays[1] + each, mask=inside[:, None], other=0.0).to(tl.float32)
@@ -218,7 +235,11 @@ def _block(arrays, rows, column, form: tl.constexpr):
     inside = inside[None, :]
     read = ()
     for i in tl.static_range(PHASES + TAPS - 1):
-        read = read + (in_float32(tl.load(rows[i][0] + columns, mask=rows[i][1] & inside, other=0.0)),)
+        if INSIDE and CHANNELS % 128 == 0:
+            x = tl.load(rows[i][0] + columns)
+        else:
+            x = tl.load(rows[i][0] + columns, mask=rows[i][1] & inside, other=0.0)
+        read = read + (in_float32(x),)
     results = ()
     for phase in tl.static_range(PHASES):
         total = read[phase] * w0
@@ -234,8 +255,12 @@ def _block(arrays, rows, column, form: tl.constexpr):
 
 
 @triton.jit
-def _weights(pointers, columns, inside):
-    return tl.load((pointers + columns)[None, :], mask=inside[None, :], other=0.0)
+def _weights(pointers, columns, CHANNELS: tl.constexpr):
+    if CHANNELS % 128 == 0:
+        w = tl.load((pointers + columns)[None, :])
+    else:
+        w = tl.load((pointers + columns)[None, :], mask=(columns < CHANNELS)[None, :], other=0.0)
+    return w
 
 
 @triton.jit
@@ -249,7 +274,8 @@ def _of_length_1(y, form: tl.constexpr):
         wide = in_float32(y[i])
         squares = squares + (wide * wide,)
     total = sum_of_blocks(squares, ROWS, WIDTH)
-    factor = reciprocal(tl.sqrt_rn(quotient(total, 128) + form.eps))
+    # The product by a power of two is the quotient by 128, correctly rounded too.
+    factor = reciprocal(tl.sqrt_rn(total * 0.0078125 + form.eps))
     normed = ()
     for i in tl.static_range(128 // WIDTH):
         normed = normed + (((in_float32(y[i]) * factor) * form.scale).to(dtype),)
@@ -257,16 +283,17 @@ def _of_length_1(y, form: tl.constexpr):
 
 
 @triton.jit
-def _write_token(results, sequence, token, count, tokens, unit, y, form: tl.constexpr):
-    """Writes the channels of tokens before `count`."""
+def _write_token(results, sequence, token, limits, unit, y, INSIDE: tl.constexpr, form: tl.constexpr):
+    """Writes the channels of tokens before their count."""
+    _, count, tokens = limits
     at = sequence * tokens + token
     there = token < tl.minimum(count, tokens)
     for i in tl.static_range(128 // form.width):
-        _write(results, at, there, unit, i * form.width, y[i], form)
+        _write(results, at, there, unit, i * form.width, y[i], INSIDE, form)
 
 
 @triton.jit
-def _write(results, at, there, unit, column: tl.constexpr, y, form: tl.constexpr):
+def _write(results, at, there, unit, column: tl.constexpr, y, INSIDE: tl.constexpr, form: tl.constexpr):
     """Writes a block of tokens: to the one result, or to that of three which has the heads of these channels."""
     KEYS: tl.constexpr = form.keys
     VALUES: tl.constexpr = form.values
@@ -274,11 +301,19 @@ def _write(results, at, there, unit, column: tl.constexpr, y, form: tl.constexpr
     columns = (column + tl.arange(0, form.width))[None, :]
     if KEYS > 0:
         if unit < KEYS:
-            tl.store(results[0] + (at * KEYS + unit) * 128 + columns, y, mask=there)
+            _store(results[0] + (at * KEYS + unit) * 128 + columns, y, there, INSIDE)
         elif unit < 2 * KEYS:
-            tl.store(results[1] + (at * KEYS + (unit - KEYS)) * 128 + columns, y, mask=there)
+            _store(results[1] + (at * KEYS + (unit - KEYS)) * 128 + columns, y, there, INSIDE)
         else:
-            tl.store(results[2] + (at * VALUES + (unit - 2 * KEYS)) * 128 + columns, y, mask=there)
+            _store(results[2] + (at * VALUES + (unit - 2 * KEYS)) * 128 + columns, y, there, INSIDE)
     else:
         columns = unit * 128 + columns
-        tl.store(results + at * CHANNELS + columns, y, mask=there & (columns < CHANNELS))
+        _store(results + at * CHANNELS + columns, y, there & (columns < CHANNELS), INSIDE and CHANNELS % 128 == 0)
+
+
+@triton.jit
+def _store(pointers, y, there, ALL: tl.constexpr):
+    if ALL:
+        tl.store(pointers, y)
+    else:
+        tl.store(pointers, y, mask=there)

@@ -54,13 +54,22 @@ def decode_kernel(
                 )  # fmt: skip
     elif count > 0:
         last = head % form.group == form.group - 1
-        writes = (part == 0, (part == 0) & last)
-        rows = _rows((q, k, g, beta), (key, inverse, decay), pair, (0, count, here, here), writes, N, SLOTS, form)
-        for piece in tl.range(PIECES, num_stages=1):
-            column = (part * PIECES + piece) * COLUMNS + tl.arange(0, COLUMNS)
-            s = _state(_matrix(state, pair, column, form), at_edge > 0, SLOTS, form)
-            of_rows, span = (rows.pair, rows.p, rows.factor, rows.grown), (0, count, here, here)
-            _columns((v, o, residual), s, of_rows, pair, column, span, True, N=N, SCALE=SCALE, form=form)
+        writes, span = (part == 0, (part == 0) & last), (0, count, here, here)
+        # What the first piece reads is asked for before the rows are computed, that of the next one before this one.
+        column = part * PIECES * COLUMNS + tl.arange(0, COLUMNS)
+        s = _state(_matrix(state, pair, column, form), at_edge > 0, SLOTS, form)
+        value, old = _read_columns(v, residual, pair, column, span, N, form)
+        rows = _rows((q, k, g, beta), (key, inverse, decay), pair, span, writes, True, N, SLOTS, form)
+        of_rows = (rows.p, rows.factor, rows.grown)
+        for piece in tl.static_range(PIECES):
+            now, value_now, old_now = s, value, old
+            if piece + 1 < PIECES:
+                following = column + (piece + 1) * COLUMNS
+                s = _state(_matrix(state, pair, following, form), at_edge > 0, SLOTS, form)
+                value, old = _read_columns(v, residual, pair, following, span, N, form)
+            read = (_products(rows.pair, now), value_now, old_now)
+            of_piece = column + piece * COLUMNS
+            _columns((o, residual), read, of_rows, pair, of_piece, span, True, N=N, SCALE=SCALE, form=form)
     column = part * COLUMNS * PIECES + tl.arange(0, COLUMNS * PIECES)
     _write_nothing(o, batch, head, column, count, N, form)
 
@@ -86,7 +95,7 @@ def rows_kernel(
     if (count > 0) & (here + count <= _C):
         last = head % form.group == form.group - 1
         span, writes = (0, count, here, here), (True, last)
-        rows = _rows((q, k, g, beta), (key, inverse, decay), pair, span, writes, N, SLOTS, form)
+        rows = _rows((q, k, g, beta), (key, inverse, decay), pair, span, writes, False, N, SLOTS, form)
         two, row = tl.arange(0, 16), tl.arange(0, 64)
         of_row = pair.to(tl.int64) * N + two % _FEW
         of_query = (two >= _FEW) & (two % _FEW < count)
@@ -162,8 +171,11 @@ def columns_kernel(
     factor = tl.load(factors + of_row * 2, mask=valid, other=0.0)
     grown = tl.load(factors + of_row * 2 + 1, mask=valid, other=0.0)
     if (count > 0) & (here + count <= _C):
-        of_rows, span = (pair_of, p, factor, grown), (0, count, here, here)
-        _columns((v, o, residual), s, of_rows, pair, column, span, True, N=N, SCALE=SCALE, form=form)
+        both, span = _products(pair_of, s), (0, count, here, here)
+        value, old = _read_columns(v, residual, pair, column, span, N, form)
+        read = (both, value, old)
+        of_rows = (p, factor, grown)
+        _columns((o, residual), read, of_rows, pair, column, span, True, N=N, SCALE=SCALE, form=form)
     _write_nothing(o, batch, head, column, count, N, form)
 
 
@@ -224,7 +236,7 @@ def _over_edge(
     turns, sequences = shared
     pair, part = place
     here, count, known = span
-    of_tokens, of_chunk, of_columns = (q, k, g, beta), (key, inverse, decay), (v, o, residual)
+    of_tokens, of_chunk, of_columns = (q, k, g, beta), (key, inverse, decay), (o, residual)
     DTYPE: tl.constexpr = k.dtype.element_ty
     head = pair % form.value_heads
     # Of the tokens, how many are in the chunk of the first one.
@@ -232,13 +244,15 @@ def _over_edge(
     if N > 1:  # noqa: SIM102 (a constant)
         if near > 0:
             first = (0, near, here, here)
-            rows = _rows(of_tokens, of_chunk, pair, first, (False, False), N, SLOTS, form)
+            rows = _rows(of_tokens, of_chunk, pair, first, (False, False), False, N, SLOTS, form)
             for piece in tl.range(PIECES, num_stages=1):
                 column = (part * PIECES + piece) * COLUMNS + tl.arange(0, COLUMNS)
                 matrix = _matrix(state, pair, column, form)
                 s = _state(matrix, known, SLOTS, form)
-                of_rows = (rows.pair, rows.p, rows.factor, rows.grown)
-                r = _columns(of_columns, s, of_rows, pair, column, first, False, N=N, SCALE=SCALE, form=form)
+                of_rows, both = (rows.p, rows.factor, rows.grown), _products(rows.pair, s)
+                value, old = _read_columns(v, residual, pair, column, first, N, form)
+                read = (both, value, old)
+                r = _columns(of_columns, read, of_rows, pair, column, first, False, N=N, SCALE=SCALE, form=form)
                 tl.store(matrix, _crossed(s, rows.keys, rows.t, r, rows.logs))
     if near == 0:
         keys, t = _kept_keys(key, pair, _C, form), _kept_inverse(inverse, pair, _C, SLOTS).to(DTYPE)
@@ -257,12 +271,14 @@ def _over_edge(
         writes = tl.atomic_add(turns + pair, 1) == PARTS - 1
         writes_keys = tl.atomic_add(turns + of_keys, 1) == PARTS * form.group - 1
     second = (near, count - near, 0, 0)
-    rows = _rows(of_tokens, of_chunk, pair, second, (writes, writes_keys), N, SLOTS, form)
+    rows = _rows(of_tokens, of_chunk, pair, second, (writes, writes_keys), False, N, SLOTS, form)
     for piece in tl.range(PIECES, num_stages=1):
         column = (part * PIECES + piece) * COLUMNS + tl.arange(0, COLUMNS)
         s = tl.load(_matrix(state, pair, column, form))
-        of_rows = (rows.pair, rows.p, rows.factor, rows.grown)
-        _columns(of_columns, s, of_rows, pair, column, second, True, N=N, SCALE=SCALE, form=form)
+        of_rows, both = (rows.p, rows.factor, rows.grown), _products(rows.pair, s)
+        value, old = _read_columns(v, residual, pair, column, second, N, form)
+        read = (both, value, old)
+        _columns(of_columns, read, of_rows, pair, column, second, True, N=N, SCALE=SCALE, form=form)
 
 
 @triton.jit
@@ -349,10 +365,15 @@ class Rows(NamedTuple):
 
 
 @triton.jit
-def _rows(of_tokens, of_chunk, pair, span, stores, N: tl.constexpr, SLOTS: tl.constexpr, form: tl.constexpr):
+def _rows(
+    of_tokens, of_chunk, pair, span, stores, AHEAD: tl.constexpr, N: tl.constexpr, SLOTS: tl.constexpr,
+    form: tl.constexpr,
+):  # fmt: skip
     """Computes `count` tokens from token `done` on, rows `here` and on of a chunk of which `kept` rows are stored.
 
-    Adds their T and G to what is kept (`writes`), and their keys (`writes_keys`).
+    Adds their T and G to what is kept (`writes`), and their keys (`writes_keys`). `AHEAD` is a schedule: all loads come
+    before the first product, whose exchange between warps is a barrier that loads do not pass. It takes registers, so
+    fewer programs are on a multiprocessor.
     """
     q, k, g, beta = of_tokens
     kept_key, kept_inverse, kept_decay = of_chunk
@@ -370,6 +391,10 @@ def _rows(of_tokens, of_chunk, pair, span, stores, N: tl.constexpr, SLOTS: tl.co
     stored = kept_key + ((batch * form.key_heads + group) * _C + row)[:, None] * form.key_size + wide[None, :]
     fresh = k + ((batch * N + done + row - here) * form.key_heads + group)[:, None] * form.key_size + wide[None, :]
     keys = tl.load(tl.where((row < here)[:, None], stored, fresh), mask=(row < here + count)[:, None], other=0.0)
+    if AHEAD:
+        t = _kept_inverse(kept_inverse, pair, kept, SLOTS).to(DTYPE)
+        own = tl.load(g + token * form.value_heads + head, mask=valid, other=0.0)
+        factor = tl.load(beta + token * form.value_heads + head, mask=valid, other=0.0)
     logs = tl.load(kept_decay + pair * _C + row, mask=row < kept, other=0.0)
     now = tl.load(kept_decay + pair * _C + here - 1, mask=kept > 0, other=0.0)
     later = tl.zeros([16], tl.float32)
@@ -382,9 +407,10 @@ def _rows(of_tokens, of_chunk, pair, span, stores, N: tl.constexpr, SLOTS: tl.co
     near = tl.dot(pair_of, tl.trans(keys))
     at = here + mine
     square = tl.sum(tl.where(row[None, :] == at[:, None], near, 0.0), 1)
-    step = tl.load(g + token * form.value_heads + head, mask=valid, other=0.0)
-    factor = tl.load(beta + token * form.value_heads + head, mask=valid, other=0.0)
-    fine = (square < _INF) & (step < _INF) & finite(factor)
+    if not AHEAD:
+        own = tl.load(g + token * form.value_heads + head, mask=valid, other=0.0)
+        factor = tl.load(beta + token * form.value_heads + head, mask=valid, other=0.0)
+    fine = (square < _INF) & (own < _INF) & finite(factor)
     factor = tl.where(fine, factor, 0.0)
     seen = valid[:, None] & (row[None, :] <= at[:, None])
     age = power_of_two(tl.where(seen, later[:, None] - logs[None, :], 0.0))
@@ -393,7 +419,8 @@ def _rows(of_tokens, of_chunk, pair, span, stores, N: tl.constexpr, SLOTS: tl.co
     visible = tl.where(seen & (two >= _FEW)[:, None], near * age, 0.0).to(DTYPE)
     # Rows of T, one after another.
     of_head = tl.where(writes, count, 0)
-    t = _kept_inverse(kept_inverse, pair, kept, SLOTS).to(DTYPE)
+    if not AHEAD:
+        t = _kept_inverse(kept_inverse, pair, kept, SLOTS).to(DTYPE)
     unit = tl.where((valid & is_key)[:, None] & (row[None, :] == at[:, None]), 1.0, 0.0)
     lost = tl.zeros([16], tl.int32)
     for i in tl.static_range(N):
@@ -428,25 +455,54 @@ def _keys_and_queries(q, k, batch, group, done, count, N: tl.constexpr, form: tl
 
 
 @triton.jit
+def _read_columns(v, residual, pair, column, span, N: tl.constexpr, form: tl.constexpr):
+    """Returns some columns of the tokens' values, (16, columns), and of the residuals that are kept."""
+    done, count, _, kept = span
+    two = tl.arange(0, 16)
+    batch, head = (pair // form.value_heads).to(tl.int64), pair % form.value_heads
+    token = batch * N + done + two % _FEW
+    of_value = (token * form.value_heads + head)[:, None] * form.value_size + column[None, :]
+    value = tl.load(v + of_value, mask=((two < _FEW) & (two % _FEW < count))[:, None], other=0.0)
+    return value, _kept_residual(residual, pair, column, kept, form)
+
+
+@triton.jit
+def _products(tokens, s):
+    """Returns keys and queries (16, D) times a state (columns, D)."""
+    return tl.dot(tokens, tl.trans(s.to(tokens.dtype)))
+
+
+@triton.jit
 def _columns(
-    arrays, s, of_rows, pair, column, span, ends, N: tl.constexpr, SCALE: tl.constexpr, form: tl.constexpr
+    arrays, read, of_rows, pair, column, span, ends, N: tl.constexpr, SCALE: tl.constexpr, form: tl.constexpr
 ):  # fmt: skip
-    """Writes outputs and residuals of some columns, whose state is `s`; returns the residuals of the chunk."""
-    v, o, residual = arrays
-    tokens, p, factor, grown = of_rows
-    done, count, here, kept = span
-    DTYPE: tl.constexpr = v.dtype.element_ty
+    """Writes outputs and residuals of some columns; returns the residuals of the chunk.
+
+    Args:
+        arrays: Pointers to outputs and residuals.
+        read: Keys and queries times the state, values, and the residuals that are kept.
+        of_rows: P, beta and E(G) of the tokens, see `Rows`.
+        pair: Number of the sequence and head.
+        column: The columns.
+        span: See `_rows`.
+        ends: Whether residuals are stored.
+        N: Tokens of a sequence in the arrays.
+        SCALE: Factor of the outputs.
+        form: Sizes.
+    """
+    o, residual = arrays
+    both, value, r = read
+    p, factor, grown = of_rows
+    done, count, here, _ = span
+    DTYPE: tl.constexpr = value.dtype
     two, row = tl.arange(0, 16), tl.arange(0, 64)
     batch, head = (pair // form.value_heads).to(tl.int64), pair % form.value_heads
     mine = two % _FEW
     is_key, valid, at = two < _FEW, mine < count, here + mine
-    both = tl.dot(tokens, tl.trans(s.to(DTYPE)))
     token = batch * N + done + mine
     of_value = (token * form.value_heads + head)[:, None] * form.value_size + column[None, :]
-    value = tl.load(v + of_value, mask=(valid & is_key)[:, None], other=0.0)
     grown = grown[:, None]
     fresh = residual_of(factor[:, None], grown, both, value)
-    r = _kept_residual(residual, pair, column, kept, form)
     for i in tl.static_range(N):
         one = _row_of(fresh.to(tl.float32), two, i)
         r = tl.where((row == here + i)[:, None] & (count > i), one[None, :].to(DTYPE), r)

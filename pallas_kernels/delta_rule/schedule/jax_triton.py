@@ -125,4 +125,5 @@ def decode_schedule(value_size: int, *, heads: int) -> Schedule:
     pieces = value_size // _NARROW.columns
     while pieces > 1 and 2 * heads * (value_size // (_NARROW.columns * pieces)) <= _FULL:
         pieces //= 2
-    return Schedule(_NARROW.columns, 4, 1, pieces=pieces)
+    # A program alone on a multiprocessor is faster with more warps.
+    return Schedule(_NARROW.columns, 8 if pieces == 1 else 4, 1, pieces=pieces)
