@@ -3,12 +3,14 @@
 Libraries add the terms of an all-reduce in an order that depends on the message size and the topology. Here the terms
 are moved, which computes nothing, and each element is added as a binary tree over the devices (`TreeContract`). How
 they are moved is a schedule: to all devices if the array is small, and otherwise a part to each. Two terms in float32
-have one sum in either order, so on GPUs two devices use XLA's all-reduce and reduce-scatter.
+have one sum in either order, so on GPUs two devices use XLA's all-reduce and reduce-scatter. Large arrays of float32
+are moved, added and rounded by one kernel where GPUs reach each other's memory (`sum_over_peers`).
 """
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import jax
@@ -16,14 +18,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from bijax.core.contracts import is_recording
 from bijax.core.tag import kernel_code
+from bijax.dispatch.peer_sums import may_serve, sum_over_peers
 from bijax.dispatch.trees import tree_kernel
 from bijax.lax.reduce import reduce_sum
 from pallas_kernels.parts.xla.manual_axes import varying_axes
 
 Groups = Sequence[Sequence[int]] | None
 
-_GATHERED_ELEMENTS: Final = 1 << 14  # below, one message to everybody is cheaper than two rounds of parts
+_GATHERED_ELEMENTS: Final = 1 << 18
+"""Of all terms together: up to here one message to everybody is cheaper than two rounds of parts."""
+_KERNEL_ELEMENTS: Final = {2: 1 << 20, 4: 1 << 18}
+"""Of an array, by the number of devices: from here a kernel of its own is faster than XLA's collectives."""
 
 
 def why_refused(devices: int) -> str:
@@ -74,16 +81,61 @@ def psum(
     if why := why_refused(n):
         raise ValueError(f"the sum over the devices of {axes}: {why}.")
     exchange = functools.partial(_exchange, axes=axes, groups=axis_index_groups, n=n, dtype=dtype, to=to)
-    if n != 2 or axis_index_groups is not None or x.dtype != jnp.float32:
+    if axis_index_groups is not None or x.dtype != jnp.float32:
+        return exchange(x)
+    if _by_kernel(x, axes, n):
+        otherwise = _Written(_add_parts, axes, n, dtype, x.shape)
+
+        def by_kernel(x: jax.Array) -> jax.Array:
+            parts = x.reshape(n, -1)
+            return sum_over_peers(
+                parts, axes=axes, devices=n, out_dtype=dtype, whole=True, to=to, otherwise=otherwise
+            ).reshape(x.shape)
+
+        return lax.platform_dependent(x, cuda=by_kernel, default=exchange)
+    if n != 2:
         return exchange(x)
     add = functools.partial(_all_reduce, axes=axes, dtype=dtype, to=to)
     return lax.platform_dependent(x, cuda=add, default=exchange)
 
 
+@dataclass(frozen=True)
+class _Written:
+    """What XLA's collectives compute where the kernel cannot, as a parameter of its primitive.
+
+    Attributes:
+        function: Takes the parts, the axes, the number of devices, the dtype and the shape.
+        axes: The mesh axis.
+        n: Number of devices.
+        dtype: Dtype of the result.
+        shape: Shape of the array, or of this device's part.
+    """
+
+    function: Callable[..., jax.Array]
+    axes: tuple[Any, ...]
+    n: int
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __call__(self, parts: jax.Array) -> jax.Array:
+        return self.function(parts, self.axes, self.n, self.dtype, self.shape)
+
+
+def _by_kernel(x: jax.Array, axes: tuple[Any, ...], n: int) -> bool:
+    return n in _KERNEL_ELEMENTS and x.size >= _KERNEL_ELEMENTS[n] and not is_recording() and may_serve(x, axes, n)
+
+
+def _add_parts(parts: jax.Array, axes: tuple[Any, ...], n: int, dtype: str, shape: tuple[int, ...]) -> jax.Array:
+    x = parts.reshape(shape)
+    reduce = _all_reduce if n == 2 else functools.partial(_exchange, groups=None, n=n)
+    total = reduce(x, axes=axes, dtype=dtype, to="varying")
+    return total.reshape(parts.shape)
+
+
 def _exchange(x: jax.Array, *, axes: tuple[Any, ...], groups: Groups, n: int, dtype: str, to: str) -> jax.Array:
     """Moves the terms, and adds them where they arrive."""
     options: dict[str, Any] = {"axis_index_groups": groups}
-    if n == 1 or x.size <= _GATHERED_ELEMENTS:
+    if n == 1 or n * x.size <= _GATHERED_ELEMENTS:
         return tree_kernel(lax.all_gather(x, axes, axis=0, to=to, **options), out_dtype=dtype)[0]
     flat = jnp.pad(x.reshape(-1), (0, -x.size % n)).reshape(n, -1)
     terms = lax.all_to_all(flat, axes, split_axis=0, concat_axis=0, tiled=True, **options)
@@ -102,7 +154,7 @@ def _all_reduce(x: jax.Array, *, axes: tuple[Any, ...], dtype: str, to: str) -> 
     missing = tuple(a for a in axes if a not in varying_axes(jax.typeof(total))) if to == "varying" else ()
     if missing and varying_axes(jax.typeof(x)):
         total = lax.pcast(total, missing, to="varying")
-    return tree_kernel(total[None], out_dtype=dtype)[0]
+    return _rounded(total, dtype)
 
 
 def reduce_scatter(
@@ -139,7 +191,20 @@ def reduce_scatter(
     parts = jnp.moveaxis(x, scatter_dimension, 0)
     parts = parts.reshape(axis_size, parts.shape[0] // axis_size, *parts.shape[1:])
     exchange = functools.partial(_exchange_parts, axis=axis_name, groups=axis_index_groups, dtype=dtype)
-    if axis_size != 2 or axis_index_groups is not None or x.dtype != jnp.float32:
+    axes = axis_name if isinstance(axis_name, tuple) else (axis_name,)
+    if axis_index_groups is not None or x.dtype != jnp.float32:
+        mine = exchange(parts)
+    elif _by_kernel(parts, axes, axis_size):
+        otherwise = _Written(_add_own_part, axes, axis_size, dtype, parts.shape)
+
+        def by_kernel(parts: jax.Array) -> jax.Array:
+            flat = parts.reshape(axis_size, -1)
+            return sum_over_peers(
+                flat, axes=axes, devices=axis_size, out_dtype=dtype, whole=False, to="varying", otherwise=otherwise
+            ).reshape(parts.shape[1:])
+
+        mine = lax.platform_dependent(parts, cuda=by_kernel, default=exchange)
+    elif axis_size != 2:
         mine = exchange(parts)
     else:
         scatter = functools.partial(_scatter, axis=axis_name, dtype=dtype)
@@ -162,7 +227,19 @@ def _scatter(parts: jax.Array, *, axis: Any, dtype: str) -> jax.Array:
     """Adds the terms of two devices by XLA's reduce-scatter; the kernel of the tree rounds the sum."""
     with kernel_code():
         total = lax.optimization_barrier(lax.psum_scatter(parts, axis))
+    return _rounded(total, dtype)
+
+
+def _rounded(total: jax.Array, dtype: str) -> jax.Array:
+    if total.dtype == dtype and not is_recording():
+        return total
     return tree_kernel(total[None], out_dtype=dtype)[0]
+
+
+def _add_own_part(parts: jax.Array, axes: tuple[Any, ...], n: int, dtype: str, shape: tuple[int, ...]) -> jax.Array:
+    x = parts.reshape(shape)
+    mine = _scatter(x, axis=axes, dtype=dtype) if n == 2 else _exchange_parts(x, axis=axes, groups=None, dtype=dtype)
+    return mine.reshape(-1)
 
 
 def _of_parts(dtype: Any) -> Any:
