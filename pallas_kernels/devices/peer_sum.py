@@ -94,6 +94,7 @@ def _block(
         return
     for other in others:
         plgpu.remote_ref(out.at[me, block], other)[...] = total
-    tell(*done)
+    (last,) = done
+    tell(last)
     out[me, block] = total
-    pl.semaphore_wait(*done, count)
+    pl.semaphore_wait(last, count)
