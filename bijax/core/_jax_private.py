@@ -19,7 +19,12 @@ from jax._src.interpreters import mlir
 
 def missing() -> list[str]:
     """Returns what this version of JAX lacks of these."""
-    wanted = ((mlir, "wrap_with_sharding_op"), (mlir, "add_manual_axes"), (core, "physical_aval"), (config, "_check_vma"))
+    wanted = (
+        (mlir, "wrap_with_sharding_op"),
+        (mlir, "add_manual_axes"),
+        (core, "physical_aval"),
+        (config, "_check_vma"),
+    )
     return [f"there is no {m.__name__}.{name}" for m, name in wanted if not callable(getattr(m, name, None))]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
@@ -14,6 +15,8 @@ from jax.sharding import Mesh
 
 from bijax.core._jax_private import without_varying_types
 from bijax.core.architecture import target_for
+from bijax.core.contracts import run
+from bijax.core.primitive import KERNELS, Arrays
 from bijax.core.tag import kernel_code
 from pallas_kernels.contract import TreeContract
 from pallas_kernels.devices.peer_sum import peer_sum, served
@@ -68,11 +71,20 @@ def _abstract(parts: Any, *, axes: tuple[Any, ...], out_dtype: str, whole: bool,
     return jax.core.ShapedArray(shape, np.dtype(out_dtype), sharding=nowhere, manual_axis_type=manual)
 
 
+def _contracts(parts: jax.Array, *, out_dtype: str, whole: bool, **_: Any) -> Arrays:
+    """Records the contract, which is that of the tree on one device."""
+
+    def like(parts: jax.Array, **_: Any) -> jax.Array:
+        return jnp.zeros(parts.shape if whole else parts.shape[1:], out_dtype)
+
+    return (run(peer_sum, parts, like=like, contract=TreeContract()),)
+
+
 def _batch(arrays: Any, dimensions: Any, **parameters: Any) -> Any:
     """Adds the entries of a mapped axis one after another: they have parts of their own."""
     (parts,), (dimension,) = arrays, dimensions
-    results = [_PRIMITIVE.bind(x, **parameters) for x in jax.numpy.moveaxis(parts, dimension, 0)]
-    return jax.numpy.stack(results), 0
+    results = [_PRIMITIVE.bind(x, **parameters) for x in jnp.moveaxis(parts, dimension, 0)]
+    return jnp.stack(results), 0
 
 
 def _rule(
@@ -105,4 +117,5 @@ def _reach_each_other(module: Any, axes: Sequence[Any]) -> bool:
 
 _PRIMITIVE.def_abstract_eval(_abstract)
 batching.primitive_batchers[_PRIMITIVE] = _batch
+KERNELS[_PRIMITIVE.name] = {"cuda": _contracts}
 mlir.register_lowering(_PRIMITIVE, _rule, platform="cuda")

@@ -154,7 +154,7 @@ def _all_reduce(x: jax.Array, *, axes: tuple[Any, ...], dtype: str, to: str) -> 
     missing = tuple(a for a in axes if a not in varying_axes(jax.typeof(total))) if to == "varying" else ()
     if missing and varying_axes(jax.typeof(x)):
         total = lax.pcast(total, missing, to="varying")
-    return _rounded(total, dtype)
+    return tree_kernel(total[None], out_dtype=dtype)[0]
 
 
 def reduce_scatter(
@@ -227,12 +227,6 @@ def _scatter(parts: jax.Array, *, axis: Any, dtype: str) -> jax.Array:
     """Adds the terms of two devices by XLA's reduce-scatter; the kernel of the tree rounds the sum."""
     with kernel_code():
         total = lax.optimization_barrier(lax.psum_scatter(parts, axis))
-    return _rounded(total, dtype)
-
-
-def _rounded(total: jax.Array, dtype: str) -> jax.Array:
-    if total.dtype == dtype and not is_recording():
-        return total
     return tree_kernel(total[None], out_dtype=dtype)[0]
 
 
