@@ -4,7 +4,7 @@ Libraries add the terms of an all-reduce in an order that depends on the message
 are moved, which computes nothing, and each element is added as a binary tree over the devices (`TreeContract`). How
 they are moved is a schedule: to all devices if the array is small, and otherwise a part to each. Two terms in float32
 have one sum in either order, so on GPUs two devices use XLA's all-reduce and reduce-scatter. Large arrays of float32
-are moved, added and rounded by one kernel where GPUs reach each other's memory (`sum_over_peers`).
+are moved, added and rounded by one kernel where GPUs reach each other's memory (`bijax.dispatch.peers`).
 """
 
 import functools
@@ -20,7 +20,7 @@ from jax import lax
 
 from bijax.core.contracts import is_recording
 from bijax.core.tag import kernel_code
-from bijax.dispatch.peer_sums import may_serve, sum_over_peers
+from bijax.dispatch.peers import PeerSum, may_sum, on_peers
 from bijax.dispatch.trees import tree_kernel
 from bijax.lax.reduce import reduce_sum
 from pallas_kernels.parts.xla.manual_axes import varying_axes
@@ -84,13 +84,10 @@ def psum(
     if axis_index_groups is not None or x.dtype != jnp.float32:
         return exchange(x)
     if _by_kernel(x, axes, n):
-        otherwise = _Written(_add_parts, axes, n, dtype, x.shape)
+        kernel = PeerSum(axes[0], n, dtype, True, _Written(_add_parts, axes, n, dtype, x.shape))
 
         def by_kernel(x: jax.Array) -> jax.Array:
-            parts = x.reshape(n, -1)
-            return sum_over_peers(
-                parts, axes=axes, devices=n, out_dtype=dtype, whole=True, to=to, otherwise=otherwise
-            ).reshape(x.shape)
+            return on_peers(kernel, x.reshape(n, -1), to=to).reshape(x.shape)
 
         return lax.platform_dependent(x, cuda=by_kernel, default=exchange)
     if n != 2:
@@ -122,7 +119,7 @@ class _Written:
 
 
 def _by_kernel(x: jax.Array, axes: tuple[Any, ...], n: int) -> bool:
-    return n in _KERNEL_ELEMENTS and x.size >= _KERNEL_ELEMENTS[n] and not is_recording() and may_serve(x, axes, n)
+    return n in _KERNEL_ELEMENTS and x.size >= _KERNEL_ELEMENTS[n] and not is_recording() and may_sum(x, axes, n)
 
 
 def _add_parts(parts: jax.Array, axes: tuple[Any, ...], n: int, dtype: str, shape: tuple[int, ...]) -> jax.Array:
@@ -195,13 +192,11 @@ def reduce_scatter(
     if axis_index_groups is not None or x.dtype != jnp.float32:
         mine = exchange(parts)
     elif _by_kernel(parts, axes, axis_size):
-        otherwise = _Written(_add_own_part, axes, axis_size, dtype, parts.shape)
+        written = _Written(_add_own_part, axes, axis_size, dtype, parts.shape)
+        kernel = PeerSum(axes[0], axis_size, dtype, False, written)
 
         def by_kernel(parts: jax.Array) -> jax.Array:
-            flat = parts.reshape(axis_size, -1)
-            return sum_over_peers(
-                flat, axes=axes, devices=axis_size, out_dtype=dtype, whole=False, to="varying", otherwise=otherwise
-            ).reshape(parts.shape[1:])
+            return on_peers(kernel, parts.reshape(axis_size, -1)).reshape(parts.shape[1:])
 
         mine = lax.platform_dependent(parts, cuda=by_kernel, default=exchange)
     elif axis_size != 2:

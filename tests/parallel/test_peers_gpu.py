@@ -1,4 +1,4 @@
-"""Large sums over GPUs of one process, which one kernel adds, have the bits of the tree on one device."""
+"""Kernels that several GPUs of one process run together: large sums and exchanges have the bits of one device."""
 
 from typing import Any, Final
 
@@ -10,6 +10,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
+import bijax
 from bijax import parallel
 from bijax.testing import assert_bits_equal
 from tests.parallel.on_devices import AXIS, array
@@ -93,3 +94,28 @@ def test_devices_elsewhere() -> None:
     program = compiled(lambda x: parallel.psum(x[0], AXIS, dtype="bfloat16"), on(2, 2), P(), x)
     assert "mosaic_gpu" not in program.as_text()
     assert_bits_equal(program(x), jax.jit(lambda x: parallel.tree_sum(x, dtype="bfloat16"))(x))
+
+
+@pytest.mark.parametrize("devices", COUNTS)
+@pytest.mark.parametrize("popular", [False, True], ids=["any experts", "popular experts"])
+def test_experts(devices: int, popular: bool) -> None:
+    """Results of experts travel back: used rows alone, from none to all rows of a device."""
+    tokens, topk, experts, width = 4096, 4, 8, 2048
+    x, weights = array(1, tokens, width, dtype=jnp.bfloat16), array(2, tokens, topk)
+    rng = np.random.default_rng(3)
+    selected = rng.permuted(np.tile(np.arange(experts), (tokens, 1)), axis=1)[:, :topk]
+    selected[: tokens // 2] = np.arange(topk) if popular else selected[: tokens // 2]
+    down = array(4, experts, width, width, dtype=jnp.bfloat16) / 64
+
+    def block(axis: str | None, x: Any, selected: Any, weights: Any, down: Any) -> Any:
+        sent = parallel.moe_dispatch(x, selected, axis, num_experts=experts, zero_unused=False)
+        rows = bijax.group_matmul(sent.rows, down, sent.counts, zero_unused=False)
+        return parallel.moe_combine(rows, sent, weights, axis)
+
+    given = x, jnp.asarray(selected, jnp.int32), weights, down
+    expected = jax.jit(lambda *a: block(None, *a))(*given)
+    cut = jax.shard_map(lambda *a: block(AXIS, *a), mesh=on(0, devices), in_specs=P(AXIS), out_specs=P(AXIS))
+    program = jax.jit(cut).lower(*given).compile()
+    assert "all-to-all" not in program.as_text(), "another way was taken"
+    for _ in range(3):
+        assert_bits_equal(program(*given), expected)
