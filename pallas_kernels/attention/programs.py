@@ -12,7 +12,7 @@ from pallas_kernels.contract import LANES, SCORE_BLOCK
 from pallas_kernels.parts.xla.fused_chain import fused_dot
 from pallas_kernels.parts.xla.rounded_chain import rounded_dot
 from pallas_kernels.parts.xla.row_major import row_major
-from pallas_kernels.parts.xla.tiles import isolate
+from pallas_kernels.parts.xla.tiles import isolate, isolated_dot
 from pallas_kernels.parts.xla.where import where
 
 Axes = tuple[tuple[int, ...], tuple[int, ...]]
@@ -29,7 +29,7 @@ WIDTHS: Final = (32, 8, 1)
 """Lanes that each kernel of a tree leaves."""
 
 
-def dot(a: jax.Array, b: jax.Array, dimensions: DotDimensions, *, fused: bool) -> jax.Array:
+def dot(a: jax.Array, b: jax.Array, dimensions: DotDimensions, *, fused: bool, crossed: bool = False) -> jax.Array:
     """Returns a product of float32 arrays with one contracted axis.
 
     Args:
@@ -37,9 +37,12 @@ def dot(a: jax.Array, b: jax.Array, dimensions: DotDimensions, *, fused: bool) -
         b: Right operand.
         dimensions: As in `lax.dot_general`.
         fused: Whether it is chains of fused multiply-adds; otherwise one chain of rounded products.
+        crossed: As in `Tile`; only with `WITH_KEYS` and `WITH_VALUES`.
     """
     if not fused:
         return rounded_dot(a, b, dimensions)
+    if crossed:
+        return _crossed(a, b, with_keys=dimensions == WITH_KEYS)
     # With the stacked axes first, XLA:CPU takes a right operand stored either way. So keys and values share one kernel
     # that moves them, and keys, which XLA would also transpose, take no longer than values.
     contracted, (batch, other_batch) = dimensions
@@ -48,6 +51,19 @@ def dot(a: jax.Array, b: jax.Array, dimensions: DotDimensions, *, fused: bool) -
         b = row_major(b.transpose(order))
     dimensions = (contracted[0], (order.index(contracted[1][0]),)), (batch, tuple(range(len(other_batch))))
     return fused_dot(a, b, dimensions, block=SCORE_BLOCK)
+
+
+def _crossed(a: jax.Array, b: jax.Array, *, with_keys: bool) -> jax.Array:
+    """Multiplies rows (b, K, R, x) of all heads by what all heads store, (b, n, K, y), and keeps each head's own."""
+    batch, heads, rows, length = a.shape
+    number, size = b.shape[1], b.shape[3]
+    stored = b.reshape(batch, number * heads, size) if with_keys else b.reshape(batch, number, heads * size)
+    dimensions = ((2,), (2 if with_keys else 1,)), ((0,), (0,))
+    every = isolated_dot(a.reshape(batch, heads * rows, length), stored, dimensions, precision=lax.Precision.HIGHEST)
+    by_head = every.reshape(batch, heads, rows, *((number, heads) if with_keys else (heads, size)))
+    axis = 4 if with_keys else 3
+    own = [lax.index_in_dim(by_head[:, head], head, axis - 1, keepdims=False) for head in range(heads)]
+    return jnp.stack(own, axis=1)
 
 
 def lane_tree(x: jax.Array, op: Binary, widths: Sequence[int] = WIDTHS, *, isolated: bool = True) -> jax.Array:
@@ -101,6 +117,7 @@ def seen_product(
     *,
     fused: bool,
     finite: bool = False,
+    crossed: bool = False,
 ) -> jax.Array:
     """Multiplies weights by values, where values that a row does not see leave no trace in it.
 
@@ -115,11 +132,12 @@ def seen_product(
             last axis of the values.
         fused: As for `dot`.
         finite: Whether all values are known to be finite.
+        crossed: As for `dot`.
 
     Returns:
         float32.
     """
-    plain = dot(weights, values, dimensions, fused=fused)
+    plain = dot(weights, values, dimensions, fused=fused, crossed=crossed)
 
     def careful() -> jax.Array:
         return _product_with_specials(weights, seen, values, dimensions, fused)

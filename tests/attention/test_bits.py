@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from typing import Any
 
 import jax
@@ -261,7 +262,10 @@ def test_pages_under_vmap() -> None:
 @pytest.mark.tier("full")
 @pytest.mark.parametrize(
     ("shape", "tiles"),
-    [((3, 3, 64, 64), [Tile(1, 64), Tile(1, 16, 64), Tile(1, 64, 64, one_block=True)]), ((1, 1, 80, 48), [Tile(3, 4)])],
+    [
+        ((3, 3, 64, 64), [Tile(1, 64), Tile(1, 16, 64), Tile(1, 64, 64, one_block=True), Tile(8, 1, crossed=True)]),
+        ((1, 1, 80, 48), [Tile(3, 4)]),
+    ],
 )
 def test_tiles_agree(shape: tuple[int, int, int, int], tiles: list[Tile]) -> None:
     """A tile that does not agree is not used, so this is about speed: a machine where it fails is slow."""
@@ -285,14 +289,14 @@ def test_a_tile_with_other_bits_is_found_out(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_every_call_has_a_tile() -> None:
-    for batch in (1, 3, 8, 100):
-        for queries in (1, 2, 16, 17, 1000):
-            for capacity in (1, 64, 65, 4096):
-                tiles = attention_tiles(batch, queries, capacity)
-                assert tiles[-1] == REFERENCE
-                assert all(t.sequences <= batch for t in tiles)
-                assert all(t.keys == REFERENCE.keys or capacity <= t.keys for t in tiles)
-                assert tiles[0].one_block == (capacity <= REFERENCE.keys and tiles[0] != REFERENCE)
+    calls = itertools.product((1, 3, 8, 100), (1, 2, 16, 17, 1000), (1, 64, 65, 4096), (1, 3, 8), (64, 300))
+    for batch, queries, capacity, heads, size in calls:
+        tiles = attention_tiles(batch, queries, capacity, heads=heads, size=size)
+        assert tiles[-1] == REFERENCE
+        assert all(t.sequences <= batch for t in tiles)
+        assert all(t.keys == REFERENCE.keys or capacity <= t.keys for t in tiles)
+        assert tiles[0].one_block == (capacity <= REFERENCE.keys and tiles[0] != REFERENCE)
+        assert tiles[0].crossed == (queries == 1 and heads == 3 and size == 64)
 
 
 def fused(x: np.ndarray, y: np.ndarray) -> np.ndarray:

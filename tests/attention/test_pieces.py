@@ -34,7 +34,7 @@ def whole_tile_agrees(tile: Tile, shape: ProgramShape) -> bool:
 @pytest.mark.parametrize("name", SHAPES)
 def test_tiles_agree_if_their_pieces_do(name: str) -> None:
     shape, call = SHAPES[name]
-    tiles = [t for t in attention_tiles(*call) if t.one_block]
+    tiles = [t for t in attention_tiles(*call, heads=shape.heads, size=shape.size) if t.one_block]
     assert tiles
     for tile in tiles:
         if pieces.pieces_agree(tile, shape):

@@ -95,7 +95,7 @@ def block_step(
     arrays: ScoreArrays,
     soft_cap: float | None,
     fused: bool,
-    finite: bool,
+    tile: Tile,
 ) -> State:
     """Takes one block of keys into the state. This is the program whose bits the contract states.
 
@@ -110,7 +110,7 @@ def block_step(
         arrays: Of the rows and keys, (b, K, R, n).
         soft_cap: That of the call.
         fused: As in the contract.
-        finite: As in `Tile`.
+        tile: Of the program.
     """
     if state is None:
         query, keys, values, factor = isolate(query, keys, values, factor)
@@ -118,7 +118,8 @@ def block_step(
         query, keys, values, start, factor = isolate(query, keys, values, start, factor)
     # In memory, since the branch for values that are not finite takes it: so it has a kernel that all layers share.
     (seen,) = isolate(seen_keys(rows, start, keys.shape[1], arrays.mask))
-    scores = block_scores(query, keys, seen, start, factor, arrays, soft_cap, fused=fused).masked
+    how = {"fused": fused, "crossed": tile.crossed}
+    scores = block_scores(query, keys, seen, start, factor, arrays, soft_cap, **how).masked
     # A nan among the scores may get lost here; it comes back with its own weight.
     maximum = lane_tree(scores, larger, _FEWER_WIDTHS if fused else WIDTHS, isolated=False)
     if state is not None:
@@ -129,7 +130,7 @@ def block_step(
     decay = None if state is None else run_flat(lambda x: (jnp.exp(x),), state.maximum - shift)[0]
     short = fused and keys.shape[1] <= _SHORT
     block_total = lane_tree(weights, lax.add, _FEWER_WIDTHS if short else WIDTHS)
-    block_values = seen_product(weights, seen, values, WITH_VALUES, fused=fused, finite=finite)
+    block_values = seen_product(weights, seen, values, WITH_VALUES, finite=tile.finite, **how)
     changed = rows.in_block(start, keys.shape[1])[:, None, :]
     if state is None or decay is None:
         # Neither sum can be -0, which adding the zero of the initial state would make +0.
@@ -257,7 +258,7 @@ def attend(
             v = k[..., :value_size] if fetch_values is None else fetch_values(first, block)
             start = jnp.int32(0) if tile.one_block else block * key_block
             given = arrays.block(first, begin, start, tile).by_rows(heads, tile, query_heads, q.shape[2])
-            fixed: dict[str, Any] = {"soft_cap": options.soft_cap, "fused": contract.fused, "finite": tile.finite}
+            fixed: dict[str, Any] = {"soft_cap": options.soft_cap, "fused": contract.fused, "tile": tile}
             return block_step(state, q, k, v, rows, start, factor=factor, arrays=given, **fixed)
 
         # A block that a row does not see leaves its state as it is, so one block needs no loop.

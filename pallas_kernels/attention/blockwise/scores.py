@@ -120,6 +120,7 @@ def block_scores(
     soft_cap: float | None,
     *,
     fused: bool,
+    crossed: bool = False,
 ) -> Scores:
     """Returns the scores of R rows and the keys of a block.
 
@@ -132,8 +133,9 @@ def block_scores(
         arrays: Of the rows and keys, (b, K, R, n).
         soft_cap: That of the call.
         fused: As in the contract.
+        crossed: As in `Tile`.
     """
-    raw = dot(query, keys, WITH_KEYS, fused=fused)
+    raw = dot(query, keys, WITH_KEYS, fused=fused, crossed=crossed)
     if soft_cap is None and arrays.bias is None and arrays.slopes is None:
         return Scores(isolate(where(seen, lax.mul(raw, factor), -np.inf))[0], None)
     # After a barrier a product is rounded before the sum.

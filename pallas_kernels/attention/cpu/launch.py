@@ -115,7 +115,8 @@ def score_gradients(
 
 def _verified(batch: int, queries: int, capacity: int, shape: ProgramShape) -> Tile:
     """Returns the first tile of the schedule that honours the contract."""
-    return next(t for t in attention_tiles(batch, queries, capacity) if honours_contract(t, shape))
+    tiles = attention_tiles(batch, queries, capacity, heads=shape.heads, size=shape.size)
+    return next(t for t in tiles if honours_contract(t, shape))
 
 
 @cached_for_options()

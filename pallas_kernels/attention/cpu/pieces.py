@@ -16,6 +16,7 @@ A whole tile would be compiled to be compared alone, which takes longer than com
 tests compare whole tiles.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -68,8 +69,8 @@ def pieces_agree(tile: Tile, shape: ProgramShape) -> bool:
         shape: The rest of the program's shape.
     """
     rows, alone = tile_rows(tile.queries, shape.group), tile_rows(1, shape.group)
-    compiled = _compile(shape, tile.sequences, rows, tile.keys)
-    reference = _compile(shape, 1, alone, REFERENCE.keys)
+    compiled = _compile(shape, tile, rows)
+    reference = _compile(shape, REFERENCE, alone)
     sequences, kinds = np.arange(tile.sequences) % _SEQUENCES, np.arange(rows) % (_QUERIES * shape.group)
     for trial in range(-(-_FEWEST_COMPARED // (shape.heads * shape.value_size))):
         probe = _probe(shape, tile.keys, trial)
@@ -95,19 +96,20 @@ def _expected(
     return [np.concatenate(piece) for piece in zip(*by_sequence, strict=True)]
 
 
-def _pieces(*operands: jax.Array) -> tuple[jax.Array, ...]:
+def _pieces(*operands: jax.Array, crossed: bool) -> tuple[jax.Array, ...]:
     """Returns the products with keys (b, K, R, n), the softmax weights (b, K, R, n) and the values (b, K, R, V)."""
     given: Operands[jax.Array] = Operands(*isolate(*operands))
     return isolate(
-        dot(given.query, given.keys, WITH_KEYS, fused=True),
+        dot(given.query, given.keys, WITH_KEYS, fused=True, crossed=crossed),
         softmax_weights(given.scores, given.shift, given.seen),
-        dot(given.weights, given.values, WITH_VALUES, fused=True),
+        dot(given.weights, given.values, WITH_VALUES, fused=True, crossed=crossed),
     )
 
 
 @cached_for_options(maxsize=64)
-def _compile(shape: ProgramShape, sequences: int, rows: int, keys: int) -> Callable[..., list[np.ndarray]]:
+def _compile(shape: ProgramShape, tile: Tile, rows: int) -> Callable[..., list[np.ndarray]]:
     heads, size, value_size = shape.heads, shape.size, shape.value_size
+    sequences, keys = tile.sequences, tile.keys
     by_row = (sequences, heads, rows)
     floats = ((*by_row, size), (*by_row, keys), by_row, (*by_row, keys))
     operands = [
@@ -115,7 +117,7 @@ def _compile(shape: ProgramShape, sequences: int, rows: int, keys: int) -> Calla
         jax.ShapeDtypeStruct((sequences, 1, rows, keys), jnp.bool_),
         *(jax.ShapeDtypeStruct((sequences, keys, heads, n), jnp.float32) for n in (size, value_size)),
     ]
-    compiled = ahead_of_time(_pieces, *operands)
+    compiled = ahead_of_time(functools.partial(_pieces, crossed=tile.crossed), *operands)
     # The program replaces -0 by +0 in what it makes of the values.
     return lambda *arrays: [np.asarray(x) + np.float32(0) for x in compiled(*arrays)]
 

@@ -16,6 +16,8 @@ class Tile(NamedTuple):
             a loop for longer than what is in it.
         finite: Whether all values are finite, as in comparisons of tiles: the branch for others, a quarter of the time
             to compile, is left out then.
+        crossed: Whether the rows of all heads are multiplied by the keys and values of all heads, of which each row
+            needs its own: no copy then brings the keys and values of a head together.
     """
 
     sequences: int
@@ -23,3 +25,4 @@ class Tile(NamedTuple):
     keys: int = KEY_BLOCK
     one_block: bool = False
     finite: bool = False
+    crossed: bool = False
