@@ -27,9 +27,9 @@ from pallas_kernels.parts.xla.manual_axes import varying_axes
 
 Groups = Sequence[Sequence[int]] | None
 
-_GATHERED_ELEMENTS: Final = 1 << 18
+_GATHERED_ELEMENTS: Final = 1 << 19
 """Of all terms together: up to here one message to everybody is cheaper than two rounds of parts."""
-_KERNEL_ELEMENTS: Final = {2: 1 << 20, 4: 1 << 18}
+_KERNEL_ELEMENTS: Final = {2: 1 << 21, 4: 1 << 19}
 """Of an array, by the number of devices: from here a kernel of its own is faster than XLA's collectives."""
 
 

@@ -23,7 +23,8 @@ from pallas_kernels.parts.hopper.launch import launch
 
 _LANES: Final = 128
 _VECTOR: Final = 4
-COLUMNS: Final = (4096, 2048, 1024, 512)
+READS: Final = True
+COLUMNS: Final = (2048, 1024, 512)
 """Elements that a block adds: the largest that divides a part. More in flight at once cost fewer waits."""
 
 
@@ -33,7 +34,15 @@ def served(elements: int, devices: int) -> bool:
 
 
 def peer_sum(
-    x: jax.Array, *, axis: Any, devices: int, out_dtype: str, whole: bool, contract: TreeContract
+    x: jax.Array,
+    *,
+    axis: Any,
+    devices: int,
+    out_dtype: str,
+    whole: bool,
+    contract: TreeContract,
+    reads: bool = READS,
+    columns: int | None = None,
 ) -> jax.Array:
     """Adds parts over devices, inside `jax.shard_map` over a mesh whose only axis is that of the sum.
 
@@ -44,6 +53,8 @@ def peer_sum(
         out_dtype: Dtype of the result.
         whole: Whether each device gets all parts, or its own.
         contract: The order of the sum.
+        reads: Whether a device reads the terms of its part from the others; otherwise they store them with it.
+        columns: Elements that a block adds.
 
     Returns:
         (devices, size) all parts, or (size,) this device's part, rounded once.
@@ -52,16 +63,16 @@ def peer_sum(
     """
     honour("peer_sum", contract, TreeContract())
     size = x.shape[1]
-    columns = next(c for c in COLUMNS if size % c == 0)
+    columns = columns or next(c for c in COLUMNS if size % c == 0)
     blocks = size // columns
     out = jax.ShapeDtypeStruct((devices if whole else 1, blocks, columns), out_dtype)
     landing = jax.ShapeDtypeStruct((devices, blocks, columns), jnp.float32)
-    total, _ = launch(
+    total, *_ = launch(
         "peer_sum",
-        partial(_block, axis=axis, devices=devices, columns=columns, whole=whole),
-        [out, landing],
+        partial(_reading if reads else _storing, axis=axis, devices=devices, columns=columns, whole=whole),
+        [out] if reads else [out, landing],
         {"block": blocks},
-        [plgpu.SemaphoreType.REGULAR] * (2 if whole else 1),
+        [plgpu.SemaphoreType.REGULAR] * (1 if reads or not whole else 2),
         interpret=False,
     )(x.reshape(devices, blocks, columns))
     shape = (devices, size) if whole else (size,)
@@ -69,32 +80,58 @@ def peer_sum(
     return result
 
 
-def _block(
+def _storing(
     terms: Any, out: Any, landing: Any, arrived: Any, *done: Any, axis: Any, devices: int, columns: int, whole: bool
 ) -> None:
-    block, me = lax.axis_index("block"), lax.axis_index(axis)
-    layout = plgpu.Layout.WG_STRIDED((columns,), vec_size=_VECTOR)
-    load = partial(plgpu.load, layout=layout, optimized=False)
-    count: Any = devices - 1
-    others = [lax.rem(me + step, jnp.int32(devices)) for step in range(1, devices)]
-
-    def tell(semaphore: Any) -> None:
-        # After all stores: the first signal waits for them, the others find nothing left to wait for.
-        for other in others:
-            pl.semaphore_signal(semaphore, device_id=other)
-
+    block, me, load, others = _places(axis, devices, columns)
     for other in others:
         plgpu.remote_ref(landing.at[me, block], other)[...] = load(terms.at[other, block])
-    tell(arrived)
+    _tell(arrived, others)
     landing[me, block] = load(terms.at[me, block])
-    pl.semaphore_wait(arrived, count)
+    _wait(arrived, devices)
     total = add_as_tree(lambda device: load(landing.at[device, block]), devices).astype(out.dtype)
     if not whole:
         out[0, block] = total
         return
+    (last,) = done
+    _give(total, out, last, block, me, others)
+
+
+def _reading(terms: Any, out: Any, done: Any, *, axis: Any, devices: int, columns: int, whole: bool) -> None:
+    block, me, load, others = _places(axis, devices, columns)
+    loaded = [load(plgpu.remote_ref(terms.at[me, block], jnp.int32(device))) for device in range(devices)]
+    total = add_as_tree(lambda device: loaded[device], devices).astype(out.dtype)
+    if whole:
+        _give(total, out, done, block, me, others)
+        return
+    _tell(done, others)  # it has read their terms
+    out[0, block] = total
+    _wait(done, devices)
+
+
+def _places(axis: Any, devices: int, columns: int) -> tuple[Any, Any, Any, list[Any]]:
+    """Returns the block, this device, what loads a block, and the other devices."""
+    block, me = lax.axis_index("block"), lax.axis_index(axis)
+    layout = plgpu.Layout.WG_STRIDED((columns,), vec_size=_VECTOR)
+    others = [lax.rem(me + step, jnp.int32(devices)) for step in range(1, devices)]
+    return block, me, partial(plgpu.load, layout=layout, optimized=False), others
+
+
+def _give(total: Any, out: Any, done: Any, block: Any, me: Any, others: list[Any]) -> None:
+    """Stores a part with everybody, and waits for the parts of the others."""
     for other in others:
         plgpu.remote_ref(out.at[me, block], other)[...] = total
-    (last,) = done
-    tell(last)
+    _tell(done, others)
     out[me, block] = total
-    pl.semaphore_wait(last, count)
+    _wait(done, len(others) + 1)
+
+
+def _tell(semaphore: Any, others: list[Any]) -> None:
+    # After all stores: the first signal waits for them, the others find nothing left to wait for.
+    for other in others:
+        pl.semaphore_signal(semaphore, device_id=other)
+
+
+def _wait(semaphore: Any, devices: int) -> None:
+    count: Any = devices - 1
+    pl.semaphore_wait(semaphore, count)

@@ -13,6 +13,8 @@ from jax.sharding import PartitionSpec as P
 import bijax
 from bijax import parallel
 from bijax.testing import assert_bits_equal
+from pallas_kernels.contract import TreeContract
+from pallas_kernels.devices.peer_sum import peer_sum
 from tests.parallel.on_devices import AXIS, array
 
 DEVICES: Final = len(jax.devices())
@@ -23,8 +25,8 @@ pytestmark = [
     pytest.mark.skipif(DEVICES < 2, reason=f"needs two GPUs of one process, got {DEVICES} device"),
 ]
 
-SHAPES: Final = ((2048, 4096), (600, 2048), (2056, 512))
-"""Blocks of 4096, 2048 and 512 elements on four devices."""
+SHAPES: Final = ((2048, 4096), (2056, 1536), (2050, 1024))
+"""Blocks of 2048, 1024 and 512 elements on four devices."""
 
 
 def terms(devices: int, shape: tuple[int, ...]) -> jax.Array:
@@ -67,7 +69,7 @@ def test_plain_sums_of_four_have_other_bits() -> None:
 def test_sums_one_after_another() -> None:
     """The next sum starts while other devices still store results of the last one, in a loop and queued."""
     devices = COUNTS[-1]
-    x = array(2, devices, 512, 2048)
+    x = array(2, devices, 1024, 2048)
 
     def step(x: jax.Array) -> jax.Array:
         return parallel.psum(x * jnp.float32(0.5), AXIS)
@@ -120,3 +122,28 @@ def test_experts(devices: int, popular: bool) -> None:
     assert "all-to-all" not in text, "another way was taken"
     for _ in range(3):
         assert_bits_equal(program(*given), expected)
+
+
+@pytest.mark.parametrize("devices", COUNTS)
+@pytest.mark.parametrize("reads", [False, True], ids=["stores", "reads"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_both_ways(devices: int, reads: bool, dtype: str) -> None:
+    x = terms(devices, SHAPES[1])
+    expected = np.asarray(jax.jit(lambda x: parallel.tree_sum(x, dtype=dtype))(x)).reshape(-1)
+    for columns in (1024, 512):
+        options: dict[str, Any] = {"axis": AXIS, "devices": devices, "out_dtype": dtype, "contract": TreeContract()}
+
+        def add(x: jax.Array, whole: bool, columns: int = columns, options: Any = options) -> jax.Array:
+            return peer_sum(x.reshape(devices, -1), whole=whole, reads=reads, columns=columns, **options).reshape(-1)
+
+        for whole in (True, False):
+            cut = jax.shard_map(
+                lambda x, whole=whole, add=add: add(x, whole),
+                mesh=on(0, devices),
+                in_specs=P(AXIS),
+                out_specs=P(AXIS),
+                check_vma=False,
+            )
+            for _ in range(3):
+                found = np.asarray(jax.jit(cut)(x))
+                assert_bits_equal(found, np.tile(expected, devices) if whole else expected)
