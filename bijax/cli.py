@@ -71,7 +71,7 @@ COMMANDS: Final = (
     ),
     Command(
         "info",
-        "print versions, devices, and which kernels serve this machine, for a report of a bug",
+        "print versions, devices, and which kernels serve this machine, for bug reports",
         f"{_INSPECT}.info_command",
         "add_info_parser",
         "run_info",

@@ -277,10 +277,15 @@ def draw(runs: dict[str, list[Comparison]], axes: Any) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Runs both ways; returns 0 if trainer and sampler had the same bits with bijax."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=Settings.steps, help="optimizer steps")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default=Settings.dtype, help="of the computation")
+    parser.add_argument("--steps", type=int, default=Settings.steps, help="optimizer steps (default: %(default)s)")
+    parser.add_argument(
+        "--dtype",
+        choices=("bfloat16", "float32"),
+        default=Settings.dtype,
+        help="dtype of the model (default: %(default)s)",
+    )
     parser.add_argument("--hybrid", action="store_true", help="linear attention in every other layer")
-    parser.add_argument("--plot", type=Path, default=None, metavar="FILE", help="picture to write")
+    parser.add_argument("--plot", type=Path, default=None, metavar="FILE", help="where to save the picture")
     parsed = parser.parse_args(argv)
     runs: dict[str, list[Comparison]] = {}
     for name, invariant in (("bijax", True), ("plain JAX", False)):

@@ -49,7 +49,8 @@ class Routing:
         if min(sizes) < 1 or self.num_experts % self.num_groups or self.topk_groups > self.num_groups:
             raise ValueError(
                 "Routing: expected positive numbers, num_groups that divide num_experts and topk_groups of at most"
-                f" num_groups, got {self.num_experts=}, {self.topk=}, {self.num_groups=}, {self.topk_groups=}."
+                f" num_groups, got num_experts={self.num_experts}, topk={self.topk},"
+                f" num_groups={self.num_groups}, topk_groups={self.topk_groups}."
             )
         if self.topk > self.num_experts // self.num_groups * self.topk_groups:
             raise ValueError(f"Routing: topk must be at most the experts of topk_groups groups, got {self}.")

@@ -52,9 +52,9 @@ class Target:
     def __post_init__(self) -> None:
         has_it = self.platform == _CUDA and _ARCHITECTURE.fullmatch(self.architecture)
         if not self.platform.isalpha() or (self.architecture and not has_it):
+            got = f"{self.platform!r} with {self.architecture!r}" if self.architecture else repr(self.platform)
             raise ValueError(
-                f"expected a platform such as 'cpu', or 'cuda' with an architecture such as 'sm_90', got"
-                f" {self.platform!r} with {self.architecture!r}."
+                f"expected a platform such as 'cpu' or 'cuda', or an architecture of 'cuda' such as 'sm_90', got {got}."
             )
 
     @classmethod

@@ -48,7 +48,6 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "a hybrid": hybrid.steps,
     "latents": latent.cases,
     "two GPUs": parallel.steps,
-    "four GPUs": parallel.four,
     "overlap on two GPUs": parallel.overlap,
     "traffic": reliability.traffic,
     "servers": reliability.servers,

@@ -24,24 +24,6 @@ def steps() -> str:
     return "\n".join([head, "", table(names, rows, "lrrrr")])
 
 
-def four() -> str:
-    """Steps of models over four GPUs, against two of them, one of them and JAX's own operations."""
-    figures = on_gpu("parallel").where(lambda c: (c["what"], c["devices"]) == ("steps", 4))
-    head = paragraph(f"The same steps over four GPUs (wall time, {figures.source}):")
-    rows = [
-        [
-            f"{c['shape']}, {c['case'].replace('x', '×')}",
-            f"{c['ours_us'] / 1e3:.2f} ms",
-            f"{c['xla_us'] / c['ours_us']:.2f}",
-            f"{c['two_us'] / c['ours_us']:.2f}",
-            f"{c['one_us'] / c['ours_us']:.2f}",
-        ]
-        for c in figures.cells
-    ]
-    names = ("step", "four GPUs", "four, against JAX's on four", "four, against two", "four, against one")
-    return "\n".join([head, "", table(names, rows, "lrrrr")])
-
-
 def overlap() -> str:
     """Steps of a model with experts over two GPUs, with and without overlap."""
     figures = on_gpu("overlap")

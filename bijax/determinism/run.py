@@ -81,7 +81,8 @@ def verdict(found: dict[tuple[str, str], Samples]) -> str:
     total = sum(len(samples.completions) for samples in found.values())
     if several:
         return f"not deterministic: {len(several)} of {len(found)} requests have several outputs: {', '.join(several)}"
-    return f"deterministic: each of {len(found)} requests had one output, to the last bit, in {total} samples"
+    requests = f"each of {len(found)} requests" if len(found) > 1 else "the request"
+    return f"deterministic: {requests} had one output, to the last bit, in {total} samples"
 
 
 def _figures(found: dict[tuple[str, str], Samples], title: str, is_one: bool) -> dict[str, object]:

@@ -1,11 +1,11 @@
-"""Kernels that the GPUs of one process run together, as a primitive that XLA's collectives serve elsewhere.
+"""A kernel that the GPUs of one process run together, as a primitive that XLA's collectives serve elsewhere.
 
 Whether GPUs reach each other's memory depends on the devices of the mesh, which are known once a program is lowered.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -16,38 +16,17 @@ from jax.sharding import Mesh
 
 from bijax.core._jax_private import without_varying_types
 from bijax.core.architecture import target_for
-from bijax.core.contracts import is_recording, run
+from bijax.core.contracts import run
 from bijax.core.primitive import KERNELS, Arrays
 from bijax.core.tag import kernel_code
 from pallas_kernels.contract import TreeContract
-from pallas_kernels.devices import peer_exchange, peer_sum
+from pallas_kernels.devices.peer_sum import peer_sum, served
 from pallas_kernels.parts.xla.manual_axes import vary_alike, varying_axes
 from pallas_kernels.runtime.own_settings import of_width, without_mesh
 
 _PRIMITIVE: Final = Primitive("bijax_peers")
 _WITHOUT_NVLINK: Final = ("PCIe", "NVL")
 """In the names of Hopper GPUs that a host need not connect with each other."""
-
-
-class PeerKernel(Protocol):
-    """What the GPUs compute together; hashable."""
-
-    @property
-    def axis(self) -> Any:
-        """Name of the mesh axis."""
-        ...
-
-    def __call__(self, *arrays: jax.Array) -> jax.Array:
-        """Runs the kernel."""
-        ...
-
-    def like(self, *arrays: Any) -> jax.ShapeDtypeStruct:
-        """Returns the shape and dtype of the result."""
-        ...
-
-    def otherwise(self, *arrays: jax.Array) -> jax.Array:
-        """Returns the same by XLA's collectives, varying over the axis."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -72,7 +51,7 @@ class PeerSum:
         """Runs the kernel."""
         options: dict[str, Any] = {"axis": self.axis, "devices": self.devices, "out_dtype": self.dtype}
         contract = TreeContract()
-        return run(peer_sum.peer_sum, *arrays, like=self._zeros, whole=self.whole, contract=contract, **options)
+        return run(peer_sum, *arrays, like=self._zeros, whole=self.whole, contract=contract, **options)
 
     def like(self, *arrays: Any) -> jax.ShapeDtypeStruct:
         """Returns the shape and dtype of the result."""
@@ -85,51 +64,16 @@ class PeerSum:
         return total
 
     def _zeros(self, parts: jax.Array, **_: Any) -> jax.Array:
-        return _zeros(self.like(parts))
-
-
-@dataclass(frozen=True)
-class PeerExchange:
-    """An all-to-all of rows (devices, rows, C), of which the first `used` (devices,) of each sender are needed.
-
-    Attributes:
-        axis: Name of the mesh axis.
-        devices: Number of devices.
-        written: The same by XLA's collectives, for all rows; hashable.
-    """
-
-    axis: Any
-    devices: int
-    written: Any
-
-    def __call__(self, *arrays: jax.Array) -> jax.Array:
-        """Runs the kernel."""
-        if is_recording():  # rows are copied: no contract
-            return _zeros(self.like(*arrays))
-        rows, used = arrays
-        return peer_exchange.peer_exchange(rows, used, axis=self.axis, devices=self.devices)
-
-    def like(self, *arrays: Any) -> jax.ShapeDtypeStruct:
-        """Returns the shape and dtype of the result."""
-        return jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype)
-
-    def otherwise(self, *arrays: jax.Array) -> jax.Array:
-        """Returns the same by XLA's collectives."""
-        moved: jax.Array = self.written(arrays[0])
-        return moved
+        like = self.like(parts)
+        return jnp.zeros(like.shape, like.dtype)
 
 
 def may_sum(x: jax.Array, axes: Sequence[Any], devices: int) -> bool:
     """Returns whether the kernel of `PeerSum` adds such arrays, if the GPUs of the mesh reach each other."""
-    return x.dtype == np.float32 and _of_mesh(axes) and peer_sum.served(x.size, devices)
+    return x.dtype == np.float32 and _of_mesh(axes) and served(x.size, devices)
 
 
-def may_exchange(rows: jax.Array, axes: Sequence[Any]) -> bool:
-    """Returns whether the kernel of `PeerExchange` moves such rows, if the GPUs of the mesh reach each other."""
-    return _of_mesh(axes) and peer_exchange.served(rows.shape, rows.dtype)
-
-
-def on_peers(kernel: PeerKernel, *arrays: jax.Array, to: str = "varying") -> jax.Array:
+def on_peers(kernel: PeerSum, *arrays: jax.Array, to: str = "varying") -> jax.Array:
     """Runs a kernel on the GPUs of its mesh axis, in a branch of a program for CUDA.
 
     Args:
@@ -145,11 +89,7 @@ def _of_mesh(axes: Sequence[Any]) -> bool:
     return len(axes) == 1 and axes[0] in jax.sharding.get_abstract_mesh().manual_axes
 
 
-def _zeros(like: jax.ShapeDtypeStruct) -> jax.Array:
-    return jnp.zeros(like.shape, like.dtype)
-
-
-def _abstract(*avals: Any, kernel: PeerKernel, to: str) -> Any:
+def _abstract(*avals: Any, kernel: PeerSum, to: str) -> Any:
     like, first = kernel.like(*avals), avals[0]
     varying = varying_axes(first)
     if not varying:
@@ -172,7 +112,7 @@ def _batch(arrays: Any, dimensions: Any, **parameters: Any) -> Any:
     return jnp.stack([entry(i) for i in range(size)]), 0
 
 
-def _rule(ctx: Any, *operands: Any, kernel: PeerKernel, to: str) -> Any:
+def _rule(ctx: Any, *operands: Any, kernel: PeerSum, to: str) -> Any:
     function = kernel.__call__ if _reach_each_other(ctx.module_context, kernel.axis) else kernel.otherwise
     plain = [jax.core.ShapedArray(aval.shape, aval.dtype) for aval in ctx.avals_in]
     with kernel_code(), without_mesh(), without_varying_types(), of_width(ctx.avals_in):
@@ -193,7 +133,7 @@ def _reach_each_other(module: Any, axis: Any) -> bool:
     )
 
 
-def _recorded(*arrays: jax.Array, kernel: PeerKernel, to: str) -> Arrays:
+def _recorded(*arrays: jax.Array, kernel: PeerSum, to: str) -> Arrays:
     del to
     return (kernel(*arrays),)
 

@@ -194,7 +194,7 @@ class Finder:
         if ours and self._platform == "cpu" and kind == "dot" and self._by_vectors(computation, i):
             ours, reason = False, _BY_VECTORS
         if not ours and verdict == "variant" and kind in _CLASSES and self._origin.has_lost_its_tag(i):
-            reason += "; XLA made it anew, it may have been the code of a bijax kernel"
+            reason += "; XLA created it, perhaps from the code of a bijax kernel"
         flops = self._flops.of(computation, i)
         return Finding(
             verdict="ours" if ours else verdict,

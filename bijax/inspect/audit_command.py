@@ -48,7 +48,7 @@ def add_audit_parser(commands: "argparse._SubParsersAction[argparse.ArgumentPars
     parser.add_argument(
         "--architecture",
         metavar="SM",
-        help="that of the GPU, such as sm_90, for --platform cuda",
+        help="architecture of the GPU, such as sm_90, for --platform cuda",
     )
     parser.add_argument("--compiled", action="store_true", help="look at the compiled program, too")
     output = parser.add_mutually_exclusive_group()

@@ -26,7 +26,9 @@ def add_contracts_parser(commands: "argparse._SubParsersAction[argparse.Argument
     parser.add_argument("function", metavar="MODULE:FUNCTION", help="the function; modules are found from here, too")
     add_function_arguments(parser)
     parser.add_argument("--platform", choices=PLATFORMS, help="platform (default: the present one)")
-    parser.add_argument("--architecture", metavar="SM", help="that of the GPU, such as sm_90, for --platform cuda")
+    parser.add_argument(
+        "--architecture", metavar="SM", help="architecture of the GPU, such as sm_90, for --platform cuda"
+    )
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
 
 

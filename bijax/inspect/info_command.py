@@ -24,7 +24,7 @@ def add_info_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParse
     """Adds `info` to the commands."""
     parser = commands.add_parser(
         "info",
-        help="print versions, devices, and which kernels serve this machine, for a report of a bug",
+        help="print versions, devices, and which kernels serve this machine, for bug reports",
         description="Prints the versions of packages, the platform, the devices that JAX sees, the settings that"
         " matter, and the backend that serves each operation on them.",
     )

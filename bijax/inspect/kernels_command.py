@@ -52,9 +52,10 @@ def run_kernels(parsed: argparse.Namespace) -> int:
         print(json.dumps(entries, indent=2))
     else:
         print(_table(entries).plain())
-        operations = len({entry["operation"] for entry in entries})
-        what = "calls" if parsed.cases else "kernels"
-        print(f"{len(entries)} {what} of {operations} operations{f' on {parsed.target}' if parsed.target else ''}")
+        number = len({entry["operation"] for entry in entries})
+        what, of = "call" if parsed.cases else "kernel", f"{number} operation{'s' * (number != 1)}"
+        where = f" on {parsed.target}" if parsed.target else ""
+        print(f"{len(entries)} {what}{'s' * (len(entries) != 1)} of {of}{where}")
     return 0
 
 

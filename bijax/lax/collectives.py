@@ -3,8 +3,8 @@
 Libraries add the terms of an all-reduce in an order that depends on the message size and the topology. Here the terms
 are moved, which computes nothing, and each element is added as a binary tree over the devices (`TreeContract`). How
 they are moved is a schedule: to all devices if the array is small, and otherwise a part to each. Two terms in float32
-have one sum in either order, so on GPUs two devices use XLA's all-reduce and reduce-scatter. Large arrays of float32
-are moved, added and rounded by one kernel where GPUs reach each other's memory (`bijax.dispatch.peers`).
+have one sum in either order, so on GPUs two devices use XLA's all-reduce and reduce-scatter, or for large arrays one
+kernel that moves, adds and rounds where the GPUs reach each other's memory (`bijax.dispatch.peers`).
 """
 
 import functools
@@ -29,8 +29,8 @@ Groups = Sequence[Sequence[int]] | None
 
 _GATHERED_ELEMENTS: Final = 1 << 19
 """Of all terms together: up to here one message to everybody is cheaper than two rounds of parts."""
-_KERNEL_ELEMENTS: Final = {2: 1 << 21, 4: 1 << 19}
-"""Of an array, by the number of devices: from here a kernel of its own is faster than XLA's collectives."""
+_KERNEL_ELEMENTS: Final = 1 << 21
+"""Of an array of two devices: from here one kernel is faster than XLA's all-reduce and a rounding."""
 
 
 def why_refused(devices: int) -> str:
@@ -84,7 +84,7 @@ def psum(
     if axis_index_groups is not None or x.dtype != jnp.float32:
         return exchange(x)
     if _by_kernel(x, axes, n):
-        kernel = PeerSum(axes[0], n, dtype, True, _Written(_add_parts, axes, n, dtype, x.shape))
+        kernel = PeerSum(axes[0], n, dtype, True, _Written(_add_parts, axes, dtype, x.shape))
 
         def by_kernel(x: jax.Array) -> jax.Array:
             return on_peers(kernel, x.reshape(n, -1), to=to).reshape(x.shape)
@@ -101,32 +101,27 @@ class _Written:
     """What XLA's collectives compute where the kernel cannot, as a parameter of its primitive.
 
     Attributes:
-        function: Takes the parts, the axes, the number of devices, the dtype and the shape.
+        function: Takes the parts, the axes, the dtype and the shape.
         axes: The mesh axis.
-        n: Number of devices.
         dtype: Dtype of the result.
         shape: Shape of the array, or of this device's part.
     """
 
     function: Callable[..., jax.Array]
     axes: tuple[Any, ...]
-    n: int
     dtype: str
     shape: tuple[int, ...]
 
     def __call__(self, parts: jax.Array) -> jax.Array:
-        return self.function(parts, self.axes, self.n, self.dtype, self.shape)
+        return self.function(parts, self.axes, self.dtype, self.shape)
 
 
 def _by_kernel(x: jax.Array, axes: tuple[Any, ...], n: int) -> bool:
-    return n in _KERNEL_ELEMENTS and x.size >= _KERNEL_ELEMENTS[n] and not is_recording() and may_sum(x, axes, n)
+    return n == 2 and x.size >= _KERNEL_ELEMENTS and not is_recording() and may_sum(x, axes, n)
 
 
-def _add_parts(parts: jax.Array, axes: tuple[Any, ...], n: int, dtype: str, shape: tuple[int, ...]) -> jax.Array:
-    x = parts.reshape(shape)
-    reduce = _all_reduce if n == 2 else functools.partial(_exchange, groups=None, n=n)
-    total = reduce(x, axes=axes, dtype=dtype, to="varying")
-    return total.reshape(parts.shape)
+def _add_parts(parts: jax.Array, axes: tuple[Any, ...], dtype: str, shape: tuple[int, ...]) -> jax.Array:
+    return _all_reduce(parts.reshape(shape), axes=axes, dtype=dtype, to="varying").reshape(parts.shape)
 
 
 def _exchange(x: jax.Array, *, axes: tuple[Any, ...], groups: Groups, n: int, dtype: str, to: str) -> jax.Array:
@@ -192,7 +187,7 @@ def reduce_scatter(
     if axis_index_groups is not None or x.dtype != jnp.float32:
         mine = exchange(parts)
     elif _by_kernel(parts, axes, axis_size):
-        written = _Written(_add_own_part, axes, axis_size, dtype, parts.shape)
+        written = _Written(_add_own_part, axes, dtype, parts.shape)
         kernel = PeerSum(axes[0], axis_size, dtype, False, written)
 
         def by_kernel(parts: jax.Array) -> jax.Array:
@@ -225,10 +220,8 @@ def _scatter(parts: jax.Array, *, axis: Any, dtype: str) -> jax.Array:
     return tree_kernel(total[None], out_dtype=dtype)[0]
 
 
-def _add_own_part(parts: jax.Array, axes: tuple[Any, ...], n: int, dtype: str, shape: tuple[int, ...]) -> jax.Array:
-    x = parts.reshape(shape)
-    mine = _scatter(x, axis=axes, dtype=dtype) if n == 2 else _exchange_parts(x, axis=axes, groups=None, dtype=dtype)
-    return mine.reshape(-1)
+def _add_own_part(parts: jax.Array, axes: tuple[Any, ...], dtype: str, shape: tuple[int, ...]) -> jax.Array:
+    return _scatter(parts.reshape(shape), axis=axes, dtype=dtype).reshape(-1)
 
 
 def _of_parts(dtype: Any) -> Any:

@@ -14,7 +14,7 @@ from bijax.ops.moe._experts import sort_by_expert
 from bijax.ops.moe.gather import moe_gather
 from bijax.parallel._axes import Axis, size_of, vary_over
 from bijax.parallel._expert_rows import Arrived, Dispatch, Sorted, before, moved
-from bijax.parallel._transfers import Transfer, UsedExchange
+from bijax.parallel._transfers import Exchange, Transfer
 
 _DISPATCH, _COMBINE = "bijax.parallel.moe_dispatch", "bijax.parallel.moe_combine"
 
@@ -195,14 +195,12 @@ def moe_combine_start(rows: Any, dispatched: Dispatched, axis: Axis) -> Transfer
     Guarantee: as `moe_combine`, which is this and `moe_combine_done`.
     """
     y = float_array(_COMBINE, "rows", rows)
-    devices = size_of(_COMBINE, axis)
+    size_of(_COMBINE, axis)
     if y.ndim != 2 or y.shape[0] != dispatched.order.shape[0]:
         raise ValueError(
             f"{_COMBINE}: rows must have the {dispatched.order.shape[0]} rows of `dispatched`, got {describe(y)}."
         )
-    rows = moved(vary_over(axis, y), dispatched.arrival, dispatched.order)
-    used = (dispatched.offset.reshape(devices, dispatched.offset.shape[0] // devices) >= 0).sum(axis=1, dtype=jnp.int32)
-    return Transfer((rows, used), UsedExchange(axis))
+    return Transfer(moved(vary_over(axis, y), dispatched.arrival, dispatched.order), Exchange(axis))
 
 
 def moe_combine_done(

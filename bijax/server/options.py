@@ -26,36 +26,40 @@ class ServerOptions(Options):
     skip_tokenizer_init: bool = option(
         False, "serve token ids alone, for checkpoints whose tokenizer cannot be read", kind=bool
     )
-    api_key: str | None = option(None, "key that requests must bring as `Authorization: Bearer KEY`", kind=str)
+    api_key: str | None = option(None, "key that requests must send as `Authorization: Bearer KEY`", kind=str)
     allowed_origins: str | None = option(
         None, "origins whose pages may call the server, separated by commas; * for all; by default none", kind=str
     )
-    max_request_bytes: int = option(4 * 2**20, "longest body of a request", least=1)
-    max_header_bytes: int = option(32 * 2**10, "longest head of a request", least=1024)
-    max_prompts: int = option(512, "most outputs that one request may ask for: prompts times n", least=1)
-    max_prompt_tokens: int | None = option(None, "longest prompt; by default as long as the model can", least=1)
-    max_output_tokens: int | None = option(None, "longest output; by default as long as the model can", least=1)
+    max_request_bytes: int = option(4 * 2**20, "maximum size of the body of a request, in bytes", least=1)
+    max_header_bytes: int = option(32 * 2**10, "maximum size of the headers of a request, in bytes", least=1024)
+    max_prompts: int = option(512, "maximum number of outputs of one request: its prompts times n", least=1)
+    max_prompt_tokens: int | None = option(None, "maximum length of a prompt; by default that of the model", least=1)
+    max_output_tokens: int | None = option(None, "maximum length of an output; by default that of the model", least=1)
     unknown_token_id: int | None = option(
-        None, "token that stands for ids above the vocabulary in input_ids; by default they are refused", least=0
+        None, "token that replaces ids outside the vocabulary in input_ids; by default they are refused", least=0
     )
-    max_open_requests: int = option(1024, "most requests at a time; more are answered with 503", least=1)
-    body_timeout: float = option(30.0, "seconds in which a body must come", kind=float, least=0.001, most=_DAY_S)
+    max_open_requests: int = option(
+        1024, "maximum number of open requests; further ones are answered with 503", least=1
+    )
+    body_timeout: float = option(
+        30.0, "seconds to wait for the body of a request", kind=float, least=0.001, most=_DAY_S
+    )
     drain_timeout: float = option(
-        30.0, "seconds that requests have to finish after SIGTERM", kind=float, least=0.0, most=_DAY_S
+        30.0, "seconds after SIGTERM in which requests may finish", kind=float, least=0.0, most=_DAY_S
     )
-    retry_after: int = option(5, "seconds that clients are told to wait with a 503", least=1)
+    retry_after: int = option(5, "seconds after which clients that got a 503 are told to try again", least=1)
     data_parallel_size: int = option(
         1,
-        "equal models that share the requests, each on devices of its own, as many as tensor_parallel_size says times"
-        " expert_parallel_size",
+        "number of equal models that share the requests, each on tensor_parallel_size times expert_parallel_size"
+        " devices of its own",
         least=1,
     )
     nnodes: int = option(1, "processes that serve one model together, each started with this command", least=1)
     node_rank: int = option(0, "which of these processes this is; 0 listens for requests", least=0)
     dist_init_addr: str | None = option(
-        None, "HOST:PORT of process 0, which the processes find each other by; needed with nnodes", kind=str
+        None, "HOST:PORT of process 0, to which the others connect; needed with nnodes", kind=str
     )
-    log_format: str = option("text", "form of the log lines", kind=str, choices=("text", "json"))
+    log_format: str = option("text", "format of the log lines", kind=str, choices=("text", "json"))
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -68,7 +68,7 @@ def start(name: str | None, options: ServerOptions, model_options: ModelOptions,
     except (CheckpointError, OSError, ValueError) as error:
         raise ServeError(str(error)) from error
     model = _served_model(
-        checkpoint, name or path.name, options.served_model_name, (model_options, engine_options), options.nnodes
+        checkpoint, name or str(path), options.served_model_name, (model_options, engine_options), options.nnodes
     )
     if model.name in adapters:
         raise ServeError(f"an adapter must not have the model's name, got {model.name!r}; rename it in --lora-paths")

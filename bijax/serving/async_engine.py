@@ -143,7 +143,7 @@ class AsyncEngine:
             async for output in outputs:
                 last = output
         if last is None:
-            raise EngineError("a request ended without an output; this is a fault.")
+            raise EngineError("a request ended without an output; this is a bug in bijax.")
         return last
 
     async def abort(self, request_id: str) -> bool:
@@ -303,5 +303,5 @@ class _Mailbox:
         if isinstance(item, EngineError):
             raise item
         if item is None:
-            raise EngineError("an output was announced and is not there; this is a fault.")
+            raise EngineError("an output was announced and is not there; this is a bug in bijax.")
         return item

@@ -17,7 +17,7 @@ class DisaggregatedEngine:
     """Two engines with one model: the first computes prompts, the second generates from their pages.
 
     The full pages of a prompt go from the first engine's prefix cache into the second's, which computes what is left of
-    the prompt. The engines may have different numbers of devices: the heads of a page are cut anew.
+    the prompt. The engines may have different numbers of devices: the heads of a page are divided among them again.
 
     Args:
         prefill: Computes prompts.
@@ -94,9 +94,10 @@ class DisaggregatedEngine:
         return (len(known) + len(taken)) * self.prefill.options.page_size
 
     def update_weights(self, weights: Any, version: str | None = None) -> None:
-        """Gives both engines other weights; see `Engine.update_weights`."""
-        self.prefill.update_weights(weights, version)
-        self.decode.update_weights(weights, version)
+        """Gives both engines other weights, or none of them if one refuses; see `Engine.update_weights`."""
+        models = [engine.model.with_weights(weights) for engine in (self.prefill, self.decode)]
+        self.prefill.take_model(models[0], version)
+        self.decode.take_model(models[1], self.prefill.weight_version)
 
 
 def _check(prefill: Engine, decode: Engine) -> None:

@@ -233,8 +233,8 @@ class Engine:
         """Dispatches one step; returns the cumulative outputs of the requests that received something.
 
         Args:
-            watched: Requests whose outputs are returned before they are finished; all by default. What nobody looks at
-                costs time.
+            watched: Requests whose outputs are returned before they are finished; all by default. Outputs
+                that are not needed cost time.
 
         With `dispatch_ahead` these are the previous step's results, so that the device has work while the host reads
         and plans. If a request turns out to have ended by then, for example at a stop string, the token that the new
@@ -255,7 +255,9 @@ class Engine:
             self._steps += 1
             works = self._scheduler.plan()
             if not works and ready is None and self._requests:
-                raise EngineError(f"none of {len(self._requests)} requests could be given work; this is a fault.")
+                raise EngineError(
+                    f"none of {len(self._requests)} requests could be given work; this is a bug in bijax."
+                )
             if works:
                 self._restore_states()
                 step = Step(self._programs, cut(works, self._programs.sizes), self.weight_version)
@@ -321,7 +323,10 @@ class Engine:
             TypeError: If the model does not accept weights in that format.
             ValueError: If they belong to another model. The old weights stay.
         """
-        model = self._model.with_weights(weights)
+        self.take_model(self._model.with_weights(weights), version)
+
+    def take_model(self, model: Model, version: str | None = None) -> None:
+        """Takes what `with_weights` of the model returned; see `update_weights`."""
         with self.in_one_piece():
             self._model = model
             self._programs.replace_model(model)

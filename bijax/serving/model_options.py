@@ -43,21 +43,23 @@ class ModelOptions(Options):
         None, "requests may choose a LoRA adapter; on with lora_paths, which it needs", kind=bool
     )
     lora_paths: tuple[str, ...] = option(
-        (), "folders of LoRA adapters, with the names that requests call them by", kind=tuple, metavar="NAME=PATH"
+        (), "folders of LoRA adapters, with their names in requests", kind=tuple, metavar="NAME=PATH"
     )
     tensor_parallel_size: int | None = option(
         None,
-        "devices that weights and cache are cut over, a power of two; 1 has the bits of several on one device, and"
-        " without the option sums are not cut",
+        "number of devices that weights and cache are cut over, a power of two; 1 gives the bits of several devices on"
+        " one; by default the model is not cut, and has other bits",
         least=1,
     )
     tensor_parallel_leaves: int = option(
-        LEAVES, "leaves of each sum that is cut, a power of two: the most devices; the same for equal bits", least=1
+        LEAVES,
+        "leaves of each sum that is cut, a power of two: the maximum number of devices; it fixes the bits",
+        least=1,
     )
     expert_parallel_size: int = option(
         1,
-        "times tensor_parallel_size the devices that experts are spread over, a power of two; along it everything else"
-        " is repeated, and no bit depends on it",
+        "experts are spread over this many times tensor_parallel_size devices, a power of two; all other weights are"
+        " repeated; no bit depends on it",
         least=1,
     )
 

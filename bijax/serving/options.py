@@ -33,29 +33,35 @@ class EngineOptions(Options):
     num_pages: int | None = option(None, "pages of the cache; by default as many as there is memory for", least=1)
     mem_fraction_static: float | None = option(
         None,
-        "part of the memory for weights and cache (0.85 by default on a GPU; on a CPU part of the free memory, for the"
-        " cache, by default 1 GiB or a quarter)",
+        "fraction of the memory for weights and cache (default on a GPU: 0.85); on a CPU, fraction of the free memory"
+        " for the cache (default: a quarter, at most 1 GiB)",
         kind=float,
         least=0.01,
         most=1.0,
     )
-    max_running: int = option(32, "sequences computed at once, at most", least=1)
-    max_waiting: int = option(1024, "sequences that may wait; more are refused", least=1)
-    max_prefill_tokens: int = option(256, "tokens of prompts computed in a step, at most", least=1)
-    max_length: int | None = option(None, "longest sequence in tokens; the model's by default", least=2)
-    prefix_cache: bool = option(True, "keep computed pages for requests that start alike", kind=bool)
+    max_running: int = option(32, "maximum number of sequences that are computed together", least=1)
+    max_waiting: int = option(1024, "maximum number of sequences that wait; further ones are refused", least=1)
+    max_prefill_tokens: int = option(256, "maximum number of prompt tokens that are computed in one step", least=1)
+    max_length: int | None = option(
+        None, "maximum length of a sequence in tokens; by default that of the model", least=2
+    )
+    prefix_cache: bool = option(True, "reuse the cached pages of requests that start with the same tokens", kind=bool)
     state_snapshots: int | None = option(
-        None, "states kept for requests that start alike, with a model that has states; 2 for each running sequence by"
-        " default", least=0,
+        None, "number of states that are kept to be reused, for a model with linear attention; by default 2 for each"
+        " running sequence", least=0,
     )  # fmt: skip
     snapshot_interval: int = option(
-        4096, "tokens of a long prompt between states that are kept; a multiple of 64 and of page_size", least=64
+        4096,
+        "number of tokens of a long prompt between two states that are kept; a multiple of 64 and of page_size",
+        least=64,
     )
-    speculative_tokens: int = option(0, "tokens of a sequence drafted in a step, at most", least=0, most=MAX_DRAFTS)
+    speculative_tokens: int = option(
+        0, "maximum number of tokens that are drafted for a sequence in one step", least=0, most=MAX_DRAFTS
+    )
     speculative_algorithm: str = option(
         PROMPT_LOOKUP,
-        "what drafts tokens: prompt_lookup, what followed the last tokens earlier; mtp, the model's head for"
-        " multi-token prediction, which needs speculative_tokens",
+        "what drafts tokens: prompt_lookup, a look-up of the last tokens earlier in the sequence; mtp, the model's head"
+        " for multi-token prediction; used with speculative_tokens",
         kind=str,
         choices=(PROMPT_LOOKUP, MTP),
     )
@@ -72,23 +78,23 @@ class EngineOptions(Options):
     seed_from_prompt: bool = option(
         False, "requests that name no seed take a hash of their prompt: equal requests get equal texts", kind=bool
     )
-    aging_steps: int = option(
-        256, "steps of the engine after which a request counts as much as one a priority above", least=1
-    )
+    aging_steps: int = option(256, "number of steps after which a waiting request moves up by one priority", least=1)
 
     moe_a2a_backend: str = option(
-        "none", "how overlap sends tokens to experts on other devices: all_to_all; none: there is no overlap", kind=str,
+        "none", "how tokens are sent to experts on other devices with overlap: all_to_all; none: no overlap", kind=str,
         choices=("none", "all_to_all"),
     )  # fmt: skip
     enable_two_batch_overlap: bool = option(
-        False, "half of a batch computes while tokens of the other travel to experts; needs moe_a2a_backend", kind=bool
+        False,
+        "compute one half of a batch while the tokens of the other half are sent to experts; needs moe_a2a_backend",
+        kind=bool,
     )
     enable_single_batch_overlap: bool = option(
-        False, "parts of the experts' work are computed while others travel; needs moe_a2a_backend", kind=bool
+        False, "compute a part of the experts' work while other parts are sent; needs moe_a2a_backend", kind=bool
     )
     tbo_token_distribution_threshold: float = option(
         TOKEN_DISTRIBUTION_THRESHOLD,
-        "least part of the tokens of prompts in a half; where whole sequences give less, one is cut in two (0: never)",
+        "minimum fraction of the prompt tokens in each half; a sequence is cut if whole ones give less (0: never)",
         kind=float, least=0.0, most=0.5,
     )  # fmt: skip
 

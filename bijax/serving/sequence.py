@@ -108,7 +108,7 @@ class Sequence:
             self.finish("stop", token)
             return
         if not fits:
-            self.finish("abort", "the grammar does not allow a token that was sampled; this is a fault")
+            self.finish("abort", "the grammar does not allow a token that was sampled; this is a bug in bijax")
             return
         if self.text is not None:
             before = len(self.text)

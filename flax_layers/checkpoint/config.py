@@ -49,7 +49,7 @@ class LlamaConfig:
         eos_token_ids: Tokens that end generation.
         qk_norm: Whether each head of queries and keys is normalised before it is rotated.
         experts: The experts that replace each MLP, or None.
-        dense_layers: How many of the first layers have an MLP all the same.
+        dense_layers: How many of the first layers have an MLP instead of experts.
         latent: Latent attention instead of keys and values for each head, or None. `head_dim` is then the width of
             what is rotated, and `num_kv_heads` has no meaning.
         draft_layers: Layers after the last in which DeepSeek's checkpoints hold an MTP head; see `flax_layers.MTPHead`.
@@ -153,14 +153,16 @@ class LlamaConfig:
             raise CheckpointError(f"tie_word_embeddings must be True or False, got {self.tie_word_embeddings!r}")
         if self.num_heads % self.num_kv_heads:
             raise CheckpointError(
-                f"num_heads must be a multiple of num_kv_heads, got {self.num_heads=} and {self.num_kv_heads=}"
+                f"num_heads must be a multiple of num_kv_heads, got num_heads={self.num_heads} and"
+                f" num_kv_heads={self.num_kv_heads}"
             )
         if self.head_dim % 2:
-            raise CheckpointError(f"head_dim must be even for a rotary embedding, got {self.head_dim=}")
+            raise CheckpointError(f"head_dim must be even for a rotary embedding, got head_dim={self.head_dim}")
         rotated = self.head_dim if self.rotary_dim is None else self.rotary_dim
         if not _is_int(rotated) or rotated % 2 or not 2 <= rotated <= self.head_dim:
             raise CheckpointError(
-                f"rotary_dim must be even and from 2 to head_dim, got {self.rotary_dim=} and {self.head_dim=}"
+                f"rotary_dim must be even and from 2 to head_dim, got rotary_dim={self.rotary_dim} and"
+                f" head_dim={self.head_dim}"
             )
         if self.rope_scaling is not None and len(self.rope_scaling.divisors) != rotated // 2:
             raise CheckpointError(
@@ -176,14 +178,16 @@ class LlamaConfig:
             if not _is_int(getattr(self, name)) or getattr(self, name) < 0:
                 raise CheckpointError(f"{name} must be an integer of at least 0, got {getattr(self, name)!r}")
         if self.latent is not None and self.latent.rope_head_dim != self.head_dim:
-            raise CheckpointError(f"head_dim must be latent.rope_head_dim, got {self.head_dim=} and {self.latent}")
+            raise CheckpointError(
+                f"head_dim must be latent.rope_head_dim, got head_dim={self.head_dim} and {self.latent}"
+            )
         if not isinstance(self.eos_token_ids, tuple):
             raise CheckpointError(f"eos_token_ids must be a tuple of token ids, got {self.eos_token_ids!r}")
         for token_id in (*self.eos_token_ids, *(() if self.bos_token_id is None else (self.bos_token_id,))):
             if not _is_int(token_id) or not 0 <= token_id < self.vocab_size:
                 raise CheckpointError(
                     f"bos and eos ids must be integers from 0 to {self.vocab_size - 1}, "
-                    f"got {self.bos_token_id=} and {self.eos_token_ids=}"
+                    f"got bos_token_id={self.bos_token_id} and eos_token_ids={self.eos_token_ids}"
                 )
 
     def has_experts(self, layer: int) -> bool:

@@ -37,12 +37,13 @@ class ExpertsConfig:
     def __post_init__(self) -> None:
         if self.intermediate_size < 1 or self.shared_size < 0:
             raise CheckpointError(
-                f"the widths of experts must be positive, got {self.intermediate_size=} and {self.shared_size=}; the"
+                f"the widths of experts must be positive, got intermediate_size={self.intermediate_size} and"
+                f" shared_size={self.shared_size}; the"
                 " configuration is damaged"
             )
         if self.shared_gate and not self.shared_size:
             raise CheckpointError(
-                f"a gate needs a shared expert, got {self.shared_size=}; the configuration is damaged"
+                f"a gate needs a shared expert, got shared_size={self.shared_size}; the configuration is damaged"
             )
 
     @property

@@ -5,7 +5,7 @@ from typing import Any
 
 from .config import LlamaConfig, default_head_dim
 from .errors import CheckpointError
-from .hf_fields import number, read_json, whole_number
+from .hf_fields import MOST_LISTED, number, read_json, whole_number
 from .hf_hybrid import HYBRIDS, rotary_fields, text_fields
 from .hf_models import MODELS
 from .rope import RopeScaling, rope_scaling
@@ -30,7 +30,7 @@ def hf_config(folder: Path) -> LlamaConfig:
     fields = text_fields(read_json(path), path)
     if fields.get("model_type") in HYBRIDS:
         fields = rotary_fields(fields, path)
-    if fields.get("model_type") not in MODELS:
+    if not isinstance(fields.get("model_type"), str) or fields["model_type"] not in MODELS:
         raise CheckpointError(
             f"{path}: expected one of the model types {list(MODELS)}, got {fields.get('model_type')!r}; "
             "use a checkpoint of a supported model"
@@ -46,7 +46,11 @@ def hf_config(folder: Path) -> LlamaConfig:
     hidden_size = whole_number(fields, "hidden_size", path)
     num_heads = whole_number(fields, "num_attention_heads", path)
     rotated = next((name for name in (model.head_dim, "head_dim") if fields.get(name) is not None), None)
-    head_dim = default_head_dim(hidden_size, num_heads) if rotated is None else whole_number(fields, rotated, path)
+    head_dim = (
+        default_head_dim(hidden_size, num_heads)
+        if rotated is None
+        else whole_number(fields, rotated, path, most=MOST_LISTED)
+    )
     max_positions = whole_number(fields, "max_position_embeddings", path, 2048)
     more = model.read(fields, path)
     rotary_dim = more.get("rotary_dim") or head_dim
@@ -55,7 +59,7 @@ def hf_config(folder: Path) -> LlamaConfig:
         vocab_size=whole_number(fields, "vocab_size", path),
         hidden_size=hidden_size,
         intermediate_size=whole_number(fields, "intermediate_size", path),
-        num_layers=whole_number(fields, "num_hidden_layers", path),
+        num_layers=whole_number(fields, "num_hidden_layers", path, most=MOST_LISTED),
         num_heads=num_heads,
         num_kv_heads=whole_number(fields, "num_key_value_heads", path, num_heads),
         head_dim=head_dim,

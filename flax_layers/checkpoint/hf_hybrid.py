@@ -34,7 +34,7 @@ def text_fields(fields: Fields, path: Path) -> Fields:
         CheckpointError: If the part for texts is missing or of another type, or the two parts contradict each other.
     """
     kind = fields.get("model_type")
-    if kind not in _WITH_IMAGES:
+    if not isinstance(kind, str) or kind not in _WITH_IMAGES:
         return fields
     text = fields.get("text_config")
     if not isinstance(text, dict) or text.get("model_type", _WITH_IMAGES[kind]) != _WITH_IMAGES[kind]:
@@ -135,19 +135,22 @@ def _expert_parts(kind: str, rows: int) -> dict[str, slice]:
 
 
 def _size(kind: str, linear: LinearAttentionConfig) -> int:
-    return sum(rows.size for rows in _rows(kind, linear).values())
+    return linear.num_key_heads * sum(_sizes(kind, linear).values())
+
+
+def _sizes(kind: str, linear: LinearAttentionConfig) -> dict[str, int]:
+    """Returns the rows that each part has for a key head, in the order in which they are stored."""
+    group = linear.num_value_heads // linear.num_key_heads
+    if kind == "in_proj_ba":
+        return {"b": group, "a": group}
+    values = group * linear.value_dim
+    return {"q": linear.key_dim, "k": linear.key_dim, "v": values, "z": values}
 
 
 def _rows(kind: str, linear: LinearAttentionConfig) -> dict[str, np.ndarray]:
     """Returns which rows of a product that is stored by key heads make up each of its parts, in plain order."""
-    keys, group = linear.num_key_heads, linear.num_value_heads // linear.num_key_heads
-    if kind == "in_proj_ba":
-        sizes = {"b": group, "a": group}
-        parts = {"in_proj_b": "b", "in_proj_a": "a"}
-    else:
-        values = group * linear.value_dim
-        sizes = {"q": linear.key_dim, "k": linear.key_dim, "v": values, "z": values}
-        parts = {"in_proj_qkv": "qkv", "in_proj_z": "z"}
+    keys, sizes = linear.num_key_heads, _sizes(kind, linear)
+    parts = {"in_proj_b": "b", "in_proj_a": "a"} if kind == "in_proj_ba" else {"in_proj_qkv": "qkv", "in_proj_z": "z"}
     ends = np.cumsum(list(sizes.values()))
     heads = np.arange(keys * ends[-1]).reshape(keys, ends[-1])
     pieces = dict(zip(sizes, np.split(heads, ends[:-1], axis=1), strict=True))

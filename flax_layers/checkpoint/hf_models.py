@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from .errors import CheckpointError
 from .experts import hf_experts
-from .hf_fields import flag, number, whole_number
+from .hf_fields import MOST_LISTED, flag, number, whole_number
 from .latent import hf_deepseek
 from .linear_attention import hf_linear_attention
 
@@ -94,7 +94,7 @@ def _hybrid(fields: Fields, path: Path) -> dict[str, Any]:
     """Qwen3-Next and the text models of Qwen3.5."""
     if fields["attn_output_gate"] is not True:
         raise CheckpointError(f"{path}: attn_output_gate must be true or absent, got {fields['attn_output_gate']!r}")
-    head_dim = whole_number(fields, "head_dim", path)
+    head_dim = whole_number(fields, "head_dim", path, most=MOST_LISTED)
     rotated = number(fields["partial_rotary_factor"], "partial_rotary_factor", path) * head_dim
     if not rotated.is_integer():
         raise CheckpointError(
@@ -117,7 +117,7 @@ def _gemma(fields: Fields, path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path}: hidden_activation must be 'gelu_pytorch_tanh', got {fields['hidden_activation']!r}"
         )
-    pattern = whole_number(fields, "sliding_window_pattern", path)
+    pattern = whole_number(fields, "sliding_window_pattern", path, most=MOST_LISTED)
     if pattern < 1:
         raise CheckpointError(f"{path}: sliding_window_pattern must be positive, got {pattern}")
     return {
@@ -166,7 +166,7 @@ def _windows(
     listed = fields.get("layer_types")
     if listed is not None:
         kinds = ("sliding_attention", "full_attention")
-        layers = whole_number(fields, "num_hidden_layers", path)
+        layers = whole_number(fields, "num_hidden_layers", path, most=MOST_LISTED)
         if not isinstance(listed, list) or len(listed) != layers or not all(kind in kinds for kind in listed):
             raise CheckpointError(
                 f"{path}: layer_types must list one of {list(kinds)} for each of {layers} layers, got {listed!r}"
@@ -175,7 +175,7 @@ def _windows(
     elif window is None:
         return (None,)
     else:
-        layers = whole_number(fields, "num_hidden_layers", path) if period is None else period
+        layers = whole_number(fields, "num_hidden_layers", path, most=MOST_LISTED) if period is None else period
         chosen = [has_window(layer) for layer in range(layers)]
     if not any(chosen):
         return (None,)

@@ -44,7 +44,10 @@ def hf_tokenizer(folder: Path, eos_token_ids: tuple[int, ...]) -> Tokenizer | No
         )
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # The package raises a bare Exception for every file that it cannot read.
+    except BaseException as error:
+        # The package raises a bare Exception for a file that it cannot read, and PyO3's panic is none.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise CheckpointError(
             f"{path}: expected a tokenizer, got {error}; the file is damaged: get it again"
         ) from error

@@ -1,7 +1,8 @@
 """The weights of a Hugging Face folder, stored as safetensors."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def _reader(files: dict[str, Path]) -> Callable[[str, int | None], np.ndarray]:
     """Returns a function that reads a tensor of the files, or one of its rows, as float32."""
 
     def read(name: str, row: int | None) -> np.ndarray:
-        with safetensors.safe_open(files[name], framework="np") as file:
+        with _opened(files[name]) as file:
             found = file.get_tensor(name) if row is None else file.get_slice(name)[row]
             return np.asarray(found, dtype=np.float32)
 
@@ -86,7 +87,7 @@ def stored_dtype(folder: Path, names: tuple[str, ...]) -> str:
     """Returns the dtype in which the tensor of one of these names is stored: F32, F16 or BF16."""
     files, _ = _list_tensors(folder)
     name = next(name for name in names if name in files)
-    with safetensors.safe_open(files[name], framework="np") as file:
+    with _opened(files[name]) as file:
         return str(file.get_slice(name).get_dtype())
 
 
@@ -138,17 +139,24 @@ def read_header(path: Path) -> dict[str, Shape]:
         CheckpointError: If the file is damaged or a dtype is not as `hf_weights` requires.
     """
     shapes: dict[str, Shape] = {}
+    with _opened(path) as file:
+        for name in file.keys():  # noqa: SIM118 (it is not a mapping)
+            if not _BUFFER.fullmatch(name):
+                shapes[name] = _checked_shape(file.get_slice(name), name, path)
+    return shapes
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Opens a safetensors file, also one that was changed since its header was read."""
     try:
         with safetensors.safe_open(path, framework="np") as file:
-            for name in file.keys():  # noqa: SIM118 (it is not a mapping)
-                if not _BUFFER.fullmatch(name):
-                    shapes[name] = _checked_shape(file.get_slice(name), name, path)
+            yield file
     except safetensors.SafetensorError as error:
         raise CheckpointError(
             f"{path}: expected a whole safetensors file, but reading its "
             f"{path.stat().st_size} bytes failed with {error}; it is truncated or damaged: copy or download it again"
         ) from error
-    return shapes
 
 
 def _checked_shape(tensor: Any, name: str, path: Path) -> Shape:

@@ -8,7 +8,7 @@ from typing import Any
 
 from .errors import CheckpointError
 from .experts import hf_experts
-from .hf_fields import flag, whole_number
+from .hf_fields import flag, number, whole_number
 
 type Shape = tuple[int, ...]
 
@@ -99,6 +99,7 @@ def hf_deepseek(fields: dict[str, Any], path: Path) -> dict[str, Any]:
     has_experts = fields.get("n_routed_experts") is not None
     dense = whole_number(fields, "first_k_dense_replace", path, 0)
     layers = size("num_hidden_layers")
+    growth = _growth(fields, path)
     if not 0 <= dense <= layers:
         raise CheckpointError(f"{path}: first_k_dense_replace must be from 0 to {layers} layers, got {dense}")
     return {
@@ -106,7 +107,7 @@ def hf_deepseek(fields: dict[str, Any], path: Path) -> dict[str, Any]:
         "experts": hf_experts(fields, path) if has_experts and dense < layers else None,
         "dense_layers": dense,
         "draft_layers": whole_number(fields, "num_nextn_predict_layers", path, 0),
-        "attention_scale": (latent.nope_head_dim + latent.rope_head_dim) ** -0.5 * _growth(fields, path) ** 2,
+        "attention_scale": (latent.nope_head_dim + latent.rope_head_dim) ** -0.5 * growth * growth,
     }
 
 
@@ -116,8 +117,7 @@ def _growth(fields: dict[str, Any], path: Path) -> float:
         rope = fields.get(name)
         if not isinstance(rope, dict) or rope.get("rope_type", rope.get("type")) != "yarn":
             continue
-        strength, factor = rope.get("mscale_all_dim") or 0.0, rope.get("factor", 1.0)
-        if not all(isinstance(x, (int, float)) and not isinstance(x, bool) for x in (strength, factor)):
-            raise CheckpointError(f"{path}: factor and mscale_all_dim must be numbers, got {factor!r}, {strength!r}")
+        strength = number(rope.get("mscale_all_dim") or 0.0, f"{name}.mscale_all_dim", path)
+        factor = number(rope.get("factor", 1.0), f"{name}.factor", path)
         return 1.0 if factor <= 1 else 0.1 * strength * math.log(factor) + 1
     return 1.0

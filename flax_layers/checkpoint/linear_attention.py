@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from .errors import CheckpointError
-from .hf_fields import whole_number
+from .hf_fields import MOST_LISTED, whole_number
 
 LINEAR: Final = "linear_attention"
 FULL: Final = "full_attention"
@@ -48,12 +48,12 @@ class LinearAttentionConfig:
             raise CheckpointError(f"the numbers of linear attention must be positive integers, got {self}")
         if self.num_value_heads % self.num_key_heads:
             raise CheckpointError(
-                f"num_value_heads must be a multiple of num_key_heads, got {self.num_value_heads=} and"
-                f" {self.num_key_heads=}"
+                f"num_value_heads must be a multiple of num_key_heads, got num_value_heads={self.num_value_heads} and"
+                f" num_key_heads={self.num_key_heads}"
             )
         if set(self.layers) != {True, False}:
             raise CheckpointError(
-                f"a model with linear attention must have layers of it and of full attention, got {self.layers=}"
+                f"a model with linear attention must have layers of it and of full attention, got layers={self.layers}"
             )
 
     @property
@@ -102,7 +102,8 @@ def hf_linear_attention(fields: dict[str, Any], path: Path) -> LinearAttentionCo
 
 
 def _layers(fields: dict[str, Any], path: Path) -> tuple[bool, ...]:
-    number, listed = whole_number(fields, "num_hidden_layers", path), fields.get("layer_types")
+    number = whole_number(fields, "num_hidden_layers", path, most=MOST_LISTED)
+    listed = fields.get("layer_types")
     if listed is None:
         interval = whole_number(fields, "full_attention_interval", path)
         if interval < 1:

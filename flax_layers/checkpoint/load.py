@@ -47,7 +47,7 @@ def load_checkpoint(path: str | os.PathLike[str], *, tokenizer: bool = True) -> 
     other parts are left out.
     Configuration, tokenizer, and the names, shapes and dtypes of all weights are read and checked now; the weights
     themselves are read on access, one at a time. Those of an MTP head are checked when one is made of them. The same
-    model gives the same configuration and weights from either format, save for what quantisation has rounded.
+    model gives the same configuration and weights from either format, except for the rounding of quantisation.
 
     Args:
         path: A `.gguf` file, or a folder with `config.json`, `model.safetensors` (or its index and shards) and

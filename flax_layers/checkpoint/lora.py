@@ -128,7 +128,7 @@ def _read_config(folder: Path) -> tuple[int, float]:
     rank, alpha = whole_number(fields, "r", path), number(fields.get("lora_alpha"), "lora_alpha", path)
     if rank < 1:
         raise CheckpointError(f"{path}: r must be at least 1, got {rank}")
-    if not np.isfinite(alpha) or alpha <= 0:
+    if alpha <= 0:
         raise CheckpointError(f"{path}: lora_alpha must be a positive number, got {alpha}")
     return rank, alpha / (rank**0.5 if flag(fields, "use_rslora", path) else rank)
 

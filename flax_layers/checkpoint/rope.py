@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .errors import CheckpointError
+from .hf_fields import is_finite
 
 type Fields = Mapping[str, Any]
 
@@ -69,7 +70,7 @@ def rope_scaling(fields: Fields, *, theta: float, head_dim: int, max_positions: 
             " would have been turned by others; use a checkpoint of the types 'default', 'linear', 'llama3' or 'yarn'"
         )
     known = {"default": ((), None), "linear": _LINEAR, "llama3": _LLAMA3, "yarn": _YARN}
-    if kind not in known:
+    if not isinstance(kind, str) or kind not in known:
         raise CheckpointError(f"rope_type must be one of {list(known)}, got {kind!r}; use such a checkpoint")
     names, read = known[kind]
     surplus = sorted(set(fields) - {"rope_type", "type", "rope_theta", *names})
@@ -77,8 +78,15 @@ def rope_scaling(fields: Fields, *, theta: float, head_dim: int, max_positions: 
         raise CheckpointError(f"a rope_type of {kind!r} has the numbers {list(names)}, got {surplus} too")
     if read is None:
         return None
-    frequencies = [theta ** (-2 * i / head_dim) for i in range(head_dim // 2)]
-    return read(fields, frequencies, theta, max_positions)
+    try:
+        frequencies = [theta ** (-2 * i / head_dim) for i in range(head_dim // 2)]
+        return read(fields, frequencies, theta, max_positions)
+    except CheckpointError:
+        raise
+    except (ArithmeticError, ValueError) as error:
+        raise CheckpointError(
+            f"the numbers {dict(fields)} and the base {theta} give no rotary frequencies: {error}; the file is damaged"
+        ) from error
 
 
 def rope_number(fields: Fields, name: str, default: float | None = None) -> float:
@@ -89,8 +97,7 @@ def rope_number(fields: Fields, name: str, default: float | None = None) -> floa
     """
     value = fields.get(name)
     value = default if value is None else value
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if value is None or not number or not math.isfinite(value) or value <= 0:
+    if not is_finite(value) or value <= 0:
         raise CheckpointError(f"{name} of rotary frequencies must be a positive number, got {value!r}")
     return float(value)
 

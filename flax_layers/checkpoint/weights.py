@@ -153,8 +153,8 @@ def match_shapes(found: Mapping[str, Shape], config: LlamaConfig, source: Path) 
     if missing:
         raise CheckpointError(
             f"{source}: weights are missing for a model of {config.num_layers} layers with "
-            f"{config.tie_word_embeddings=}, the first of them {', '.join(missing)}; the checkpoint holds {len(found)} "
-            "tensors: get the complete one"
+            f"tie_word_embeddings={config.tie_word_embeddings}, the first of them {', '.join(missing)}; the"
+            f" checkpoint holds {len(found)} tensors: get the complete one"
         )
     surplus = sorted(set(found) - set(shapes))
     if surplus:

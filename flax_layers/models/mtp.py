@@ -16,6 +16,7 @@ from .block import Block, project
 from .layers import Embed, Linear, RMSNorm
 from .llama import Llama
 from .llama_weights import checked, read_block
+from .same_model import check_same_config
 
 if TYPE_CHECKING:
     # Reading checkpoints needs packages that the model does not.
@@ -145,10 +146,7 @@ class MTPHead(nnx.Module):
         Raises:
             ValueError: If it does not.
         """
-        if self.config != config.mtp_block():
-            raise ValueError(
-                f"{op}: the head must have the numbers of the model, {config.mtp_block()}, got {self.config}."
-            )
+        check_same_config(op, "the head", self.config, config.mtp_block())
 
     def _read(self, weights: Mapping[str, np.ndarray]) -> Iterator[tuple[Any, np.ndarray]]:
         for parameter, name in (

@@ -12,11 +12,13 @@ from jax.sharding import NamedSharding
 from .llama import Llama
 from .partition import partition
 from .partitioned import PartitionedLlama
+from .same_model import check_same_arrays, check_same_config
 
 
 def with_weights(model: PartitionedLlama, weights: Any) -> PartitionedLlama:
     """Returns a model with other weights; see `ServedPartitionedLlama.with_weights`."""
     if isinstance(weights, PartitionedLlama):
+        check_same_config("ServedPartitionedLlama", "the weights", weights.config, model.config)
         params = weights.params
         if weights.leaves != model.leaves:
             raise ValueError(
@@ -30,11 +32,7 @@ def with_weights(model: PartitionedLlama, weights: Any) -> PartitionedLlama:
             "ServedPartitionedLlama: weights must be a Llama, its nnx.State or a PartitionedLlama, got"
             f" {type(weights).__name__}."
         )
-    ours, theirs = (jax.tree.map(lambda a: (a.shape, a.dtype), p) for p in (model.params, params))
-    if ours != theirs:
-        raise ValueError(
-            "ServedPartitionedLlama: the weights must have the names, shapes and dtypes of the model's own."
-        )
+    check_same_arrays("ServedPartitionedLlama", params, model.params)
     shardings = jax.tree.map(lambda spec: NamedSharding(model.mesh, spec), model.specs)
     return dataclasses.replace(model, params=jax.device_put(params, shardings))
 
@@ -50,10 +48,6 @@ def _cut(model: PartitionedLlama, weights: Llama | nnx.State[Any, Any]) -> Any:
                 "ServedPartitionedLlama: the weights must have the names, shapes and dtypes of the model's own."
             )
         weights = nnx.merge(graph, weights)
-    if weights.config != config:
-        raise ValueError(
-            "ServedPartitionedLlama: the weights must belong to a model with the numbers of this one, got"
-            f" {weights.config} for {config}."
-        )
+    check_same_config("ServedPartitionedLlama", "the weights", weights.config, config)
     axes = {"axis": model.axis, "expert_axis": model.expert_axis}
     return partition(weights, model.mesh, **axes, leaves=model.leaves).params

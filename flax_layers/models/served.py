@@ -21,6 +21,7 @@ from .parallel_adapters import cut_adapters
 from .partition import partition
 from .partitioned_head import partition_head
 from .quantized_cache import QuantizedCache
+from .same_model import check_same_arrays, check_same_config
 from .served_model import ServedModel
 from .served_mtp import ServedHead
 from .served_partitioned import ServedPartitionedLlama
@@ -249,14 +250,12 @@ class ServedLlama(ServedModel):
         if isinstance(weights, tuple) and len(weights) == 2 and isinstance(weights[1], MTPHead) and head is not None:
             weights, head = weights
         if isinstance(weights, Llama):
+            check_same_config("ServedLlama", "the weights", weights.config, self.config)
             weights = nnx.state(weights)
         if not isinstance(weights, nnx.State):
             raise TypeError(f"ServedLlama: weights must be a Llama or its nnx.State, got {type(weights).__name__}.")
         graph, state = nnx.split(self.model)
-        ours, theirs = (jax.tree.map(lambda a: (a.shape, a.dtype), s) for s in (state, weights))
-        structures: list[Any] = [jax.tree.structure(s) for s in (state, weights)]
-        if structures[0] != structures[1] or jax.tree.leaves(ours) != jax.tree.leaves(theirs):
-            raise ValueError("ServedLlama: the weights must have the names, shapes and dtypes of the model's own.")
+        check_same_arrays("ServedLlama", weights, state)
         # Scales of a cache belong to the weights.
         return self._with_model(nnx.merge(graph, weights), None if self._cache is None else self._cache.dtype, head)
 

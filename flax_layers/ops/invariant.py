@@ -21,7 +21,7 @@ from .linear_attention import LinearAttentionOps
 class Ops(AttentionOps, LinearAttentionOps):
     """The operations whose bits may depend on the batch; everything else in a layer is exact.
 
-    The layers of this package call nothing else for their arithmetic, save for lone additions, which are exactly
+    The layers of this package call nothing else for their arithmetic, except for single additions, which are exactly
     rounded however they are compiled. `INVARIANT` is an object of this class; `PLAIN` one of a subclass that replaces
     every operation by stock JAX. Others replace some of them, in a frozen dataclass: objects must compare equal to
     their copies.

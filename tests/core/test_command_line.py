@@ -131,7 +131,7 @@ def test_verdicts_of_a_determinism_test() -> None:
 
     one, two = Counted("first"), Counted("second")
     one.bits, two.bits = 1, 2  # type: ignore[attr-defined]
-    assert verdict({("single", "first"): one}).startswith("deterministic: each of 1 requests had one output")
+    assert verdict({("single", "first"): one}).startswith("deterministic: the request had one output")
     assert verdict({("single", "first"): one, ("mixed", "second"): two}) == (
         "not deterministic: 1 of 2 requests have several outputs: second (mixed)"
     )

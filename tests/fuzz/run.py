@@ -107,10 +107,14 @@ def _order(result: dict[str, Any]) -> tuple[int, bool, bool]:
 def main() -> int:
     """Runs the programs; the exit code is 1 if one failed, or if one differs that is no control."""
     parser = argparse.ArgumentParser(description="Random programs, compiled at several sizes of the batch.")
-    parser.add_argument("--programs", type=int, default=100)
+    parser.add_argument("--programs", type=int, default=100, help="number of programs (default: %(default)s)")
     parser.add_argument("--first", type=int, default=0, help="number of the first program")
-    parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 2) - 3))
-    parser.add_argument("--control", choices=["plain", "unfenced"])
+    parser.add_argument(
+        "--processes", type=int, default=max(1, (os.cpu_count() or 2) - 3), help="processes that run them"
+    )
+    parser.add_argument(
+        "--control", choices=["plain", "unfenced"], help="plain JAX, or without fences: programs whose bits must differ"
+    )
     add_json(parser)
     arguments = parser.parse_args()
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # for the processes started below

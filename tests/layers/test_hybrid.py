@@ -176,6 +176,9 @@ def test_bad_weights(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="weights are missing for a model of 2 layers"):
         load_checkpoint(folder)
     both = {**stored, "model.layers.0.linear_attn.in_proj_z.weight": np.zeros((16, hybrid.WIDTH), np.float32)}
+    huge = {**hybrid.fields("qwen3_next"), "linear_key_head_dim": 2**30}  # of which no array is made
+    with pytest.raises(CheckpointError, match="must have shape"):
+        load_checkpoint(files.write_folder(tmp_path / "model", huge, stored))
     with pytest.raises(CheckpointError, match="twice, in two layouts"):
         load_checkpoint(files.write_folder(tmp_path / "model", hybrid.fields("qwen3_next"), both))
 

@@ -57,7 +57,7 @@ def test_adapters_of_some_layers_and_of_one_kind(tmp_path: Path) -> None:
         ({"r": 0}, "r must be at least 1, got 0"),
         ({"r": 8}, r"lora_A\.weight must have the shape \(8, 40\) by r=8 and the base model, got \(4, 40\)"),
         ({"r": "4"}, "r must be an integer, got '4'"),
-        ({"lora_alpha": None}, "lora_alpha must be a number, got None"),
+        ({"lora_alpha": None}, "lora_alpha must be a finite number, got None"),
         ({"lora_alpha": 0}, "lora_alpha must be a positive number, got 0"),
         ({"use_rslora": "yes"}, "use_rslora must be true or false, got 'yes'"),
     ],

@@ -1,4 +1,4 @@
-"""Kernels that several GPUs of one process run together: large sums and exchanges have the bits of one device."""
+"""A kernel that several GPUs of one process run together: large sums have the bits of the tree on one device."""
 
 from typing import Any, Final
 
@@ -10,7 +10,6 @@ from jax import lax
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
-import bijax
 from bijax import parallel
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import TreeContract
@@ -25,7 +24,7 @@ pytestmark = [
     pytest.mark.skipif(DEVICES < 2, reason=f"needs two GPUs of one process, got {DEVICES} device"),
 ]
 
-SHAPES: Final = ((2048, 4096), (2056, 1536), (2050, 1024))
+SHAPES: Final = ((2048, 4096), (2056, 1536), (2052, 1536))
 """Blocks of 2048, 1024 and 512 elements on four devices."""
 
 
@@ -47,14 +46,30 @@ def compiled(function: Any, mesh: Mesh, out: P, x: jax.Array) -> Any:
 @pytest.mark.parametrize("devices", COUNTS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_bits(devices: int, shape: tuple[int, ...], dtype: str) -> None:
+def test_bits_of_the_kernel(devices: int, shape: tuple[int, ...], dtype: str) -> None:
     x = terms(devices, shape)
-    expected = jax.jit(lambda x: parallel.tree_sum(x, dtype=dtype))(x)
-    whole = compiled(lambda x: parallel.psum(x[0], AXIS, dtype=dtype), on(0, devices), P(), x)
-    cut = compiled(lambda x: parallel.psum_scatter(x[0], AXIS, dtype=dtype), on(0, devices), P(AXIS), x)
-    for program in (whole, cut):
-        assert "peer_sum" in program.as_text() or "mosaic_gpu" in program.as_text(), "another way was taken"
+    expected = np.asarray(jax.jit(lambda x: parallel.tree_sum(x, dtype=dtype))(x)).reshape(-1)
+    options: dict[str, Any] = {"axis": AXIS, "devices": devices, "out_dtype": dtype, "contract": TreeContract()}
+    for whole in (True, False):
+
+        def add(x: jax.Array, whole: bool = whole) -> jax.Array:
+            return peer_sum(x.reshape(devices, -1), whole=whole, **options).reshape(-1)
+
+        cut = jax.shard_map(add, mesh=on(0, devices), in_specs=P(AXIS), out_specs=P(AXIS), check_vma=False)
         for _ in range(3):  # what an earlier call left in memory is not read
+            assert_bits_equal(np.asarray(jax.jit(cut)(x)), np.tile(expected, devices) if whole else expected)
+
+
+@pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_bits_of_sums_over_two(shape: tuple[int, ...], dtype: str) -> None:
+    x = terms(2, shape)
+    expected = jax.jit(lambda x: parallel.tree_sum(x, dtype=dtype))(x)
+    whole = compiled(lambda x: parallel.psum(x[0], AXIS, dtype=dtype), on(0, 2), P(), x)
+    cut = compiled(lambda x: parallel.psum_scatter(x[0], AXIS, dtype=dtype), on(0, 2), P(AXIS), x)
+    for program in (whole, cut):
+        assert "mosaic_gpu" in program.as_text(), "another way was taken"
+        for _ in range(3):
             assert_bits_equal(program(x), expected)
 
 
@@ -68,7 +83,7 @@ def test_plain_sums_of_four_have_other_bits() -> None:
 
 def test_sums_one_after_another() -> None:
     """The next sum starts while other devices still store results of the last one, in a loop and queued."""
-    devices = COUNTS[-1]
+    devices = 2
     x = array(2, devices, 1024, 2048)
 
     def step(x: jax.Array) -> jax.Array:
@@ -96,54 +111,3 @@ def test_devices_elsewhere() -> None:
     program = compiled(lambda x: parallel.psum(x[0], AXIS, dtype="bfloat16"), on(2, 2), P(), x)
     assert "mosaic_gpu" not in program.as_text()
     assert_bits_equal(program(x), jax.jit(lambda x: parallel.tree_sum(x, dtype="bfloat16"))(x))
-
-
-@pytest.mark.parametrize("devices", COUNTS)
-@pytest.mark.parametrize("popular", [False, True], ids=["any experts", "popular experts"])
-def test_experts(devices: int, popular: bool) -> None:
-    """Results of experts travel back: used rows alone, from none to all rows of a device."""
-    tokens, topk, experts, width = 4096, 4, 8, 2048
-    x, weights = array(1, tokens, width, dtype=jnp.bfloat16), array(2, tokens, topk)
-    rng = np.random.default_rng(3)
-    selected = rng.permuted(np.tile(np.arange(experts), (tokens, 1)), axis=1)[:, :topk]
-    selected[: tokens // 2] = np.arange(topk) if popular else selected[: tokens // 2]
-    down = array(4, experts, width, width, dtype=jnp.bfloat16) / 64
-
-    def block(axis: str | None, x: Any, selected: Any, weights: Any, down: Any) -> Any:
-        sent = parallel.moe_dispatch(x, selected, axis, num_experts=experts, zero_unused=False)
-        rows = bijax.group_matmul(sent.rows, down, sent.counts, zero_unused=False)
-        return parallel.moe_combine(rows, sent, weights, axis)
-
-    given = x, jnp.asarray(selected, jnp.int32), weights, down
-    expected = jax.jit(lambda *a: block(None, *a))(*given)
-    cut = jax.shard_map(lambda *a: block(AXIS, *a), mesh=on(0, devices), in_specs=P(AXIS), out_specs=P(AXIS))
-    program = jax.jit(cut).lower(*given).compile()
-    text: Any = program.as_text()
-    assert "all-to-all" not in text, "another way was taken"
-    for _ in range(3):
-        assert_bits_equal(program(*given), expected)
-
-
-@pytest.mark.parametrize("devices", COUNTS)
-@pytest.mark.parametrize("reads", [False, True], ids=["stores", "reads"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_both_ways(devices: int, reads: bool, dtype: str) -> None:
-    x = terms(devices, SHAPES[1])
-    expected = np.asarray(jax.jit(lambda x: parallel.tree_sum(x, dtype=dtype))(x)).reshape(-1)
-    for columns in (1024, 512):
-        options: dict[str, Any] = {"axis": AXIS, "devices": devices, "out_dtype": dtype, "contract": TreeContract()}
-
-        def add(x: jax.Array, whole: bool, columns: int = columns, options: Any = options) -> jax.Array:
-            return peer_sum(x.reshape(devices, -1), whole=whole, reads=reads, columns=columns, **options).reshape(-1)
-
-        for whole in (True, False):
-            cut = jax.shard_map(
-                lambda x, whole=whole, add=add: add(x, whole),
-                mesh=on(0, devices),
-                in_specs=P(AXIS),
-                out_specs=P(AXIS),
-                check_vma=False,
-            )
-            for _ in range(3):
-                found = np.asarray(jax.jit(cut)(x))
-                assert_bits_equal(found, np.tile(expected, devices) if whole else expected)

@@ -216,7 +216,9 @@ def weights() -> None:
 
     assert "must be a Llama, its nnx.State or a PartitionedLlama, got dict" in message({})
     assert "the names, shapes and dtypes" in message(nnx.state(llama(num_layers=2)))
-    assert "with the numbers of this one" in message(llama(rope_theta=500.0))
+    assert "got rope_theta=500.0 instead of 10000.0." in message(llama(rope_theta=500.0))
+    # The shapes are equal.
+    assert "got rms_norm_eps=0.5 instead of 1e-05." in message(partition(llama(rms_norm_eps=0.5), mesh(2)))
     assert "sums of 8 leaves, got 4" in message(partition(llama(), mesh(2), leaves=4))
     assert_bits_equal(served(engine), expected)
 

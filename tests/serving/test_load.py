@@ -12,7 +12,7 @@ from flax import nnx
 from bijax import cli
 from bijax.serving import Engine, EngineOptions, ModelOptions, SamplingParams, cache_size
 from bijax.serving.cache_size import available_bytes, cache_bytes, choose_num_pages
-from bijax.serving.load import find_model, load_model
+from bijax.serving.load import find_model, load_model, load_update
 from bijax.serving.toy import ToyModel
 from bijax.testing import assert_bits_equal
 from flax_layers.checkpoint import CheckpointError, load_checkpoint
@@ -62,6 +62,36 @@ def test_the_option_decides_on_weights_and_cache(tmp_path: Path) -> None:
         cache = jax.eval_shape(lambda served=served: served.init_pages(2, 4))
         assert {a.dtype.name for a in jax.tree.leaves(cache)} == {expected}
         assert {a.dtype.name for a in jax.tree.leaves(nnx.state(served.model, nnx.Param))} == {expected}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"rms_norm_eps": 0.5}, "have the configuration of the model, got rms_norm_eps=0.5 instead of 1e-05"),
+        ({"rope_theta": 500.0}, "have the configuration of the model, got rope_theta=500.0 instead of 10000.0"),
+        ({"eos_token_id": 2}, None),  # which no number depends on
+    ],
+)
+@pytest.mark.parametrize("devices", [None, 1])
+def test_other_weights_must_have_the_configuration(
+    tmp_path: Path, fields: dict[str, Any], message: str | None, devices: int | None
+) -> None:
+    """Their shapes are those of the model, which would compute with its own configuration."""
+    options = ModelOptions(tensor_parallel_size=devices)
+    served = load_model(load_checkpoint(folder(tmp_path / "m")), options)
+    other = load_update(load_checkpoint(folder(tmp_path / "other", **fields)), options)
+    if message is None:
+        served.with_weights(other)
+    else:
+        with pytest.raises(ValueError, match=message):
+            served.with_weights(other)
+
+
+def test_the_error_names_the_array_that_differs(tmp_path: Path) -> None:
+    served = load_model(load_checkpoint(folder(tmp_path / "m")), ModelOptions())
+    other = load_model(load_checkpoint(folder(tmp_path / "m")), ModelOptions(dtype="bfloat16")).model
+    with pytest.raises(ValueError, match=r"'kernel'\].value expected float32\[.*\], got bfloat16\[.*\]\."):
+        served.with_weights(other)
 
 
 def test_int8_is_for_all_linear_layers_but_the_output(tmp_path: Path) -> None:

@@ -221,7 +221,7 @@ def test_another_head_moves_no_bit() -> None:
         engine.update_weights(weights)
         (output,) = engine.generate([prompt(60)], params(0.0))
     assert bits(output.completions[0]) == expected(60, 0.0)
-    with pytest.raises(ValueError, match="the head must have the numbers of the model"):
+    with pytest.raises(ValueError, match="the head must have the configuration of the model"):
         ServedLlama(random_model(seed=1), draft_head=MTPHead(files_config(), rngs=nnx.Rngs(0)))
 
 
@@ -330,7 +330,7 @@ def test_loading(tmp_path: Path) -> None:
     assert isinstance(cut, DraftingPartitionedLlama)
     kernel = cut.draft_head.params["block"]["attention"]["out"]["kernel"]
     assert_bits_equal(jax.device_get(kernel), jax.device_get(served.draft_head.block.attention.out.kernel[...]))
-    with pytest.raises(ValueError, match="the head must have the numbers of the model"):
+    with pytest.raises(ValueError, match="the head must have the configuration of the model"):
         partition_head(random_head(seed=0), cut.model)
     folder = files.write_folder(tmp_path, files.hf_fields(), files.random_weights())
     with pytest.raises(CheckpointError, match="expected a checkpoint with an MTP head"):

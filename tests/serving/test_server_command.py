@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 
 from bijax import cli
+from bijax.server import start
+from bijax.server.errors import ServeError
 from bijax.server.options import ServerOptions
-from bijax.serving import EngineOptions
+from bijax.serving import EngineOptions, ModelOptions
+from tests.layers import checkpoint_files
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,3 +75,19 @@ def test_the_help_and_the_page_name_every_option(capsys):
             assert f"--{name.replace('_', '-')}" in text
             if documented:
                 assert f"| `--{name.replace('_', '-')}` | `BIJAX_{name.upper()}` |" in documented
+
+
+def test_the_default_model_is_named_by_its_path(tmp_path, monkeypatch):
+    """Clients give the path that the server tells back to it, for example to load the first weights again."""
+    folder = checkpoint_files.write_folder(tmp_path / "model")
+    seen = []
+
+    def served(checkpoint, path, *more):
+        seen.append(path)
+        raise ServeError("enough")
+
+    monkeypatch.setattr(start, "find_model", lambda name: folder)
+    monkeypatch.setattr(start, "_served_model", served)
+    with pytest.raises(ServeError, match="enough"):
+        start.start(None, ServerOptions(), ModelOptions(), EngineOptions())
+    assert seen == [str(folder)]

@@ -3,13 +3,14 @@
 import collections
 import dataclasses
 from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
 import pytest
 from jax._src.monitoring import unregister_event_duration_listener
 
-from bijax.serving import Engine, EngineOptions, RequestOutput, SamplingParams
+from bijax.serving import DisaggregatedEngine, Engine, EngineOptions, RequestOutput, SamplingParams
 from bijax.serving.toy import ToyModel
 from tests.serving.traffic import (
     LONGEST,
@@ -130,6 +131,22 @@ def test_weights_change_between_steps() -> None:
     assert bits(served.generate([prompt], params)[0]) == bits(before) == bits(alone(prompt, params))
     with pytest.raises(TypeError, match="ToyModel: weights must be"):
         served.update_weights(3)
+
+
+def test_two_engines_take_weights_or_leave_them() -> None:
+    """Weights that the second engine refuses leave the first one with the old ones; both count the same versions."""
+    prefill, decode = engine(), engine()
+    decode.update_weights(model(), "default")
+    both = DisaggregatedEngine(prefill=prefill, decode=decode)
+    with (
+        mock.patch.object(ToyModel, "with_weights", side_effect=[model(), ValueError("other shapes")]),
+        pytest.raises(ValueError, match="other shapes"),
+    ):
+        both.update_weights(model())
+    assert prefill.weight_version == decode.weight_version == "default"
+    both.update_weights(model())
+    assert prefill.weight_version == decode.weight_version
+    assert both.hand_over([1, 2, 3]) == 0
 
 
 def test_samples_of_one_prompt_are_those_of_their_seeds() -> None:

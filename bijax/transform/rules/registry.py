@@ -171,7 +171,7 @@ def find(name: str, dtypes: Dtypes, platform: str) -> Rule | None:
         return None
     matching.sort(key=lambda rule: rule.specificity, reverse=True)
     if len(matching) > 1 and matching[0].specificity == matching[1].specificity:
-        raise RuntimeError(f"two rules for {name} of {', '.join(map(str, dtypes))} on {platform}: a fault in bijax.")
+        raise RuntimeError(f"two rules for {name} of {', '.join(map(str, dtypes))} on {platform}: a bug in bijax.")
     return matching[0]
 
 

@@ -139,7 +139,7 @@ class SplitAttentionContract(Contract):
         if self.key_block < 8 or self.key_block % 8:
             raise ValueError(f"key_block must be a positive multiple of 8, got {self.key_block}.")
         if self.split < 1 or self.split % self.key_block:
-            raise ValueError(f"split must be a positive multiple of {self.key_block=}, got {self.split}.")
+            raise ValueError(f"split must be a positive multiple of key_block={self.key_block}, got {self.split}.")
         if self.sum_chains < 1 or self.sum_chains & (self.sum_chains - 1) or self.sum_chains > self.key_block // 4:
             raise ValueError(f"sum_chains must be a power of two up to key_block / 4, got {self.sum_chains}.")
 
@@ -207,7 +207,7 @@ class MmaAttentionContract(Contract):
             if size < 16 or size & (size - 1):
                 raise ValueError(f"{name} must be a power of two and at least 16, got {size}.")
         if self.split < 1 or self.split % self.key_block:
-            raise ValueError(f"split must be a positive multiple of {self.key_block=}, got {self.split}.")
+            raise ValueError(f"split must be a positive multiple of key_block={self.key_block}, got {self.split}.")
 
 
 def mma_attention_contract(dtype: str, head_size: int) -> MmaAttentionContract:
