@@ -20,7 +20,7 @@ from bijax.core.contracts import run
 from bijax.core.primitive import KERNELS, Arrays
 from bijax.core.tag import kernel_code
 from pallas_kernels.contract import TreeContract
-from pallas_kernels.devices.peer_sum import peer_sum, served
+from pallas_kernels.devices.blocks import served
 from pallas_kernels.parts.xla.manual_axes import vary_alike, varying_axes
 from pallas_kernels.runtime.own_settings import of_width, without_mesh
 
@@ -49,6 +49,8 @@ class PeerSum:
 
     def __call__(self, *arrays: jax.Array) -> jax.Array:
         """Runs the kernel."""
+        from pallas_kernels.devices.peer_sum import peer_sum  # imports Mosaic, which programs for others do not need
+
         options: dict[str, Any] = {"axis": self.axis, "devices": self.devices, "out_dtype": self.dtype}
         contract = TreeContract()
         return run(peer_sum, *arrays, like=self._zeros, whole=self.whole, contract=contract, **options)

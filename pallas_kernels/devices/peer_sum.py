@@ -19,16 +19,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.contract import TreeContract, add_as_tree, honour
+from pallas_kernels.devices.blocks import COLUMNS
 from pallas_kernels.parts.hopper.launch import launch
 
 _VECTOR: Final = 4
-_COLUMNS: Final = (2048, 1024, 512)
-"""Elements that a block adds: the largest that divides a part."""
-
-
-def served(elements: int, devices: int) -> bool:
-    """Returns whether the kernel adds arrays of this many elements: each part must be a number of whole blocks."""
-    return elements > 0 and elements % (devices * _COLUMNS[-1]) == 0
 
 
 def peer_sum(
@@ -51,7 +45,7 @@ def peer_sum(
     """
     honour("peer_sum", contract, TreeContract())
     size = x.shape[1]
-    columns = next(c for c in _COLUMNS if size % c == 0)
+    columns = next(c for c in COLUMNS if size % c == 0)
     blocks = size // columns
     (total,) = launch(
         "peer_sum",

@@ -41,7 +41,7 @@ def test_targets_are_ordered() -> None:
     assert not Target("cuda").features
     assert str(hopper) == "sm_90"
     for wrong in (("cpu", "sm_90"), ("cuda", "9.0"), ("cuda", "sm_9")):
-        with pytest.raises(ValueError, match="architecture such as 'sm_90'"):
+        with pytest.raises(ValueError, match="architecture of 'cuda' such as 'sm_90'"):
             Target(*wrong)
 
 
@@ -137,7 +137,7 @@ def test_no_other_target_is_tried() -> None:
 
 
 def test_kernels_without_a_target_are_refused() -> None:
-    with pytest.raises(ValueError, match="architecture such as"):
+    with pytest.raises(ValueError, match="architecture of 'cuda' such as"):
         registry.register(kernel("cpu", 2), kernel("sm_9000", 1))
     with pytest.raises(ValueError, match=r"before the '\+'"):
         registry.register(kernel("cpu+", 1))

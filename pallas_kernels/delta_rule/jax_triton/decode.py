@@ -59,7 +59,7 @@ def decode_kernel(
         column = part * PIECES * COLUMNS + tl.arange(0, COLUMNS)
         s = _state(_matrix(state, pair, column, form), at_edge > 0, SLOTS, form)
         value, old = _read_columns(v, residual, pair, column, span, N, form)
-        rows = _rows((q, k, g, beta), (key, inverse, decay), pair, span, writes, True, N, SLOTS, form)
+        rows = _rows((q, k, g, beta), (key, inverse, decay), pair, span, writes, True, N=N, SLOTS=SLOTS, form=form)
         of_rows = (rows.p, rows.factor, rows.grown)
         for piece in tl.static_range(PIECES):
             now, value_now, old_now = s, value, old
@@ -95,7 +95,7 @@ def rows_kernel(
     if (count > 0) & (here + count <= _C):
         last = head % form.group == form.group - 1
         span, writes = (0, count, here, here), (True, last)
-        rows = _rows((q, k, g, beta), (key, inverse, decay), pair, span, writes, False, N, SLOTS, form)
+        rows = _rows((q, k, g, beta), (key, inverse, decay), pair, span, writes, False, N=N, SLOTS=SLOTS, form=form)
         two, row = tl.arange(0, 16), tl.arange(0, 64)
         of_row = pair.to(tl.int64) * N + two % _FEW
         of_query = (two >= _FEW) & (two % _FEW < count)
@@ -244,7 +244,7 @@ def _over_edge(
     if N > 1:  # noqa: SIM102 (a constant)
         if near > 0:
             first = (0, near, here, here)
-            rows = _rows(of_tokens, of_chunk, pair, first, (False, False), False, N, SLOTS, form)
+            rows = _rows(of_tokens, of_chunk, pair, first, (False, False), False, N=N, SLOTS=SLOTS, form=form)
             for piece in tl.range(PIECES, num_stages=1):
                 column = (part * PIECES + piece) * COLUMNS + tl.arange(0, COLUMNS)
                 matrix = _matrix(state, pair, column, form)
@@ -271,7 +271,7 @@ def _over_edge(
         writes = tl.atomic_add(turns + pair, 1) == PARTS - 1
         writes_keys = tl.atomic_add(turns + of_keys, 1) == PARTS * form.group - 1
     second = (near, count - near, 0, 0)
-    rows = _rows(of_tokens, of_chunk, pair, second, (writes, writes_keys), False, N, SLOTS, form)
+    rows = _rows(of_tokens, of_chunk, pair, second, (writes, writes_keys), False, N=N, SLOTS=SLOTS, form=form)
     for piece in tl.range(PIECES, num_stages=1):
         column = (part * PIECES + piece) * COLUMNS + tl.arange(0, COLUMNS)
         s = tl.load(_matrix(state, pair, column, form))

@@ -76,6 +76,13 @@ class _Counter:
         self.exchanges = 0
         self._kinds: set[str] = set()
 
+    @classmethod
+    def of(cls, program: Program) -> "_Counter":
+        """Returns the counts of a program."""
+        counter = cls()
+        jax.eval_shape(lambda: program(counter))
+        return counter
+
     @property
     def sums(self) -> int:
         """Returns the number of sums of a program that takes nothing but sums, else 0."""
@@ -155,29 +162,27 @@ def run_rows(
     out += [jax.ShapeDtypeStruct((m, 1), jnp.float32)] * numbers
     if m == 0:
         return tuple(jnp.zeros(o.shape, o.dtype) for o in out)
-    counter = _Counter()
-    jax.eval_shape(lambda: program(counter))
+    counter = _Counter.of(program)
     lanes = row_contract().lanes(c) if lanes is None else lanes
     sizes = tuple(x.array.dtype.itemsize for x in sources)
     wide_sizes = tuple(jnp.dtype(w.dtype).itemsize for w in wanted)
     if schedule is None:
         apart = any(x.place is not None for x in (*sources, *shared))
-        schedule = row_schedule(
-            m, c, lanes, sizes, wide_sizes, len(vectors), counter.passes, picked=apart, plain=plain, sums=counter.sums
-        )
+        how: dict[str, Any] = {"picked": apart, "plain": plain, "sums": counter.sums}
+        schedule = row_schedule(m, c, lanes, sizes, wide_sizes, len(vectors), counter.passes, **how)
     by_warp = schedule.rows_per_warp > 0 and not interpret
     vector = WARP_VECTOR if by_warp else schedule.vector or row_vector(lanes, (*sizes, *wide_sizes))
     schedule = replace(schedule, blocks=min(schedule.blocks, -(-m // schedule.rows_per_block)))
     _check_schedule(schedule, m, c, lanes, vector, sizes)
+    spread = lanes // (schedule.members * WARPGROUP * vector) if schedule.spread and not interpret else 0
+    held = {"threads": WARP if by_warp else WARPGROUP, "spread": spread}
     direct = schedule.stages == 0
     pieces = Pieces.of(c, c if direct else schedule.stage)
     blocks, team, cluster = schedule.blocks, schedule.team, schedule.cluster
     exchange = (max(1, counter.exchanges * (2 if counter.folds == 1 else 1)), max(WARPGROUP, lanes // WARPGROUP))
-    emulated = bool(interpret) and cluster > 1
+    grid, emulated = blocks, bool(interpret) and cluster > 1
     if emulated:
         out.append(jax.ShapeDtypeStruct((blocks, *exchange), jnp.float32))
-
-    grid = blocks
     if companion is not None:
         companion.check(schedule, m)
         out.append(companion.out)
@@ -199,15 +204,7 @@ def run_rows(
             given=known,
             results=list(zip(written[: len(wanted)], wanted, strict=True)),
             numbers=written[len(wanted) : len(wanted) + numbers],
-            team=Team(
-                lanes,
-                cluster,
-                shared_memory,
-                scratch.meeting,
-                interpret,
-                WARP if by_warp else WARPGROUP,
-                spread=lanes // (schedule.members * WARPGROUP * vector) if schedule.spread and not interpret else 0,
-            ),
+            team=Team(lanes, cluster, shared_memory, scratch.meeting, interpret, **held),
             barriers=scratch.barriers,
             ring=scratch.ring,
             pieces=pieces,

@@ -204,9 +204,8 @@ class Launch:
         strips = self.team.spread if spread else 0
         for i, first in enumerate(range(0, self.share, width)):
             lane = self.lane if strips else self.lane + first
-            yield Strip(
-                place.block, lane, place.columns, self.lanes, self.vector, place.whole, self.team.threads, strips, i
-            )
+            held = {"threads": self.team.threads, "spread": strips, "number": i}
+            yield Strip(place.block, lane, place.columns, self.lanes, self.vector, place.whole, **held)
 
     def once(self, action: Callable[[], None]) -> None:
         """Runs an action in one warpgroup of the team."""

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from pallas_kernels.contract import LANES, online_row_contract
-from pallas_kernels.parts.xla.tiles import next_power_of_two
 from pallas_kernels.schedule.hopper.rows import WARP_VECTOR
 from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, SMS
 
@@ -103,7 +102,7 @@ def _short_rows(rows: int, columns: int, itemsize: int) -> OnlineSchedule:
     vector = _VECTOR_BYTES // itemsize
     if columns > LANES or columns % vector:
         vector = WARP_VECTOR
-    lanes = min(LANES, next_power_of_two(columns))
+    lanes = min(LANES, 1 << (columns - 1).bit_length())
     strips = 1 if vector == WARP_VECTOR or (lanes == LANES and rows in _ROWS_FOR_ONE_STRIP) else 2
     return OnlineSchedule("warps", vector=vector, threads=max(1, lanes // (vector * strips)))
 
