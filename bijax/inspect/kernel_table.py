@@ -267,6 +267,7 @@ CASES: Final[tuple[Case, ...]] = (
     ),
     Case("rms_norm", "", ops.rms_norm, (_X, (1024,))),
     Case("rms_norm", "gradients", _gradient(ops.rms_norm, 0, 1), (_X, (1024,))),
+    Case("rms_norm", "gradients without weights", _gradient(ops.rms_norm, 0), (_X,)),
     Case("layer_norm", "", ops.layer_norm, (_X, (1024,), (1024,))),
     Case("layer_norm", "gradients", _gradient(ops.layer_norm, 0, 1, 2), (_X, (1024,), (1024,))),
     Case("sum, mean", "", lambda x: ops.mean(x, axis=1), (_X,)),

@@ -109,14 +109,16 @@ def causal_conv_extend(
     return jnp.where((count >= 0)[:, None, None], y, jnp.nan), new
 
 
-def causal_conv_on_gpu(*arrays: jax.Array, **options: Any) -> Arrays:
+def causal_conv_on_gpu(*arrays: jax.Array, functions: ElementwiseContract = XLA_FUNCTIONS, **options: Any) -> Arrays:
     """`causal_conv` whose element-wise code is fenced in its lowering."""
-    return causal_conv(*arrays, **options, on_gpu=True)
+    return causal_conv(*arrays, **options, functions=functions, on_gpu=True)
 
 
-def causal_conv_extend_on_gpu(*arrays: jax.Array, **options: Any) -> Arrays:
+def causal_conv_extend_on_gpu(
+    *arrays: jax.Array, functions: ElementwiseContract = XLA_FUNCTIONS, **options: Any
+) -> Arrays:
     """`causal_conv_extend` whose element-wise code is fenced in its lowering."""
-    return causal_conv_extend(*arrays, **options, on_gpu=True)
+    return causal_conv_extend(*arrays, **options, functions=functions, on_gpu=True)
 
 
 causal_conv_on_gpu.serves = causal_conv_extend_on_gpu.serves = _one_result  # type: ignore[attr-defined]

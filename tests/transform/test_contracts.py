@@ -126,9 +126,12 @@ def test_audits_show_the_ids() -> None:
 
 EXACT = frozenset(
     f"bijax_{name}"
-    for name in ("largest", "sort_by_expert", "spread_to_experts", "rows_by_count", "rows_of_tokens", "pick_rows")
+    for name in (
+        *("largest", "sort_by_expert", "spread_to_experts", "rows_by_count", "rows_of_tokens", "pick_rows"),
+        "nan_if_invalid",
+    )
 )
-"""Kernels that compare, count and copy integers and numbers, which no order changes (`bijax.dispatch.routing`)."""
+"""Kernels that compare, count and copy integers and numbers, which no order changes."""
 
 OF_SEVERAL_DEVICES = frozenset({"bijax_peers"})
 """Kernels inside `jax.shard_map`: `tests.parallel.on_peers` compares their contracts with those of one device."""
