@@ -166,8 +166,8 @@ class Body:
                         at = (position + step) * self.rounds + index
                         piece = scratch.sums.at[lax.rem(at, self.schedule.buffers) * PARTS + part]
                         place = self.place_of_sums(item, tile, sums, part, index)
-                        if self.schedule.prefetch:
-                            pl.when(before > 0)(partial(plgpu.async_prefetch, place))
+                        # Additions need the lines in the L2 cache: they come while the sums are computed.
+                        pl.when(before > 0)(partial(plgpu.async_prefetch, place))
                         plgpu.barrier_wait(scratch.sums_full.at[warp])
 
                         @pl.when(before == 0)

@@ -290,7 +290,6 @@ class GradientSchedule:
         lagging: Whether a step computes the gradient of the previous tile's queries, so that no warpgroup waits for the
             slopes of the other. Ignored for wide heads.
         buffers: Pieces of the gradient of queries for which each warpgroup has shared memory until they are added.
-        prefetch: Whether the gradient of queries is fetched into the L2 cache while its sums are computed.
         registers: Registers of a thread that computes and of one that copies.
     """
 
@@ -302,7 +301,6 @@ class GradientSchedule:
     to_and_fro: bool = True
     lagging: bool = False
     buffers: int = 1
-    prefetch: bool = True
     registers: tuple[int, int] = (232, 24)
 
 
