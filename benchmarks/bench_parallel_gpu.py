@@ -1,17 +1,18 @@
-"""Two GPUs with the bits of one, against JAX's own products and psum on two GPUs.
+"""Several GPUs with the bits of one, against JAX's own products and psum on as many GPUs.
 
     python -m benchmarks.bench_parallel_gpu
     python -m benchmarks.bench_parallel_gpu --sections steps --shapes 8B --kinds prefill
+    python -m benchmarks.bench_parallel_gpu --devices 4 --sections sums,steps,train
 
 Models have the width of Llama 1B or 8B, few layers and a small vocabulary, and compute in bfloat16. Steps are queued:
-the next one does not wait for the last. `device_us` is the time of the kernels of one GPU (those of both, halved; a
-kernel that waits for the other GPU counts as long as it waits).
+the next one does not wait for the last. `device_us` is the time of the kernels of one GPU (of all, divided by
+their number; a kernel that waits for another GPU counts as long as it waits).
 
 | section | a cell is | `ours_us` | `xla_us` |
 |---|---|---|---|
-| sums | a float32 sum over two GPUs | `bijax.parallel.psum`, and the exchange that other numbers of GPUs use | `psum` |
-| steps | a step of decoding, or a prompt | tensor parallelism over two GPUs | the same with JAX's operations |
-| | | (`one_us`: one GPU with the same bits; `chain_us`: one GPU under the contract of one device) | |
+| sums | a float32 sum over the GPUs | `bijax.parallel.psum`, and the exchange that more than two GPUs use | `psum` |
+| steps | a step of decoding, or a prompt | tensor parallelism over the GPUs | the same with JAX's operations |
+| | | (`one_us`, `two_us`: one and two GPUs with the same bits; `chain_us`: one under the contract of one device) | |
 | train | a step of training with cut examples | `bijax.parallel.accumulate_gradients` | a loop over units and `psum` |
 | products | a product in 8 or 4 leaves on one GPU | one kernel for all leaves | XLA's product |
 """
@@ -52,6 +53,8 @@ SUMS: Final = (1 << 12, 1 << 14, 1 << 18, 1 << 22)
 """Elements."""
 UNIT, BATCH, LENGTH, TRAINED_LAYERS = 2, 16, 512, 2
 THREADS: Final = 12
+NUMBERS: Final = {"one": 1, "chain": 1, "two": 2}
+"""Numbers of GPUs of the programs that do not use all of them."""
 SECTIONS: Final = ("sums", "steps", "train", "products")
 
 Run = Callable[[], Any]
@@ -115,45 +118,52 @@ def device_us(run: Run, devices: int) -> float:
     return round(sum(us for *_, us in kernel_table(run, 8)) / devices, 1)
 
 
-def sums() -> dict[str, dict[str, Step]]:
+def sums(devices: int) -> dict[str, dict[str, Step]]:
     """Returns the programs of the sums."""
 
-    def on_two(function: Callable[[jax.Array], jax.Array], elements: int) -> Step:
-        terms = jax.device_put(jnp.ones((2, elements), jnp.float32), NamedSharding(mesh(2), P(AXIS)))
-        return Step(jax.shard_map(function, mesh=mesh(2), in_specs=P(AXIS), out_specs=P()), (), (terms,))
+    def summed(function: Callable[[jax.Array], jax.Array], elements: int) -> Step:
+        on = mesh(devices)
+        terms = jax.device_put(jnp.ones((devices, elements), jnp.float32), NamedSharding(on, P(AXIS)))
+        return Step(jax.shard_map(function, mesh=on, in_specs=P(AXIS), out_specs=P()), (), (terms,))
 
-    exchange = functools.partial(collectives._exchange, axes=(AXIS,), groups=None, n=2, dtype="float32", to="invarying")
+    exchange = functools.partial(
+        collectives._exchange, axes=(AXIS,), groups=None, n=devices, dtype="float32", to="invarying"
+    )
     return {
         f"{4 * elements >> 10} KiB": {
-            "ours": on_two(lambda x: parallel.psum(x[0], AXIS), elements),
-            "exchange": on_two(lambda x: exchange(x[0]), elements),
-            "xla": on_two(lambda x: lax.psum(x[0], AXIS), elements),
+            "ours": summed(lambda x: parallel.psum(x[0], AXIS), elements),
+            "exchange": summed(lambda x: exchange(x[0]), elements),
+            "xla": summed(lambda x: lax.psum(x[0], AXIS), elements),
         }
         for elements in SUMS
     }
 
 
-def steps(shape: str, kinds: Sequence[str]) -> dict[str, dict[str, Step]]:
+def steps(shape: str, kinds: Sequence[str], devices: int) -> dict[str, dict[str, Step]]:
     """Returns the programs of a shape, of these kinds of steps."""
     whole = model(shape, SHAPES[shape][-1])
-    one, two = (partition(whole, mesh(devices)) for devices in (1, 2))
-    plain = two.with_ops(PLAIN)
+    cut = {n: partition(whole, mesh(n)) for n in sorted({1, 2, devices})}
+    plain = cut[devices].with_ops(PLAIN)
     return {
         f"{kind} {batch}x{keys}": {
-            "ours": partitioned_step(two, kind, batch, keys),
+            "ours": partitioned_step(cut[devices], kind, batch, keys),
             "xla": partitioned_step(plain, kind, batch, keys),
-            "one": partitioned_step(one, kind, batch, keys),
-            "chain": chain_step(whole, kind, batch, keys),
+            "one": partitioned_step(cut[1], kind, batch, keys),
+            **(
+                {"chain": chain_step(whole, kind, batch, keys)}
+                if devices == 2
+                else {"two": partitioned_step(cut[2], kind, batch, keys)}
+            ),
         }
         for kind, batch, keys in CASES[shape]
         if kind in kinds
     }
 
 
-def training() -> dict[str, dict[str, Step]]:
+def training(devices: int) -> dict[str, dict[str, Step]]:
     """Returns the programs of a training step with cut examples."""
     whole = model("1B", TRAINED_LAYERS)
-    on = mesh(2, "data")
+    on = mesh(devices, "data")
 
     def scored(ops: Any, loss: Any) -> tuple[Any, Any, Any]:
         graph, params, others = nnx.split(nnx.with_attributes(whole, ops=ops), nnx.Param, ...)
@@ -177,7 +187,7 @@ def training() -> dict[str, dict[str, Step]]:
         start = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), (jnp.float32(0), params))
         start = lax.pcast(start, "data", to="varying")
         (value, slopes), _ = lax.scan(add, start, tokens.reshape(units, UNIT, -1))
-        return jax.tree.map(lambda x: lax.psum(x, "data") / (2 * units), (value, slopes))
+        return jax.tree.map(lambda x: lax.psum(x, "data") / (devices * units), (value, slopes))
 
     def step(gradient: Callable[..., Any]) -> Step:
         def run(params: Any, others: Any, tokens: jax.Array) -> Any:
@@ -193,15 +203,15 @@ def training() -> dict[str, dict[str, Step]]:
     return {f"data parallel {BATCH}x{LENGTH}": {"ours": step(lambda *a: ordered(*a)), "xla": step(by_loop)}}
 
 
-def measured(what: str, shape: str, made: dict[str, dict[str, Step]]) -> Iterator[dict[str, Any]]:
+def measured(what: str, shape: str, devices: int, made: dict[str, dict[str, Step]]) -> Iterator[dict[str, Any]]:
     """Yields the cells of programs that are compiled."""
     for case, runs in made.items():
-        devices = {name: 1 if what == "products" or name in ("one", "chain") else 2 for name in runs}
+        used = {name: NUMBERS.get(name, devices) for name in runs}
         cell: dict[str, Any] = {"what": what, "shape": shape, "case": case}
+        if what != "products":
+            cell["devices"] = devices
         on_device = {
-            name: device_time_us(lambda run=run: run(), [()], 12)
-            if what == "products"
-            else device_us(run, devices[name])
+            name: device_time_us(lambda run=run: run(), [()], 12) if what == "products" else device_us(run, used[name])
             for name, run in runs.items()
         }
         if what == "products":  # below, the host is what takes time
@@ -212,43 +222,47 @@ def measured(what: str, shape: str, made: dict[str, dict[str, Step]]) -> Iterato
             cell |= {f"{name}_device_us": us for name, us in on_device.items()}
         cell |= {f"{name}_us": us for name, us in times.items()}
         if what == "steps":
-            cell |= {
-                "of_one": round(times["one"] / times["ours"], 3),
-                "of_chain": round(times["chain"] / times["one"], 3),
-            }
+            cell["of_one"] = round(times["one"] / times["ours"], 3)
+            if "chain" in times:
+                cell["of_chain"] = round(times["chain"] / times["one"], 3)
+            if "two" in times:
+                cell["of_two"] = round(times["two"] / times["ours"], 3)
         yield cell | {"ratio": round(times["xla"] / times["ours"], 3)}
 
 
 def made_of(
-    section: str, shapes: Sequence[str], kinds: Sequence[str]
+    section: str, shapes: Sequence[str], kinds: Sequence[str], devices: int
 ) -> Iterator[tuple[str, dict[str, dict[str, Step]]]]:
     """Yields a shape and the programs of a section."""
     if section == "steps":
-        yield from ((shape, steps(shape, kinds)) for shape in shapes)
+        yield from ((shape, steps(shape, kinds, devices)) for shape in shapes)
         return
-    make = {"sums": sums, "train": training, "products": products}[section]
+    make = {"sums": lambda: sums(devices), "train": lambda: training(devices), "products": products}[section]
     yield "1B" if section == "train" else "", make()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Two GPUs with the bits of one.")
+    parser = argparse.ArgumentParser(description="Several GPUs with the bits of one.")
     parser.add_argument("--sections", default=",".join(SECTIONS))
     parser.add_argument("--shapes", default=",".join(SHAPES), help="of the models whose steps are timed")
     parser.add_argument("--kinds", default="decode,prefill", help="of the steps")
+    parser.add_argument("--devices", type=int, default=2, help="number of GPUs: 2, 4 or 8")
     parser.add_argument("--lower", action="store_true", help="only lower the programs: fills JAX's compilation cache")
     add_json(parser)
     arguments = parser.parse_args()
-    if len(jax.devices()) < 2:
-        parser.error(f"expected two GPUs, got {len(jax.devices())} device")
+    devices = arguments.devices
+    if len(jax.devices()) < devices:
+        parser.error(f"expected {devices} GPUs, got {len(jax.devices())}")
     rows = []
     with ThreadPoolExecutor(THREADS) as pool:
         for section in arguments.sections.split(","):
-            for shape, made in made_of(section, arguments.shapes.split(","), arguments.kinds.split(",")):
+            shapes, kinds = arguments.shapes.split(","), arguments.kinds.split(",")
+            for shape, made in made_of(section, shapes, kinds, devices):
                 each = [run for runs in made.values() for run in runs.values()]
                 # XLA tunes on the GPU while it compiles: before anything is timed.
                 list(pool.map(lambda run: run.lower() if arguments.lower else run.compile(), each))
                 print("lowered" if arguments.lower else "compiled", section, shape, flush=True)
-                for row in [] if arguments.lower else measured(section, shape, made):
+                for row in [] if arguments.lower else measured(section, shape, devices, made):
                     print(row, flush=True)
                     rows.append(row)
                 if rows:

@@ -56,7 +56,7 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
     "model_bf16": ("layers", "model", "case", "params", "remat"),
     "model_bf16_jax_triton": ("layers", "model", "case", "params", "remat"),
     "moe_layer": ("layer", "dtype", "tokens"),
-    "parallel": ("what", "shape", "case"),
+    "parallel": ("what", "shape", "case", "devices"),
     "overlap": ("case", "program"),
     "programs": ("control", "first"),
     "quant_matmul": ("m", "k", "n", "weights"),

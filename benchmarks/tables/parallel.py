@@ -5,7 +5,7 @@ from benchmarks.tables.figures import on_gpu, paragraph, table
 
 def steps() -> str:
     """Steps of models over two GPUs, against one of them and against JAX's own operations."""
-    figures = on_gpu("parallel").where(lambda c: c["what"] == "steps")
+    figures = on_gpu("parallel").where(lambda c: (c["what"], c["devices"]) == ("steps", 2))
     head = paragraph(
         "Queued steps of models of Llama's shapes (4 layers of 1B, 2 of 8B, a vocabulary of 8192, bfloat16; wall time,",
         f"{figures.source}; `benchmarks/bench_parallel_gpu.py`). A quotient above 1 means that the first is faster:",

@@ -3,12 +3,14 @@
 Libraries add the terms of an all-reduce in an order that depends on the message size and the topology. Here the terms
 are moved, which computes nothing, and each element is added as a binary tree over the devices (`TreeContract`). How
 they are moved is a schedule: to all devices if the array is small, and otherwise a part to each. Two terms in float32
-have one sum in either order, so on GPUs two devices use XLA's all-reduce and reduce-scatter.
+have one sum in either order, so on GPUs two devices use XLA's all-reduce and reduce-scatter, or for large arrays one
+kernel that moves, adds and rounds where the GPUs reach each other's memory (`bijax.dispatch.peers`).
 """
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import jax
@@ -16,14 +18,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from bijax.core.contracts import is_recording
 from bijax.core.tag import kernel_code
+from bijax.dispatch.peers import PeerSum, may_sum, on_peers
 from bijax.dispatch.trees import tree_kernel
 from bijax.lax.reduce import reduce_sum
 from pallas_kernels.parts.xla.manual_axes import varying_axes
 
 Groups = Sequence[Sequence[int]] | None
 
-_GATHERED_ELEMENTS: Final = 1 << 14  # below, one message to everybody is cheaper than two rounds of parts
+_GATHERED_ELEMENTS: Final = 1 << 19
+"""Of all terms together: up to here one message to everybody is cheaper than two rounds of parts."""
+_KERNEL_ELEMENTS: Final = 1 << 21
+"""Of an array of two devices: from here one kernel is faster than XLA's all-reduce and a rounding."""
 
 
 def why_refused(devices: int) -> str:
@@ -74,16 +81,53 @@ def psum(
     if why := why_refused(n):
         raise ValueError(f"the sum over the devices of {axes}: {why}.")
     exchange = functools.partial(_exchange, axes=axes, groups=axis_index_groups, n=n, dtype=dtype, to=to)
-    if n != 2 or axis_index_groups is not None or x.dtype != jnp.float32:
+    if axis_index_groups is not None or x.dtype != jnp.float32:
+        return exchange(x)
+    if _by_kernel(x, axes, n):
+        kernel = PeerSum(axes[0], n, dtype, True, _Written(_add_parts, axes, dtype, x.shape))
+
+        def by_kernel(x: jax.Array) -> jax.Array:
+            return on_peers(kernel, x.reshape(n, -1), to=to).reshape(x.shape)
+
+        return lax.platform_dependent(x, cuda=by_kernel, default=exchange)
+    if n != 2:
         return exchange(x)
     add = functools.partial(_all_reduce, axes=axes, dtype=dtype, to=to)
     return lax.platform_dependent(x, cuda=add, default=exchange)
 
 
+@dataclass(frozen=True)
+class _Written:
+    """What XLA's collectives compute where the kernel cannot, as a parameter of its primitive.
+
+    Attributes:
+        function: Takes the parts, the axes, the dtype and the shape.
+        axes: The mesh axis.
+        dtype: Dtype of the result.
+        shape: Shape of the array, or of this device's part.
+    """
+
+    function: Callable[..., jax.Array]
+    axes: tuple[Any, ...]
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __call__(self, parts: jax.Array) -> jax.Array:
+        return self.function(parts, self.axes, self.dtype, self.shape)
+
+
+def _by_kernel(x: jax.Array, axes: tuple[Any, ...], n: int) -> bool:
+    return n == 2 and x.size >= _KERNEL_ELEMENTS and not is_recording() and may_sum(x, axes, n)
+
+
+def _add_parts(parts: jax.Array, axes: tuple[Any, ...], dtype: str, shape: tuple[int, ...]) -> jax.Array:
+    return _all_reduce(parts.reshape(shape), axes=axes, dtype=dtype, to="varying").reshape(parts.shape)
+
+
 def _exchange(x: jax.Array, *, axes: tuple[Any, ...], groups: Groups, n: int, dtype: str, to: str) -> jax.Array:
     """Moves the terms, and adds them where they arrive."""
     options: dict[str, Any] = {"axis_index_groups": groups}
-    if n == 1 or x.size <= _GATHERED_ELEMENTS:
+    if n == 1 or n * x.size <= _GATHERED_ELEMENTS:
         return tree_kernel(lax.all_gather(x, axes, axis=0, to=to, **options), out_dtype=dtype)[0]
     flat = jnp.pad(x.reshape(-1), (0, -x.size % n)).reshape(n, -1)
     terms = lax.all_to_all(flat, axes, split_axis=0, concat_axis=0, tiled=True, **options)
@@ -139,7 +183,18 @@ def reduce_scatter(
     parts = jnp.moveaxis(x, scatter_dimension, 0)
     parts = parts.reshape(axis_size, parts.shape[0] // axis_size, *parts.shape[1:])
     exchange = functools.partial(_exchange_parts, axis=axis_name, groups=axis_index_groups, dtype=dtype)
-    if axis_size != 2 or axis_index_groups is not None or x.dtype != jnp.float32:
+    axes = axis_name if isinstance(axis_name, tuple) else (axis_name,)
+    if axis_index_groups is not None or x.dtype != jnp.float32:
+        mine = exchange(parts)
+    elif _by_kernel(parts, axes, axis_size):
+        written = _Written(_add_own_part, axes, dtype, parts.shape)
+        kernel = PeerSum(axes[0], axis_size, dtype, False, written)
+
+        def by_kernel(parts: jax.Array) -> jax.Array:
+            return on_peers(kernel, parts.reshape(axis_size, -1)).reshape(parts.shape[1:])
+
+        mine = lax.platform_dependent(parts, cuda=by_kernel, default=exchange)
+    elif axis_size != 2:
         mine = exchange(parts)
     else:
         scatter = functools.partial(_scatter, axis=axis_name, dtype=dtype)
@@ -163,6 +218,10 @@ def _scatter(parts: jax.Array, *, axis: Any, dtype: str) -> jax.Array:
     with kernel_code():
         total = lax.optimization_barrier(lax.psum_scatter(parts, axis))
     return tree_kernel(total[None], out_dtype=dtype)[0]
+
+
+def _add_own_part(parts: jax.Array, axes: tuple[Any, ...], dtype: str, shape: tuple[int, ...]) -> jax.Array:
+    return _scatter(parts.reshape(shape), axis=axes, dtype=dtype).reshape(-1)
 
 
 def _of_parts(dtype: Any) -> Any:

@@ -38,6 +38,8 @@ def tree_sum(terms: jax.Array, *, out_dtype: str, contract: TreeContract) -> jax
 def tree_sum_on_gpu(terms: jax.Array, *, out_dtype: str, contract: TreeContract) -> jax.Array:
     """Adds arrays element by element: fences in the lowering preserve the bits in any fusion."""
     honour("tree_sum", contract, TreeContract())
+    if len(terms) == 1 and terms.dtype == out_dtype:
+        return terms[0]  # nothing is added or rounded: no barrier, for which XLA may copy the array
     # Without the barrier XLA may drop the rounding before a conversion to float32.
     return lax.optimization_barrier(_add(tuple(terms), out_dtype))
 

@@ -58,6 +58,13 @@ def forms(x: jax.Array, labels: jax.Array) -> dict[str, tuple[Form, Form]]:
     }
 
 
+def parts_of_a_warp(columns: int) -> list[OnlineSchedule]:
+    """Returns schedules in which a part of a warp has a row."""
+    forms = [(threads, vector) for vector in (4, 8) if columns % vector == 0 for threads in (1, 2, 8, 16, 32)]
+    fitting = [(t, v) for t, v in forms if min(columns, 128) <= 8 * t * v and t * v <= 128]
+    return [OnlineSchedule("warps", threads=t, vector=v) for t, v in fitting]
+
+
 def schedules(columns: int, itemsize: int) -> list[OnlineSchedule]:
     """Returns schedules of every form that takes rows of `columns` columns, all to give the same bits."""
     segments = segments_of(columns, online_row_contract(columns).segment)
@@ -65,7 +72,7 @@ def schedules(columns: int, itemsize: int) -> list[OnlineSchedule]:
     if segments > 1:
         found.append(OnlineSchedule("split"))
     if fits_warp(columns):
-        found.append(OnlineSchedule("warps"))
+        found += [OnlineSchedule("warps"), *parts_of_a_warp(columns)]
     if columns >= 128 and columns * itemsize % 128 == 0:
         piece = min(columns, 4096)
         found += [ring_schedule(columns, itemsize), OnlineSchedule("ring", piece, 2, 1, vector=1, unroll=3)]

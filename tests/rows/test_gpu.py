@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,10 +12,12 @@ import pytest
 
 import bijax
 from bijax.testing import assert_batch_invariant, assert_bits_equal, hostile_rows
-from pallas_kernels.contract import chunk_contract
+from pallas_kernels.contract import chunk_contract, row_contract
 from pallas_kernels.parts.hopper import batch_sum
+from pallas_kernels.parts.hopper.row_engine import run_rows
 from pallas_kernels.rows import hopper as rows
 from pallas_kernels.schedule.hopper.batch_sum import ChunkSchedule
+from pallas_kernels.schedule.hopper.rows import RowSchedule
 from tests.rows.golden_rows import GOLDEN, golden_hash
 from tests.rows.row_kernel_cases import Case, cases, hopper_kernel
 
@@ -50,6 +53,37 @@ def test_the_bits_are_those_of_the_cpu(m: int, columns: int, dtype: str, weights
         for same, (ours, theirs) in zip(by_operation, pool.map(run, by_operation), strict=True):
             for kind, found, expected in zip(kinds, ours, theirs, strict=True):
                 assert_bits_equal(found, expected, err_msg=f"{same[0].name}, {kind}")
+
+
+@pytest.mark.parametrize(
+    ("columns", "dtype"),
+    [(8192, "bfloat16"), (8192, "float32"), (4096, "bfloat16"), (5008, "float16"), (2048, "bfloat16")],
+)
+def test_spread_strips_give_the_same_bits(columns: int, dtype: str) -> None:
+    """Two sums in one pass and one more, of rows in registers and in shared memory."""
+    x = jnp.concatenate([jnp.asarray(hostile_rows(0, (3, columns), dtype)[kind]) for kind in (*KINDS, "inf", "nan")])
+
+    def run(schedule: RowSchedule) -> Any:
+        def program(row: Any) -> None:
+            total, squares = row.fold(lambda x: (x, row.product(x, x)), combine=("add", "add"))
+            other = row.fold(lambda x: x - total)
+            row.put(0, squares)
+            row.put(1, other)
+            row.emit(lambda x: (row.product(x, other),))
+
+        return jax.jit(lambda x: run_rows(program, [x], (), [x.dtype], numbers=2, interpret=False, schedule=schedule))(
+            x
+        )
+
+    m, lanes = len(x), row_contract().lanes(columns)
+    members = lanes // (128 * (4 if dtype == "float32" else 8))
+    forms = [RowSchedule(team, m, hold=True) for team in (1, 2, 4) if team <= members]
+    forms += [RowSchedule(1, m), RowSchedule(2, 2), *([RowSchedule(1, m, columns, 1)] if columns % 128 == 0 else [])]
+    every = [replace(form, spread=spread) for form in forms for spread in (False, True)]
+    with ThreadPoolExecutor(THREADS) as pool:
+        first, *others = pool.map(run, every)
+    for schedule, other in zip(every[1:], others, strict=True):
+        assert_bits_equal(other, first, err_msg=str(schedule))
 
 
 @pytest.mark.parametrize(("m", "columns"), [(17, 640), (128, 640), (300, 2048), (1000, 321)])

@@ -85,6 +85,45 @@ def test_every_schedule_lowers_for_a_gpu(schedule: RowSchedule) -> None:
     assert "mosaic_gpu" in program.lower(lowering_platforms=("cuda",)).as_text()
 
 
+@pytest.mark.parametrize(
+    ("columns", "schedule"),
+    [
+        (8192, RowSchedule(1, 4, 8192, 1, spread=True)),
+        (8192, RowSchedule(2, 4, hold=True, spread=True)),
+        (4096, RowSchedule(1, 4, hold=True, preload=True, spread=True)),
+        (COLUMNS, RowSchedule(1, 4, hold=True, spread=True)),
+    ],
+)
+def test_spread_strips_lower_for_a_gpu(columns: int, schedule: RowSchedule) -> None:
+    x = jax.ShapeDtypeStruct((4, columns), jnp.bfloat16)
+    program = jax.jit(lambda x: run_sum(x, schedule, False)).trace(x)
+    assert "mosaic_gpu" in program.lower(lowering_platforms=("cuda",)).as_text()
+
+
+def test_strips_are_spread_where_rows_wait_for_their_sums() -> None:
+    def spread(rows: int, columns: int, **options: Any) -> bool:
+        return row_schedule(rows, columns, row_contract().lanes(columns), (2,), (2,), 1, **options).spread
+
+    layer_norm: dict[str, Any] = {"passes": 3, "plain": True, "sums": 2}
+    assert spread(512, 8192, **layer_norm)
+    assert spread(4096, 2048, **layer_norm)
+    assert spread(8, 4096, sums=1)
+    assert not spread(8, 4096)  # a maximum
+    assert not spread(4096, 4096, sums=1)
+    assert not spread(4096, 576, **layer_norm)
+
+
+def test_spread_strips_are_for_sums_of_one_block() -> None:
+    x, w = jnp.zeros((2, 8192), jnp.bfloat16), jnp.zeros(8192, jnp.bfloat16)
+    for schedule in (RowSchedule(1, 2, cluster=2, spread=True), RowSchedule(1, 2, preload=True, spread=True)):
+        with pytest.raises(ValueError, match="do not allow"):
+            run_sum(x, schedule, False)
+    with pytest.raises(ValueError, match="for sums only, got max"):
+        jax.jit(lambda x, w: run(x, w, RowSchedule(1, 2, hold=True, spread=True), False)).trace(x, w).lower(
+            lowering_platforms=("cuda",)
+        )
+
+
 def test_a_row_has_lanes_for_all_that_share_it() -> None:
     x = jnp.zeros((2, 2048), jnp.float32)
     with pytest.raises(ValueError, match="do not allow"):

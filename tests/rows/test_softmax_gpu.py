@@ -26,7 +26,10 @@ THREADS = 14  # kernels compile outside of the interpreter lock
 @pytest.mark.parametrize(
     ("columns", "dtype"),
     [
+        (12, "float16"),
+        (16, "bfloat16"),
         (60, "float16"),
+        (64, "bfloat16"),
         (77, "float32"),
         (128, "float32"),
         (576, "bfloat16"),
@@ -52,6 +55,22 @@ def test_every_schedule_gives_the_same_bits(columns: int, dtype: str) -> None:
         first, *others = pool.map(run, every)
     for schedule, other in zip(every[1:], others, strict=True):
         assert_bits_equal(other, first, err_msg=str(schedule))
+
+
+@pytest.mark.parametrize("columns", [64, 128])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_block_alone_has_the_bits_of_a_block_with_an_empty_one(columns: int, dtype: str) -> None:
+    """Of one block the exponentials are not computed: all are of zero, or of a number that is not finite."""
+    x, _ = hostile(columns, dtype)
+    x = jnp.concatenate([x] * (300 // len(x) + 1))
+
+    def run(x: jax.Array) -> Any:
+        contract = online_row_contract(x.shape[1])
+        y, m, log_sum = softmax.log_softmax(x, contract=contract)
+        return softmax.softmax(x, contract=contract)[:, :columns], y[:, :columns], m, log_sum
+
+    longer = jnp.pad(x, ((0, 0), (0, 256 - columns)), constant_values=-jnp.inf)
+    assert_bits_equal(jax.jit(run)(x), jax.jit(run)(longer))
 
 
 @pytest.mark.parametrize("name", ["softmax", "log_softmax", "logsumexp", "softmax_cross_entropy"])

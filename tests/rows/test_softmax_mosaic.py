@@ -103,13 +103,19 @@ def log_softmax(x: jax.Array, schedule: OnlineSchedule) -> Any:
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])
-@pytest.mark.parametrize("columns", [1, 77, 321, 576, 2048, 4096, 8192, 8200, 32000, 50257, 128256, 262144])
+@pytest.mark.parametrize(
+    "columns", [1, 8, 36, 64, 77, 128, 321, 576, 2048, 4096, 8192, 8200, 32000, 50257, 128256, 262144]
+)
 def test_schedules_fit_the_machine(columns: int, itemsize: int) -> None:
     segments = segments_of(columns, online_row_contract(columns).segment)
     for rows in (1, 8, 64, 512, 4096, 16384):
         schedule = online_schedule(rows, columns, itemsize)
         if schedule.form == "registers":
             assert segments <= 8
+        elif schedule.form == "warps":
+            assert schedule.threads in (1, 2, 4, 8, 16, 32)
+            assert columns % schedule.vector == 0
+            assert schedule.vector * schedule.threads <= 128
         elif schedule.form == "ring":
             assert columns * itemsize % 16 == 0
             each = schedule.blocks // SMS
@@ -117,6 +123,15 @@ def test_schedules_fit_the_machine(columns: int, itemsize: int) -> None:
             used = schedule.stages * stage + 1024 * (segments + schedule.warpgroups) + 16 * (schedule.stages + 2)
             assert each * (used + 1024) <= SHARED_BYTES + 1024
             assert schedule.stages >= max(2, schedule.warpgroups)
+
+
+@pytest.mark.parametrize(("columns", "dtype"), [(16, "bfloat16"), (64, "bfloat16"), (60, "float16"), (128, "float32")])
+def test_short_rows_lower_for_a_gpu(columns: int, dtype: str) -> None:
+    x = jnp.zeros((1000, columns), dtype)
+    assert "mosaic_gpu" in lowered(lambda: hopper.log_softmax(x, contract=online_row_contract(columns)))
+    too_wide = OnlineSchedule("warps", vector=8, threads=32)
+    with pytest.raises(ValueError, match="do not allow"):
+        lowered(lambda: hopper.log_softmax(x, contract=online_row_contract(columns), schedule=too_wide))
 
 
 def test_the_contract_states_its_numbers() -> None:

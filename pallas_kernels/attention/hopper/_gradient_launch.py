@@ -22,7 +22,7 @@ def gradients(
 
     Args:
         given: Arrays (B, T, N, H) and (B, S, K, H), T and S multiples of 8; stats (B, N, 3, T') and marks
-            (B, K, 2, S') float32, T' and S' being T and S rounded up to whole tiles and blocks.
+            (B, K, S') float32, T' and S' being T and S rounded up to whole tiles and blocks.
         lengths: Limits of each sequence.
         body: The kernel's program.
         scratch_types: The types of what it takes as `Scratch` or `WideScratch`.
@@ -42,7 +42,7 @@ def gradients(
         warpgroup = lax.axis_index("warpgroup")
         turns = None
         if not call.interpret:
-            turns = pl.get_global(plgpu.SemaphoreType.REGULAR((batch * heads * tiles.across,)))
+            turns = pl.get_global(plgpu.SemaphoreType.REGULAR((batch * heads * tiles.across * PARTS,)))
 
         @pl.when(warpgroup < PARTS)
         def _() -> None:

@@ -10,13 +10,13 @@ from pallas_kernels.parts.hopper.tile import ROWS
 PARTS: Final = 2
 """Warpgroups that compute; each has 64 keys of a block."""
 
+TURNS: Final = 2
+"""Warps that take a warpgroup's steps in turns to add them."""
+
 STATS: Final = 3
 """Numbers of a query: minus its log-sum-exp to base 2, the sum of output times cotangent, whether its tile is bad."""
 
 NEVER: Final = 30  # no block of the grid takes 2 ** 30 steps
-
-MARKS: Final = 2
-"""Numbers for each key: whether it is not finite, and whether any key of its block is not."""
 
 
 @dataclass(frozen=True)

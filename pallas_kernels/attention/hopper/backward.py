@@ -112,10 +112,10 @@ def _stats(lse: jax.Array, deltas: jax.Array, tiles: Tiles) -> jax.Array:
 
 
 def _marks(key: jax.Array, tiles: Tiles) -> jax.Array:
-    """Returns the numbers for keys (B, K, 2, S')."""
+    """Returns a number for each key (B, K, S'): 1 where it is not finite, 2 where another one of its block is not."""
     bad = jnp.moveaxis(~jnp.isfinite(key).all(axis=3), 1, 2)
     bad = jnp.pad(bad, ((0, 0), (0, 0), (0, tiles.blocks * tiles.block - bad.shape[2])))
-    return jnp.stack([bad.astype(jnp.float32), _any_in_each(bad, tiles.block)], axis=2)
+    return jnp.where(bad, 1.0, 2.0 * _any_in_each(bad, tiles.block)).astype(jnp.float32)
 
 
 def _any_in_each(flags: jax.Array, width: int) -> jax.Array:

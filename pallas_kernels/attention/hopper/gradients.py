@@ -1,11 +1,11 @@
 """The gradients of attention in one kernel: a block of 128 keys at a time, over the tiles of queries that see it.
 
 Two warpgroups have 64 keys each, with the gradients of keys and values in registers; a third one fetches tiles of
-queries. The gradient of a query tile is a sum over key blocks, which belong to different blocks of the grid. A fourth
-warpgroup accumulates it in global memory once the next key block has been accumulated.
+queries. The gradient of a query tile is a sum over key blocks, which belong to different blocks of the grid. The warps
+of a fourth one accumulate it in global memory once the next key block has been accumulated.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,7 +17,16 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.attention.hopper._gradient_scratch import Scratch
-from pallas_kernels.attention.hopper._gradient_steps import NEVER, PARTS, STATS, GradientCall, Operands, Results, Step
+from pallas_kernels.attention.hopper._gradient_steps import (
+    NEVER,
+    PARTS,
+    STATS,
+    TURNS,
+    GradientCall,
+    Operands,
+    Results,
+    Step,
+)
 from pallas_kernels.attention.hopper._gradient_tiles import Item, Tiles
 from pallas_kernels.attention.hopper._setup import Lengths
 from pallas_kernels.attention.hopper.band import keep_band
@@ -113,8 +122,8 @@ class Body:
                 plgpu.copy_gmem_to_smem(source, scratch.keys.at[column, part], scratch.cache_full)
             source = given.value.at[item.sequence, rows, item.head]
             plgpu.copy_gmem_to_smem(source, scratch.values.at[part], scratch.cache_full)
-        marks = given.marks.at[item.sequence, item.head, :, pl.ds(start, self.tiles.block)]
-        plgpu.copy_gmem_to_smem(marks, scratch.marks, scratch.cache_full)
+            marks = given.marks.at[item.sequence, item.head, rows]
+            plgpu.copy_gmem_to_smem(marks, self.marks(part, scratch), scratch.cache_full)
 
     def fetch_queries(self, given: Operands, item: Item, head: Any, index: Any, at: Any, scratch: Any) -> None:
         """Starts the copies of a tile of queries, with its cotangents and numbers, into the stages of a position."""
@@ -122,70 +131,72 @@ class Body:
         slot, first = lax.rem(at, stages), index * self.tiles.rows
         await_free(at, stages, scratch.stage_free.at[slot])
         rows, queries_full = pl.ds(first, self.tiles.rows), scratch.queries_full.at[slot]
-        plgpu.copy_gmem_to_smem(given.stats.at[item.sequence, head, :, rows], scratch.stats.at[slot], queries_full)
+        numbers = scratch.numbers.at[pl.ds(slot * STATS, STATS)]
+        plgpu.copy_gmem_to_smem(given.stats.at[item.sequence, head, :, rows], numbers, queries_full)
         plgpu.copy_gmem_to_smem(given.query.at[item.sequence, rows, head], scratch.queries.at[slot], queries_full)
         source, full = given.cotangent.at[item.sequence, rows, head], scratch.cotangents_full.at[slot]
         plgpu.copy_gmem_to_smem(source, scratch.cotangents.at[slot], full)
 
+    def marks(self, part: Any, scratch: Any) -> Any:
+        """Returns where the numbers of 64 keys of a block are."""
+        at, width = part * ROWS, self.tiles.rows
+        return scratch.numbers.at[self.schedule.stages * STATS + at // width, pl.ds(at % width, ROWS)]
+
     def add(self, lengths: Lengths, turns: Any, target: Any, scratch: Scratch) -> None:
         """Accumulates the query gradients of the steps, in descending order of key blocks.
 
-        `turns` counts, for each tile of queries of each head, the blocks of keys that have been added.
+        For each warpgroup that computes, two warps take the steps in turns: while the additions of one are under way,
+        the other one waits for sums and for their turn. `turns` counts, for each tile of queries of each head and each
+        of these warpgroups, the blocks of keys that have been added.
         """
-        tiles, turn_ahead = self.tiles, self.schedule.turn_ahead
+        tiles = self.tiles
 
-        def one(item: Item, position: Any) -> Any:
-            offset, keys = lengths.offsets[item.sequence], lengths.keys[item.sequence]
-            end, steps = item.first + item.count, item.count * tiles.group
+        @plgpu.warp_map
+        def _(warp: Any) -> None:
+            part, own_turn = lax.rem(warp, PARTS), lax.div(warp, PARTS)
 
-            def blocks_before(tile: Any) -> Any:
-                return tiles.last_block(offset, keys, tile) - item.block
+            def one(item: Item, position: Any) -> Any:
+                offset, keys = lengths.offsets[item.sequence], lengths.keys[item.sequence]
 
-            def await_turn(place: Any, before: Any) -> None:
-                plgpu.semaphore_wait(turns.at[place], before, decrement=False, memory_scope="gpu")
+                def add(head: Any, tile: Any, step: Any) -> None:
+                    before = tiles.last_block(offset, keys, tile) - item.block
+                    of_tile = (item.sequence * tiles.heads * tiles.group + head) * tiles.across + tile
+                    turn, sums = turns.at[of_tile * PARTS + part], target.at[:, :, head]
+                    for index in range(self.rounds):
+                        at = (position + step) * self.rounds + index
+                        piece = scratch.sums.at[lax.rem(at, self.schedule.buffers) * PARTS + part]
+                        place = self.place_of_sums(item, tile, sums, part, index)
+                        if self.schedule.prefetch:
+                            pl.when(before > 0)(partial(plgpu.async_prefetch, place))
+                        plgpu.barrier_wait(scratch.sums_full.at[warp])
 
-            def add(head: Any, tile: Any, step: Any) -> None:
-                before = blocks_before(tile)
-                own = (item.sequence * tiles.heads * tiles.group + head) * tiles.across + tile
-                if turn_ahead:
-                    pl.when((before > 0) & (step == 0))(partial(await_turn, own, before))
-                for index in range(self.rounds):
-                    plgpu.barrier_wait(scratch.sums_full)
+                        @pl.when(before == 0)
+                        def _(piece: Any = piece, place: Any = place) -> None:
+                            plgpu.copy_smem_to_gmem(piece, place)
 
-                    @pl.when(before == 0)
-                    def _(index: int = index) -> None:
-                        self.send(item, tile, target.at[:, :, head], None, range(PARTS), index, scratch)
+                        @pl.when(before > 0)
+                        def _(piece: Any = piece, place: Any = place, index: int = index) -> None:
+                            if index == 0:
+                                plgpu.semaphore_wait(turn, before, decrement=False, memory_scope="gpu")
+                            plgpu.copy_smem_to_gmem(piece, place, reduction_op="add")
 
-                    @pl.when(before > 0)
-                    def _(index: int = index) -> None:
-                        if index == 0 and not turn_ahead:
-                            await_turn(own, before)
-                        self.send(item, tile, target.at[:, :, head], "add", range(PARTS), index, scratch)
+                        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+                        plgpu.barrier_arrive(scratch.sums_free.at[warp])
+                    plgpu.wait_smem_to_gmem(0)
+                    plgpu.semaphore_signal(turn, 1, memory_scope="gpu")
 
-                    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-                    plgpu.barrier_arrive(scratch.sums_free)
-                if turn_ahead:  # while the additions are under way
-                    last = tile + 1 == end
-                    then = jnp.where(last, own + tiles.across - (item.count - 1), own + 1)
-                    ahead = blocks_before(jnp.where(last, item.first, tile + 1))
-                    pl.when((ahead > 0) & (step + 1 < steps))(partial(await_turn, then, ahead))
-                plgpu.wait_smem_to_gmem(0)
-                plgpu.semaphore_signal(turns.at[own], 1, memory_scope="gpu")
+                def in_turn(head: Any, tile: Any, step: Any) -> None:
+                    pl.when(lax.rem(position + step, TURNS) == own_turn)(partial(add, head, tile, step))
 
-            self.each_tile(item, add)
-            return position
+                self.each_tile(item, in_turn)
+                return position + item.count * tiles.group
 
-        self.over_items(lengths, jnp.int32(0), one)
+            self.over_items(lengths, jnp.int32(0), one)
 
-    def send(
-        self, item: Item, tile: Any, target: Any, reduction: Any, parts: Iterable[Any], index: int, scratch: Scratch
-    ) -> None:
-        """Starts to store or add the pieces of a round of a tile's gradient in GPU memory (B, T, H)."""
-        for part in parts:
-            row, columns = self.place(part, index)
-            rows = pl.ds(tile * self.tiles.rows + row, ROWS)
-            place = target.at[item.sequence, rows, columns]
-            plgpu.copy_smem_to_gmem(scratch.sums.at[part], place, reduction_op=reduction)
+    def place_of_sums(self, item: Item, tile: Any, target: Any, part: Any, index: int) -> Any:
+        """Returns where a warpgroup's piece of a round of a tile's gradient lies in GPU memory (B, T, H)."""
+        row, columns = self.place(part, index)
+        return target.at[item.sequence, pl.ds(tile * self.tiles.rows + row, ROWS), columns]
 
     def place(self, part: Any, index: int) -> tuple[Any, Any]:
         """Returns the first query and the columns that a warpgroup passes on in a round."""
@@ -202,7 +213,7 @@ class Body:
 
         def one(item: Item, position: Any) -> Any:
             plgpu.barrier_wait(scratch.cache_full)
-            not_zero_filled = scratch.marks[1, 0] != 0
+            not_zero_filled = scratch.numbers[self.schedule.stages * STATS, 0] != 0
             pl.when(not_zero_filled)(partial(self.zero_fill_keys, part, scratch))
             steps = item.count * self.tiles.group
 
@@ -246,7 +257,14 @@ class Body:
 
         steps = self.over_items(lengths, jnp.int32(0), one)
         if not self.call.interpret:
-            pl.when(steps > 0)(lambda: plgpu.barrier_wait(scratch.sums_free))
+            self.drain_sums(part, steps, scratch)
+
+    def drain_sums(self, part: Any, steps: Any, scratch: Scratch) -> None:
+        """Waits until everything that was passed on has been read."""
+        for left in range(self.schedule.buffers, 0, -1):
+            at = steps * self.rounds - left
+            warp = lax.rem(lax.div(at, self.rounds), TURNS) * PARTS + part
+            pl.when(at >= 0)(partial(plgpu.barrier_wait, scratch.sums_free.at[warp]))
 
     def start(self, first: Ahead, scratch: Scratch) -> tuple[jax.Array, ...]:
         """Returns the initial state of an item's steps: gradients of keys and values, the scores of the first tile."""
@@ -274,7 +292,8 @@ class Body:
 
     def zero_fill_keys(self, part: Any, scratch: Scratch) -> None:
         """Zero-fills keys that are not finite, since zero slopes would not mask them."""
-        bad = plgpu.load(scratch.marks.at[0, pl.ds(part * ROWS, ROWS)], layout=TILE.reduce(1), optimized=False)
+        marks = plgpu.load(self.marks(part, scratch), layout=TILE.reduce(1), optimized=False)
+        bad = jnp.where(marks == 1, 1.0, 0.0)
         for column in range(self.call.columns):
             zero_rows(scratch.keys.at[column, part], bad)
         plgpu.commit_smem()
@@ -284,10 +303,8 @@ class Body:
         """Zero-fills queries and cotangents of rows with non-finite numbers: one array per warpgroup."""
         for row in range(self.call.rows):
             rows = pl.ds(row * ROWS, ROWS)
-            numbers = (
-                plgpu.load(scratch.stats.at[step.slot, number, rows], layout=TILE.reduce(1), optimized=False)
-                for number in range(STATS - 1)
-            )
+            own = (scratch.numbers.at[step.slot * STATS + number, rows] for number in range(STATS - 1))
+            numbers = (plgpu.load(x, layout=TILE.reduce(1), optimized=False) for x in own)
             bad = sum(jnp.where(jnp.abs(x) < jnp.inf, 0.0, 1.0) for x in numbers)
             for part, x in enumerate((scratch.queries, scratch.cotangents)):
 
@@ -303,7 +320,7 @@ class Body:
         """Waits for a tile of queries and its cotangents."""
         plgpu.barrier_wait(scratch.queries_full.at[step.slot])
         plgpu.barrier_wait(scratch.cotangents_full.at[step.slot])
-        not_zero_filled = step.masked & (scratch.stats[step.slot, 2, 0] != 0)
+        not_zero_filled = step.masked & (scratch.numbers[step.slot * STATS + 2, 0] != 0)
         pl.when(not_zero_filled)(partial(self.zero_fill_queries, step, scratch))
 
     def scores(self, ahead: Ahead, otherwise: Any, scratch: Scratch) -> jax.Array:
@@ -415,19 +432,20 @@ class Body:
         if self.call.interpret:  # which has neither memory reductions nor semaphores
             self.store_sums(step, 0, sums, results, scratch)
         else:
-            self.hand_on(step.position, _opaque(step), sums, scratch)
+            self.hand_on(step.position, 0, _opaque(step), sums, scratch)
 
     def store_sums(self, step: Step, index: int, sums: jax.Array, results: Results, scratch: Scratch) -> None:
         """Writes the sums that a warpgroup would pass on in a round to the key block's own slice."""
         scratch.sums.at[step.part][...] = sums
         plgpu.commit_smem()
         target = results.query.at[step.item.block, :, :, step.head]
-        self.send(step.item, step.tile, target, None, [step.part], index, scratch)
+        place = self.place_of_sums(step.item, step.tile, target, step.part, index)
+        plgpu.copy_smem_to_gmem(scratch.sums.at[step.part], place)
         plgpu.wait_smem_to_gmem(0)
 
     def numbers(self, step: Step, row: int, which: int, scratch: Scratch) -> jax.Array:
         """Returns a number of each of 64 queries of a tile, broadcast over the keys (64, 64)."""
-        own = scratch.stats.at[step.slot, which, pl.ds(row * ROWS, ROWS)]
+        own = scratch.numbers.at[step.slot * STATS + which, pl.ds(row * ROWS, ROWS)]
         x = plgpu.load(own, layout=TILE.reduce(0), optimized=False)
         return lax.broadcast_in_dim(x, (ROWS, ROWS), [1])
 
@@ -443,9 +461,8 @@ class Body:
             return tuple(seen(weights) for weights in given)
 
         def seen(weights: jax.Array) -> jax.Array:
-            own = scratch.marks.at[0, pl.ds(step.keys * ROWS, ROWS)]
-            marks = plgpu.load(own, layout=TILE.reduce(1), optimized=False)
-            weights = jnp.where(lax.broadcast_in_dim(marks, weights.shape, [0]) != 0, jnp.nan, weights)
+            marks = plgpu.load(self.marks(step.keys, scratch), layout=TILE.reduce(1), optimized=False)
+            weights = jnp.where(lax.broadcast_in_dim(marks, weights.shape, [0]) == 1, jnp.nan, weights)
             first, last = self.tiles.seen(lengths, step.item, step.tile, step.keys)
             return keep_band(weights, first - row * ROWS, last - row * ROWS, -1.0, bool(self.call.interpret))
 
@@ -466,11 +483,13 @@ class Body:
         weights, bent = lax.cond(step.masked, where_seen, lambda *x: x, weights, bent)
         return weights, bent
 
-    def hand_on(self, position: Any, part: Any, sums: jax.Array, scratch: Scratch) -> None:
-        """Passes this warpgroup's piece of the query gradient of a step to the accumulating warpgroup."""
-        pl.when(position > 0)(lambda: plgpu.barrier_wait(scratch.sums_free))
-        share(sums, scratch.sums.at[part], bool(self.call.interpret))
-        plgpu.barrier_arrive(scratch.sums_full)
+    def hand_on(self, position: Any, index: int, part: Any, sums: jax.Array, scratch: Scratch) -> None:
+        """Passes this warpgroup's piece of a round of a step to the warp whose turn it is."""
+        buffers, at = self.schedule.buffers, position * self.rounds + index
+        before = lax.div(at - buffers, self.rounds)  # the step that used the buffer
+        pl.when(at >= buffers)(lambda: plgpu.barrier_wait(scratch.sums_free.at[lax.rem(before, TURNS) * PARTS + part]))
+        share(sums, scratch.sums.at[lax.rem(at, buffers) * PARTS + part], bool(self.call.interpret))
+        plgpu.barrier_arrive(scratch.sums_full.at[lax.rem(position, TURNS) * PARTS + part])
 
     def store(self, item: Item, part: Any, dk: jax.Array, dv: jax.Array, results: Results, scratch: Scratch) -> None:
         """Writes the gradients of this warpgroup's keys and values, overwriting both in shared memory."""

@@ -58,7 +58,9 @@ class WideBody(Body):
         own = pl.ds(item.block * self.tiles.block, self.tiles.block)
         _copy_halves(given.key.at[item.sequence, own, item.head], scratch.keys, scratch.cache_full)
         _copy_halves(given.value.at[item.sequence, own, item.head], scratch.values, scratch.cache_full)
-        plgpu.copy_gmem_to_smem(given.marks.at[item.sequence, item.head, :, own], scratch.marks, scratch.cache_full)
+        plgpu.copy_gmem_to_smem(
+            given.marks.at[item.sequence, item.head, own], self.marks(0, scratch), scratch.cache_full
+        )
 
     def fetch_queries(self, given: Operands, item: Item, head: Any, index: Any, at: Any, scratch: Any) -> None:
         """Starts the copies of a tile of queries, with its cotangents and numbers, into the stages of a position."""
@@ -67,7 +69,8 @@ class WideBody(Body):
         slot = lax.rem(at, stages)
         await_free(at, stages, scratch.queries_free.at[slot])
         full = scratch.queries_full.at[slot]
-        plgpu.copy_gmem_to_smem(given.stats.at[item.sequence, head, :, rows], scratch.stats.at[slot], full)
+        numbers = scratch.numbers.at[pl.ds(slot * STATS, STATS)]
+        plgpu.copy_gmem_to_smem(given.stats.at[item.sequence, head, :, rows], numbers, full)
         _copy_halves(given.query.at[item.sequence, rows, head], scratch.queries.at[slot], full)
         slot = lax.rem(at, few)
         await_free(at, few, scratch.cotangents_free.at[slot])
@@ -76,7 +79,8 @@ class WideBody(Body):
 
     def zero_fill_keys(self, part: Any, scratch: Any) -> None:
         """Zero-fills keys that are not finite, since zero slopes would not mask them."""
-        bad = plgpu.load(scratch.marks.at[0], layout=TILE.reduce(1), optimized=False)
+        marks = plgpu.load(self.marks(0, scratch), layout=TILE.reduce(1), optimized=False)
+        bad = jnp.where(marks == 1, 1.0, 0.0)
         for index in range(self.rounds):
             zero_rows(scratch.keys.at[part * self.rounds + index], bad)
         plgpu.commit_smem()
@@ -85,7 +89,7 @@ class WideBody(Body):
     def zero_fill_queries(self, step: Step, scratch: Any) -> None:
         """Zero-fills queries and cotangents of rows with non-finite numbers: half of the columns each."""
         numbers = (
-            plgpu.load(scratch.stats.at[step.slot, number], layout=TILE.reduce(1), optimized=False)
+            plgpu.load(scratch.numbers.at[step.slot * STATS + number], layout=TILE.reduce(1), optimized=False)
             for number in range(STATS - 1)
         )
         bad: Any = sum(jnp.where(jnp.abs(x) < jnp.inf, 0.0, 1.0) for x in numbers)
@@ -117,7 +121,7 @@ class WideBody(Body):
         interpret, dtype, other = bool(self.call.interpret), scratch.queries.dtype, self.cotangent_slot(step)
         plgpu.barrier_wait(scratch.queries_full.at[step.slot])
         plgpu.barrier_wait(scratch.cotangents_full.at[other])
-        not_zero_filled = step.masked & (scratch.stats[step.slot, 2, 0] != 0)
+        not_zero_filled = step.masked & (scratch.numbers[step.slot * STATS + 2, 0] != 0)
         pl.when(not_zero_filled)(lambda: self.zero_fill_queries(step, scratch))
         # A zero opaque to ptxas: constant addresses would be spilled to local memory.
         zero = step.position >> NEVER
@@ -160,7 +164,7 @@ class WideBody(Body):
             if interpret:
                 self.store_sums(step, index, sums, results, scratch)
             else:
-                self.hand_on(step.position * self.rounds + index, part, sums, scratch)
+                self.hand_on(step.position, index, part, sums, scratch)
         return dk, dv
 
     def store(self, item: Item, part: Any, dk: jax.Array, dv: jax.Array, results: Results, scratch: Any) -> None:

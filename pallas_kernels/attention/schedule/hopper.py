@@ -289,8 +289,8 @@ class GradientSchedule:
         to_and_fro: Whether every second round of items traverses the blocks of the grid backwards.
         lagging: Whether a step computes the gradient of the previous tile's queries, so that no warpgroup waits for the
             slopes of the other. Ignored for wide heads.
-        turn_ahead: Whether a step's sums are announced only once it is the next step's turn to add. Blocks then follow
-            one another at a distance of two tiles instead of one, but no addition waits for the look at its turn.
+        buffers: Pieces of the gradient of queries for which each warpgroup has shared memory until they are added.
+        prefetch: Whether the gradient of queries is fetched into the L2 cache while its sums are computed.
         registers: Registers of a thread that computes and of one that copies.
     """
 
@@ -301,13 +301,15 @@ class GradientSchedule:
     heads: int = 64
     to_and_fro: bool = True
     lagging: bool = False
-    turn_ahead: bool = False
+    buffers: int = 1
+    prefetch: bool = True
     registers: tuple[int, int] = (232, 24)
 
 
 _GRADIENT_ROWS: Final = {64: 128, 128: 64}
 _TWO_STAGES: Final = 192  # widest values for which shared memory has room for two stages of cotangents
 _COUPLED: Final = 64  # widest heads whose warpgroups wait for the slopes of the step: tiles of 128 queries cover it
+_TWO_BUFFERS: Final = 128  # heads for which shared memory has room for them
 _GRADIENT_HEADS: Final = {True: 8, False: 64}  # whether all queries see all keys
 
 
@@ -326,5 +328,5 @@ def gradient_schedule(head_size: int, sees_all: bool, value_size: int | None = N
         heads=_GRADIENT_HEADS[sees_all],
         to_and_fro=not sees_all,
         lagging=head_size > _COUPLED,
-        turn_ahead=sees_all and head_size == WIDEST_SPILLED,  # not measured with others
+        buffers=2 if head_size == _TWO_BUFFERS and not sees_all else 1,
     )

@@ -29,6 +29,10 @@ def load_columns(window: Any, width: int) -> jax.Array:
 
 def _chunk(lanes: Lanes | None, blocks: Sequence[jax.Array], interpret: Any) -> Lanes:
     """Returns the statistics of each lane after another chunk."""
+    if lanes is None and len(blocks) == 1:
+        # The exponential of x - x, or of a number that is not finite.
+        x = blocks[0]
+        return x, jnp.where(jnp.abs(x) < jnp.inf, 1.0, jnp.where(x < 0, 0.0, x))
     largest = functools.reduce(jnp.maximum, blocks if lanes is None else [lanes[0], *blocks])
     shift = _finite(largest)
     added = functools.reduce(jnp.add, [exponential(block - shift, interpret) for block in blocks])
@@ -86,14 +90,22 @@ def combine(lanes: Lanes, scratch: Any, interpret: Any) -> tuple[jax.Array, jax.
     return largest, combine_lanes(product(lanes[1], weight, interpret), scratch.at[1], "add", interpret)
 
 
-def combine_in_warp(lanes: Lanes, scratch: Any, interpret: Any) -> tuple[jax.Array, jax.Array]:
-    """Returns the maximum and the sum of all lanes, which a warp holds, or the interpreter; otherwise as `combine`."""
+def combine_in_warp(strips: Sequence[Lanes], scratch: Any, interpret: Any, threads: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the maximum and the sum of all lanes, of which a warp or some threads of one hold strips.
+
+    Under the interpreter there is one strip, and this is `combine`.
+    """
     if interpret:
-        return combine(lanes, scratch, interpret)
-    team = Team(WARPGROUP, 1, scratch, None, interpret, by_warp=True)
-    (largest,) = combine_team(["max"], [[lanes[0]]], 0, team, [0])
-    weight = exponential(lanes[0] - _finite(largest), interpret)
-    (total,) = combine_team(["add"], [[product(lanes[1], weight, interpret)]], 0, team, [1])
+        return combine(strips[0], scratch, interpret)
+    team = Team(WARPGROUP, 1, scratch, None, interpret, threads)
+    maxima = [maximum for maximum, _ in strips]
+    if sum(x.shape[0] for x in maxima) * threads < WARPGROUP * WARPGROUP:
+        # The step with lanes that the row does not have: nan becomes -inf.
+        maxima = [jnp.where(x > -jnp.inf, x, -jnp.inf) for x in maxima]
+    (largest,) = combine_team(["max"], [maxima], 0, team, [0])
+    shift = _finite(largest)
+    sums = [product(total, exponential(x - shift, interpret), interpret) for x, total in strips]
+    (total,) = combine_team(["add"], [sums], 0, team, [1])
     return largest, total
 
 

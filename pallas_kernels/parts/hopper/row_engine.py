@@ -5,7 +5,8 @@ A row program reads its row in passes: a fold reduces the results of a step over
 team) share a row; each owns some of the lanes, and each thread 4 or 8 neighbouring ones. A block processes its rows
 sequentially, from a circular buffer in shared memory into which they are prefetched, or directly from memory. A row
 that fits in the buffer or in the team's registers is read from memory once, a longer one once per pass. Many short rows
-are processed by a warp each, which needs neither shared memory nor a barrier.
+are processed by a warp each, which needs neither shared memory nor a barrier. Where a program waits for the sums of its
+row, a thread's columns are spread over one group of 128 lanes, so that it adds most of the group's tree by itself.
 
 How to write a kernel on it (`pallas_kernels/norm/hopper.py` holds more):
 
@@ -45,7 +46,7 @@ from pallas_kernels.parts.hopper.row_launch import Launch
 from pallas_kernels.parts.hopper.row_launch import Parted as Parted
 from pallas_kernels.parts.hopper.row_launch import Picked as Picked
 from pallas_kernels.parts.hopper.team import Team
-from pallas_kernels.parts.hopper.tile import warp_of_warpgroup
+from pallas_kernels.parts.hopper.tile import WARP, part_of_warpgroup
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.schedule.hopper.rows import COPY_BYTES, WARP_VECTOR, RowSchedule, row_schedule, row_vector
 
@@ -73,8 +74,15 @@ class _Counter:
         self.passes = 0
         self.folds = 0
         self.exchanges = 0
+        self._kinds: set[str] = set()
+
+    @property
+    def sums(self) -> int:
+        """Returns the number of sums of a program that takes nothing but sums, else 0."""
+        return self.exchanges if self._kinds == {"add"} else 0
 
     def fold(self, *_: Any, combine: Any = "add", **__: Any) -> Any:
+        self._kinds.update([combine] if isinstance(combine, str) else combine)
         self.passes += 1
         self.folds += 1
         self.exchanges += 1 if isinstance(combine, str) else len(combine)
@@ -154,7 +162,9 @@ def run_rows(
     wide_sizes = tuple(jnp.dtype(w.dtype).itemsize for w in wanted)
     if schedule is None:
         apart = any(x.place is not None for x in (*sources, *shared))
-        schedule = row_schedule(m, c, lanes, sizes, wide_sizes, len(vectors), counter.passes, picked=apart, plain=plain)
+        schedule = row_schedule(
+            m, c, lanes, sizes, wide_sizes, len(vectors), counter.passes, picked=apart, plain=plain, sums=counter.sums
+        )
     by_warp = schedule.rows_per_warp > 0 and not interpret
     vector = WARP_VECTOR if by_warp else schedule.vector or row_vector(lanes, (*sizes, *wide_sizes))
     schedule = replace(schedule, blocks=min(schedule.blocks, -(-m // schedule.rows_per_block)))
@@ -189,7 +199,15 @@ def run_rows(
             given=known,
             results=list(zip(written[: len(wanted)], wanted, strict=True)),
             numbers=written[len(wanted) : len(wanted) + numbers],
-            team=Team(lanes, cluster, shared_memory, scratch.meeting, interpret, by_warp),
+            team=Team(
+                lanes,
+                cluster,
+                shared_memory,
+                scratch.meeting,
+                interpret,
+                WARP if by_warp else WARPGROUP,
+                spread=lanes // (schedule.members * WARPGROUP * vector) if schedule.spread and not interpret else 0,
+            ),
             barriers=scratch.barriers,
             ring=scratch.ring,
             pieces=pieces,
@@ -248,7 +266,7 @@ def _run_by_warp(program: Program, launch: Launch, m: int) -> None:
     each = launch.schedule.rows_per_warp
     own: Sequence[Any] = range(launch.schedule.rows_per_block)
     if not launch.team.interpret:
-        warp = warp_of_warpgroup()
+        warp = part_of_warpgroup()
         own = [warp * each + i for i in range(each)]
     # Past the last row, a warp repeats that row.
     numbers = [launch.first_row * launch.schedule.rows_per_block + i for i in own]
@@ -310,6 +328,8 @@ def _check_schedule(
         raise ValueError(
             f"rows of {columns} columns, {lanes} lanes and {vector} columns a thread do not allow {schedule}."
         )
+    if schedule.spread and (lanes == WARPGROUP or schedule.cluster > 1 or (schedule.preload and not schedule.hold)):
+        raise ValueError(f"rows of {columns} columns and {lanes} lanes do not allow {schedule}.")
     if not direct and any(columns * size % COPY_BYTES for size in sizes):
         raise ValueError(
             f"expected rows of whole {COPY_BYTES} bytes, or stages=0, got {columns} columns of {sizes} bytes."

@@ -62,7 +62,7 @@ class Companion:
 
     Attributes:
         rows: Rows of a group.
-        blocks: Other blocks after the blocks of a group of rows.
+        blocks: Other blocks before the blocks of a group of rows: they take longer, and should not be the last ones.
         warpgroups: Warpgroups of a block; they must be those of the row program's.
         arrays: What they read, a pytree.
         out: Type of their result.
@@ -93,7 +93,7 @@ class Companion:
     def turn(self, block: Any) -> "Turn":
         """Returns what a block of the grid does."""
         step = self.rows + self.blocks
-        group, place = lax.div(block, step), lax.rem(block, step)
+        group, place = lax.div(block, step), lax.rem(block, step) - self.blocks
         return Turn(self, group, place, group * self.rows + place)
 
 
@@ -104,7 +104,7 @@ class Turn:
     Attributes:
         companion: The companion.
         group: The group of rows.
-        place: The block's place in the group: that of a row, or after all of them.
+        place: The block's place in the group: that of a row, or negative.
         row: The row that the block has if it has one.
     """
 
@@ -117,12 +117,12 @@ class Turn:
         self, rows: int, program: Callable[[], None], warpgroup: Any, arrays: Any, out: Any, memory: Sequence[Any]
     ) -> None:
         """Runs the program of the row if there is such a row, or the companion's body."""
-        ours = self.place < self.companion.rows
+        ours = self.place >= 0
         pl.when(ours & (self.row < rows))(program)
 
         @pl.when(~ours)
         def _() -> None:
-            number = self.group * self.companion.blocks + self.place - self.companion.rows
+            number = (self.group + 1) * self.companion.blocks + self.place
             self.companion.body(number, warpgroup, arrays, out, *memory)
 
 
@@ -198,12 +198,15 @@ class Launch:
         """Pieces that are fetched for one row."""
         return self.pieces.count * (1 if self.kept else self.passes)
 
-    def strips(self, place: Place) -> Iterator[Strip]:
-        """Returns this warpgroup's part of a block."""
+    def strips(self, place: Place, *, spread: bool = True) -> Iterator[Strip]:
+        """Returns this warpgroup's part of a block; not spread unless wanted, whatever the schedule."""
         width = WARPGROUP * self.vector
-        for first in range(0, self.share, width):
-            lane = self.lane + first
-            yield Strip(place.block, lane, place.columns, self.lanes, self.vector, place.whole, self.team.by_warp)
+        strips = self.team.spread if spread else 0
+        for i, first in enumerate(range(0, self.share, width)):
+            lane = self.lane if strips else self.lane + first
+            yield Strip(
+                place.block, lane, place.columns, self.lanes, self.vector, place.whole, self.team.threads, strips, i
+            )
 
     def once(self, action: Callable[[], None]) -> None:
         """Runs an action in one warpgroup of the team."""

@@ -2,7 +2,8 @@
 
 The 128 threads of a warpgroup are the lanes of `OnlineRowContract`; a warpgroup processes one segment at a time.
 `schedule.hopper.softmax` chooses between four kernels:
-- warps, for short rows: each warp reads a row once and holds it in registers, four neighbouring lanes a thread;
+- warps, for short rows: a warp, or a few threads of it, read a row once and hold it in registers, four or eight
+  neighbouring lanes of a strip a thread;
 - registers, for a moderate number of rows that are not long: one warpgroup per segment reads it once and holds it in
   registers;
 - ring, for many rows: pieces of rows are prefetched into a circular buffer in shared memory, and the warpgroups of a

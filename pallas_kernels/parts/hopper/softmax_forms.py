@@ -1,5 +1,6 @@
 """Softmax kernels on a Hopper GPU that read rows directly from memory: `registers`, `split` and `warps`."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +14,8 @@ from pallas_kernels.parts.hopper.arithmetic import WARPGROUP
 from pallas_kernels.parts.hopper.online_lanes import combine, combine_in_warp, merge, of_blocks
 from pallas_kernels.parts.hopper.softmax_run import Arrays, Run
 from pallas_kernels.parts.hopper.strip import Strip
-from pallas_kernels.parts.hopper.tile import warp_of_warpgroup
+from pallas_kernels.parts.hopper.tile import part_of_warpgroup
+from pallas_kernels.parts.xla.tiles import next_power_of_two
 from pallas_kernels.schedule.hopper.rows import WARP_VECTOR, WARPS
 from pallas_kernels.schedule.hopper.softmax import fits_warp
 
@@ -66,39 +68,52 @@ def registers(run: Run, x: jax.Array, given: Sequence[jax.Array]) -> Arrays:
 
 
 def warps(run: Run, x: jax.Array, given: Sequence[jax.Array]) -> Arrays:
-    """A warp for each row, four rows in a block; the interpreter, which has no warps, processes all of them."""
+    """A warp or a part of one for each row; the interpreter, which has no warps, processes four rows in a block."""
     interpret = run.interpret
-    vector = 1 if interpret else WARP_VECTOR
+    threads, vector = (WARPGROUP, 1) if interpret else (run.schedule.threads, run.schedule.vector)
+    together = WARPS if interpret else WARPGROUP // threads
     if not fits_warp(run.columns):
         raise ValueError(f"expected fewer than 1024 columns, a multiple of {WARP_VECTOR}, got {run.columns}.")
+    width = threads * vector
+    if not interpret and (run.columns % vector or width > WARPGROUP):
+        raise ValueError(f"rows of {run.columns} columns do not allow {run.schedule}.")
+    lanes = max(width, min(WARPGROUP, next_power_of_two(run.columns)))
+    # For each strip of the lanes its blocks of columns.
     strips = [
-        Strip(start, 0, run.columns, WARPGROUP, vector, start + WARPGROUP <= run.columns, by_warp=not interpret)
-        for start in range(0, run.columns, WARPGROUP)
+        [
+            Strip(block, lane, run.columns, lanes, vector, block + lanes <= run.columns, threads)
+            for block in range(0, run.columns, WARPGROUP)
+        ]
+        for lane in range(0, lanes, width)
     ]
 
     def kernel(source: Any, known: Sequence[Any], *refs: Any) -> None:
         *written, scratch = refs
-        first = lax.axis_index("block") * WARPS
+        first = lax.axis_index("block") * together
 
         def take(number: Any) -> None:
-            # Past the last row, a warp repeats that row.
+            # Past the last row, its threads repeat that row.
             row = run.row(jnp.minimum(first + number, run.rows - 1), source, known, written, True)
-            loaded = [strip.load(source, row.index, interpret).astype(jnp.float32) for strip in strips]
-            blocks = [strip.mask(x, -jnp.inf, interpret) for strip, x in zip(strips, loaded, strict=True)]
-            constants = run.finish(row, *combine_in_warp(of_blocks(blocks, interpret), scratch, interpret))
+            loaded = [[s.load(source, row.index, interpret) for s in blocks] for blocks in strips]
+            held = [
+                [s.mask(x.astype(jnp.float32), -jnp.inf, interpret) for s, x in zip(blocks, given, strict=True)]
+                for blocks, given in zip(strips, loaded, strict=True)
+            ]
+            statistics = [of_blocks(blocks, interpret) for blocks in held]
+            constants = run.finish(row, *combine_in_warp(statistics, scratch, interpret, threads))
             if run.step is None:
                 return
-            for strip, block in zip(strips, blocks, strict=True):
+            for strip, block in zip(itertools.chain(*strips), itertools.chain(*held), strict=True):
                 for result, value in zip(written[: run.results], run.step(row, block, *constants), strict=True):
                     strip.store(result, row.index, value.astype(result.dtype), interpret)
 
         if interpret:
             pl.loop(0, WARPS)(take)
         else:
-            take(warp_of_warpgroup())
+            take(part_of_warpgroup(threads))
 
     memory = plgpu.SMEM((2, WARPGROUP), jnp.float32)
-    return tuple(run.launch(kernel, run.out, {"block": -(-run.rows // WARPS)}, [memory])(x, given))
+    return tuple(run.launch(kernel, run.out, {"block": -(-run.rows // together)}, [memory])(x, given))
 
 
 def split(run: Run, x: jax.Array, given: Sequence[jax.Array]) -> Arrays:

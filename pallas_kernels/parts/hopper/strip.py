@@ -2,8 +2,9 @@
 
 A strip is 128 times `vector` neighbouring columns; thread i holds the i-th group of `vector` neighbours and moves it
 with one instruction of up to 16 bytes. If a row ends inside a strip, the threads past its end load the row's last
-columns again and store nothing. Where each warp has a row of its own, a strip is the same columns of four rows, 32
-times `vector` of each; the number of the row then differs between the warps.
+columns again and store nothing. Where a warp, or a few threads of it, have a row of their own, a strip is the same
+columns of several rows; the number of the row then differs between these threads. Spread strips have every other, or
+fourth, or eighth vector of the groups of 128 lanes.
 """
 
 from dataclasses import dataclass
@@ -22,9 +23,10 @@ from jaxlib.mlir.dialects import vector as vectors
 
 from pallas_kernels.parts.hopper.arithmetic import WARPGROUP, strided
 from pallas_kernels.parts.hopper.inline import fragmented, held, inline
-from pallas_kernels.parts.hopper.tile import i32, thread_of_warp, thread_of_warpgroup
+from pallas_kernels.parts.hopper.tile import i32, thread_of_warpgroup
 
 _WIDEST: Final = 16  # bytes of one access
+_BANKS: Final = 8  # accesses of 16 bytes at once
 _GLOBAL: Final = 1  # LLVM's address space
 _NUMBER: Final = plgpu.Layout.WG_SPLAT(())
 
@@ -40,7 +42,10 @@ class Strip:
         lanes: Lanes of a block.
         vector: Neighbouring columns that a thread holds.
         whole: Whether the block lies entirely within the row.
-        by_warp: Whether each warp has a row of its own; not under the interpreter.
+        threads: Threads that have a row; not fewer than a warpgroup's under the interpreter.
+        spread: Strips of a block that a warpgroup holds if they are spread: a thread then holds columns of one group of
+            128 lanes. 0 if a strip is neighbouring columns.
+        number: The strip's number among those, if they are spread.
     """
 
     block: Any
@@ -49,7 +54,9 @@ class Strip:
     lanes: int
     vector: int
     whole: bool
-    by_warp: bool = False
+    threads: int = WARPGROUP
+    spread: int = 0
+    number: int = 0
 
     @property
     def width(self) -> int:
@@ -152,7 +159,9 @@ class Strip:
 
     def _column(self, start: Any) -> Any:
         """Returns the first column of the thread."""
-        thread = thread_of_warp() if self.by_warp else thread_of_warpgroup()
+        thread = arith.remui(thread_of_warpgroup(), i32(self.threads))
+        if self.spread:
+            return arith.addi(start.registers.item(), spread_lane(thread, self.spread, self.vector, self.number))
         return arith.addi(start.registers.item(), arith.muli(thread, i32(self.vector)))
 
     def _inside(self, column: Any) -> Any:
@@ -172,6 +181,25 @@ class Strip:
         address = mgpu.utils.getelementptr(base, [offset], kind.element_type)
         size = self.vector * mgpu.utils.bitwidth(kind.element_type) // 8
         return address, ir.VectorType.get((self.vector,), kind.element_type), min(size, _WIDEST)
+
+
+def threads_of_group(strips: int, vector: int) -> int:
+    """Returns how many threads hold a group of 128 lanes if strips are spread."""
+    return WARPGROUP // (strips * vector)
+
+
+def spread_lane(thread: Any, strips: int, vector: int, number: int) -> Any:
+    """Returns the first of a thread's lanes in a spread strip, within the warpgroup's lanes.
+
+    A strip has every `threads_of_group`-th vector of a group, so that the first steps of the group's tree add strips.
+    In groups that are in the same banks of shared memory strips are exchanged, which leaves pairs at each distance.
+    """
+    each = threads_of_group(strips, vector)
+    group, place = arith.divui(thread, i32(each)), arith.remui(thread, i32(each))
+    turns = min(strips, max(1, _BANKS // each))
+    turned = arith.xori(i32(number), arith.remui(group, i32(turns)))
+    neighbours = arith.addi(place, arith.muli(turned, i32(each)))
+    return arith.addi(arith.muli(group, i32(WARPGROUP)), arith.muli(neighbours, i32(vector)))
 
 
 def _window(source: Any, row: Any, columns: Any) -> Any:

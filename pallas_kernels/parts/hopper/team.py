@@ -22,6 +22,7 @@ from jaxlib.mlir.dialects import arith, gpu, llvm, memref
 from pallas_kernels.parts.hopper.arithmetic import LARGER, WARPGROUP, strided
 from pallas_kernels.parts.hopper.inline import held, inline
 from pallas_kernels.parts.hopper.registers import element
+from pallas_kernels.parts.hopper.strip import threads_of_group
 from pallas_kernels.parts.hopper.tile import WARP
 from pallas_kernels.parts.hopper.tree import Combine, Fold
 
@@ -37,7 +38,9 @@ class Team:
             the interpreter, which cannot access another block's shared memory.
         barrier: Barrier under the interpreter; the GPU uses its built-in barriers.
         interpret: Whether the interpreter runs the kernel.
-        by_warp: Whether each warp has a row of its own, of 128 lanes; not under the interpreter.
+        threads: Threads that have a row: those of all warpgroups, or a warp or fewer for a row of at most 128 lanes, in
+            strips at the greatest distances; not under the interpreter.
+        spread: Strips of each warpgroup if they are spread, see `Strip`; not under the interpreter.
     """
 
     lanes: int
@@ -45,7 +48,13 @@ class Team:
     scratch: Any
     barrier: Any
     interpret: Any
-    by_warp: bool = False
+    threads: int = WARPGROUP
+    spread: int = 0
+
+    @property
+    def alone(self) -> bool:
+        """Whether a warp or a part of one has a row of its own."""
+        return self.threads < WARPGROUP
 
     @property
     def groups(self) -> int:
@@ -104,6 +113,8 @@ def combine_team(
         )
     if kinds[0] in ("greatest", "largest"):
         return (_largest(strips[0], lane, team, places[0], signed=kinds[0] == "greatest"),)
+    if team.spread and set(kinds) != {"add"}:
+        raise ValueError(f"strips are spread for sums only, got {', '.join(kinds)}.")
     orders: list[Combine] = ["add" if kind == "add" else "max" for kind in kinds]
     number, layout = plgpu.Layout.WG_SPLAT(()), strided(strips[0][0].shape[0])
     arrays = tuple(x for own in strips for x in own)
@@ -123,22 +134,29 @@ def combine_team(
         def at(place: Any, position: Any) -> list[Any]:
             return [arith.index_cast(index, p) for p in (place.registers.item(), position)]
 
-        if team.by_warp:
-            values = [[element(own.registers.item(), j) for j in range(vector)] for own in arrays]
-            totals = [_group_tree(kind, v, thread) for kind, v in zip(orders, values, strict=True)]
+        def of_kind(number: int) -> list[Any]:
+            return [x.registers.item() for x in arrays[number * each : (number + 1) * each]]
+
+        if team.alone:
+            totals = [_group_tree(kind, of_kind(i), vector, thread, team.threads) for i, kind in enumerate(orders)]
             return tuple(mgpu.FragmentedArray.splat(total, ()) for total in totals)
         if vector == 1:
             # One group, distributed over the four warps.
             for place, own in zip(places, arrays, strict=True):
                 memref.store(element(own.registers.item(), 0), scratch, at(place, thread))
+        elif team.spread:
+            together = threads_of_group(team.spread, vector)
+            first = arith.divui(lane.registers.item(), mgpu.c(WARPGROUP, i32))
+            group = arith.addi(first, arith.divui(thread, mgpu.c(together, i32)))
+            for i, (kind, place) in enumerate(zip(orders, places, strict=True)):
+                memref.store(_group_tree(kind, of_kind(i), vector, thread, together), scratch, at(place, group))
         else:
             first = arith.divui(lane.registers.item(), mgpu.c(WARPGROUP, i32))
             first = arith.addi(first, arith.divui(thread, mgpu.c(WARPGROUP // vector, i32)))
             for i, own in enumerate(arrays):
                 kind, place = orders[i // each], places[i // each]
-                values = [element(own.registers.item(), j) for j in range(vector)]
                 group = arith.addi(first, mgpu.c(i % each * vector, i32))
-                total = _group_tree(kind, values, thread)
+                total = _group_tree(kind, [own.registers.item()], vector, thread, WARPGROUP // vector)
                 if team.cluster == 1:
                     memref.store(total, scratch, at(place, group))
                 else:
@@ -175,7 +193,7 @@ def _largest(strips: Sequence[jax.Array], lane: Any, team: Team, place: Any, *, 
         thread = arith.remui(mgpu.utils.thread_idx(), mgpu.c(WARPGROUP, i32))
         held = [element(x.registers.item(), j) for x in strips for j in range(x.shape[0] // WARPGROUP)]
         total = _largest_of_warp(held, signed)
-        if team.by_warp:
+        if team.alone:
             return mgpu.FragmentedArray.splat(total, ())
         member = arith.divui(lane.registers.item(), mgpu.c(share, i32))
         slot = arith.addi(arith.muli(member, mgpu.c(4, i32)), arith.divui(thread, mgpu.c(WARP, i32)))
@@ -245,16 +263,24 @@ def _store_everywhere(total: Any, scratch: Any, place: Any, group: Any, thread: 
         )
 
 
-def _group_tree(kind: Combine, values: list[Any], thread: Any) -> Any:
-    """Reduces 128 lanes, several neighbours per thread, by the halving tree."""
+def _group_tree(kind: Combine, strips: list[Any], vector: int, thread: Any, threads: int) -> Any:
+    """Reduces the lanes that some threads hold, in strips at the greatest distances, by the halving tree."""
     i32 = ir.IntegerType.get_signless(32)
-    distance, split = WARPGROUP // len(values) // 2, []
+    held = [[element(strip, j) for j in range(vector)] for strip in strips]
+    while len(held) > 1:
+        half = len(held) // 2
+        held = [
+            [_join(kind, a, b) for a, b in zip(low, high, strict=True)]
+            for low, high in zip(held[:half], held[half:], strict=True)
+        ]
+    (values,) = held
+    distance, split = threads // 2, []
     while distance:
         if len(values) > 1:
-            # Each thread of a pair continues with one half of its neighbours.
-            half, upper = len(values) // 2, _upper(thread, distance)
-            kept = [arith.select(upper, b, a) for a, b in zip(values[:half], values[half:], strict=True)]
-            sent = [arith.select(upper, a, b) for a, b in zip(values[:half], values[half:], strict=True)]
+            # Each thread of a pair continues with every other of its neighbours, of which it has those at a distance.
+            even, odd, upper = values[::2], values[1::2], _upper(thread, distance)
+            kept = [arith.select(upper, b, a) for a, b in zip(even, odd, strict=True)]
+            sent = [arith.select(upper, a, b) for a, b in zip(even, odd, strict=True)]
             values = [
                 _ordered(kind, a, mgpu.utils.shfl_bfly(b, mgpu.c(distance, i32)), upper)
                 for a, b in zip(kept, sent, strict=True)
@@ -263,7 +289,10 @@ def _group_tree(kind: Combine, values: list[Any], thread: Any) -> Any:
         else:
             values = [_meet(kind, values[0], distance, thread)]
         distance //= 2
-    for distance in split:
+    while len(values) > 1:
+        half = len(values) // 2
+        values = [_join(kind, a, b) for a, b in zip(values[:half], values[half:], strict=True)]
+    for distance in reversed(split):
         values = [_meet(kind, values[0], distance, thread)]
     return values[0]
 

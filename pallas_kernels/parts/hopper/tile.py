@@ -278,15 +278,19 @@ def thread_of_warp() -> Any:
     return arith.remui(mgpu.utils.thread_idx(), i32(WARP))
 
 
-def warp_of_warpgroup() -> jax.Array:
-    """Returns the index of the warp in its warpgroup, int32: a number that each warp holds for itself."""
+def part_of_warpgroup(threads: int = WARP) -> jax.Array:
+    """Returns which part of a warpgroup a thread is in, int32: a number that each part holds for itself.
+
+    Args:
+        threads: Threads of a part, by default those of a warp.
+    """
     number = plgpu.Layout.WG_SPLAT(())
 
     @inline(result=held((), number, jnp.int32))
-    def warp() -> Any:
-        return mgpu.FragmentedArray.splat(arith.divui(thread_of_warpgroup(), i32(WARP)), (), is_signed=True)
+    def part() -> Any:
+        return mgpu.FragmentedArray.splat(arith.divui(thread_of_warpgroup(), i32(threads)), (), is_signed=True)
 
-    return warp()
+    return part()
 
 
 def i32(value: int) -> Any:

@@ -37,6 +37,7 @@ _LONG: Final = 768
 _ROWS_FOR_TWO: Final = {True: 64 * SMS, False: 8 * SMS}  # so that no warp is idle, for short rows and for long ones
 _SHARED_COLUMNS: Final = 8192  # of a row that waits in shared memory if there are few waves of rows
 _SHARED_PASSES: Final = {2: 3, 4: 2}  # of such a row, for each size of an element; measured
+_SPREAD_STRIPS: Final = 4  # of a thread
 _PARTS_OF_FEW: Final = (2, 8, 4)  # warpgroups, blocks and columns a thread of two arrays of very few long rows
 _ROWS_READ_ONCE: Final = 512
 _COLUMNS_READ_ONCE: Final = (4096, 8192)  # others were not measured
@@ -60,6 +61,8 @@ class RowSchedule:
             a team shares a row. Only for rows of 128 lanes that are held, one warpgroup a block, and `stages` of 0.
         vector: Neighbouring columns that a thread holds; 0 for `row_vector`. With fewer, more warpgroups can share a
             row.
+        spread: Give a thread columns of one group of 128 lanes, so that it adds most of them by itself. Only for sums,
+            and a block or a cluster of one block a row.
     """
 
     team: int
@@ -72,6 +75,7 @@ class RowSchedule:
     cluster: int = 1
     rows_per_warp: int = 0
     vector: int = 0
+    spread: bool = False
 
     @property
     def rows_per_block(self) -> int:
@@ -134,6 +138,7 @@ def row_schedule(
     *,
     picked: bool = False,
     plain: bool = False,
+    sums: int = 0,
 ) -> RowSchedule:
     """Returns the schedule for `rows` rows of `columns` columns.
 
@@ -147,15 +152,42 @@ def row_schedule(
         passes: Number of passes of the program over a row.
         picked: Whether any array is `Picked`: then vectors are not preloaded, and `stages` is 0.
         plain: Whether passes read the arrays as they are, so that it costs little to read them again.
+        sums: How many sums over a row the program takes; 0 if it also takes a maximum.
 
     Example:
         >>> row_schedule(8, 4096, 4096, (2,), (2,), 1)
         RowSchedule(team=1, blocks=8, stage=0, stages=0, hold=True, preload=True, unroll=2, cluster=1, ...)
         >>> row_schedule(40960, 128, 128, (2,), (2,), 1).rows_per_warp
         2
+        >>> row_schedule(4096, 8192, 8192, (2,), (2,), 2, 3, plain=True, sums=2).spread
+        True
     """
+    sizes = tuple(itemsizes)
+    found = _neighbouring(rows, columns, lanes, sizes, tuple(result_sizes), vectors, passes, picked=picked, plain=plain)
+    held = found.hold or (found.stages == 1 and found.stage == columns)
+    share = lanes // (found.members * GROUP * row_vector(lanes, (*itemsizes, *result_sizes)))
+    if not sums or not held or found.cluster > 1 or found.rows_per_warp or share < 2:
+        return found
+    # A thread of many spread strips reads and writes parts of 32 bytes; two sums pay for larger parts.
+    few, shared = rows <= SMS and len(sizes) == 1, not found.hold
+    return replace(found, spread=few or shared or (sums > 1 and share <= _SPREAD_STRIPS))
+
+
+def _neighbouring(
+    rows: int,
+    columns: int,
+    lanes: int,
+    itemsizes: tuple[int, ...],
+    result_sizes: tuple[int, ...],
+    vectors: int,
+    passes: int,
+    *,
+    picked: bool,
+    plain: bool,
+) -> RowSchedule:
+    """Returns the schedule for strips of neighbouring columns."""
     if picked:
-        found = row_schedule(rows, columns, lanes, itemsizes, result_sizes, vectors, passes)
+        found = _neighbouring(rows, columns, lanes, itemsizes, result_sizes, vectors, passes, picked=False, plain=False)
         return replace(found, blocks=rows if found.stages else found.blocks, stage=0, stages=0, preload=False)
     if lanes == GROUP and (each := _rows_per_warp(rows, columns, itemsizes)):
         return RowSchedule(1, -(-rows // (WARPS * each)), hold=True, preload=True, rows_per_warp=each)
@@ -191,8 +223,10 @@ def row_schedule(
         return RowSchedule(members // cluster, rows, hold=hold, cluster=cluster)
     if team == 1 and members > 1 and len(itemsizes) == 1 and _HELD_FEW < held <= _HELD and rows <= _FEW_WAVES * SMS:
         team = 2  # all rows are in flight at once, also with two warpgroups each
+    elif team == 2 and members > 2 and len(itemsizes) == 1 and passes > 2 and rows <= _FEW_WAVES * SMS:
+        team = 4
     copied = all(columns * size % COPY_BYTES == 0 for size in itemsizes)
-    few = columns == _SHARED_COLUMNS and rows <= _FEW_WAVES * SMS
+    few = columns == _SHARED_COLUMNS and (rows <= _FEW_WAVES * SMS or passes > 2)
     if plain and copied and few and len(itemsizes) == 1 and _SHARED_PASSES.get(itemsizes[0]) == passes:
         # In shared memory the rows of all blocks are in flight at once, for which registers have no room.
         return RowSchedule(1, rows, columns, 1)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from pallas_kernels.contract import LANES, online_row_contract
+from pallas_kernels.parts.xla.tiles import next_power_of_two
 from pallas_kernels.schedule.hopper.rows import WARP_VECTOR
 from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, SMS
 
@@ -18,6 +19,7 @@ _VECTOR_BYTES: Final = 16
 _MOST_OF_WARP: Final = 1_024  # columns
 _BYTES_OF_WARP: Final = 3_072
 _ROWS_FOR_WARPS: Final = 2 * SMS
+_ROWS_FOR_ONE_STRIP: Final = range(8192, 32768)  # of 128 columns; measured
 
 Form = Literal["ring", "registers", "split", "warps"]
 
@@ -29,14 +31,16 @@ class OnlineSchedule:
     Attributes:
         form: "ring": persistent blocks loop over many rows, in pieces prefetched into a circular buffer in shared
             memory. "registers": one block per row, one warpgroup per segment (at most 8), which holds it in registers.
-            "split": one block per segment of each row, in two kernels. "warps": a warp for each row of fewer than 1024
-            columns, a multiple of 4.
+            "split": one block per segment of each row, in two kernels. "warps": a warp, or a part of one, for each row
+            of fewer than 1024 columns, a multiple of `vector`.
         piece: For "ring", columns of a piece, a multiple of a segment (or the whole row).
         stages: For "ring", stages of the buffer, each for one piece; a multiple of `warpgroups`.
         blocks: For "ring", blocks on the whole GPU.
         warpgroups: For "ring", warpgroups of a block; at most the number of pieces.
-        vector: For "ring", neighbouring columns that a thread holds while writing results: 1, 2, 4 or 8.
+        vector: Neighbouring columns that a thread holds: for "ring" 1, 2, 4 or 8 while writing results, for "warps" 4
+            or 8.
         unroll: For "ring", unroll factor of the loop that writes results.
+        threads: For "warps", threads that have a row: 32 or fewer, in as many strips as hold its lanes.
     """
 
     form: Form
@@ -46,6 +50,7 @@ class OnlineSchedule:
     warpgroups: int = 1
     vector: int = 4
     unroll: int = 4
+    threads: int = 32
 
 
 def segments_of(columns: int, size: int) -> int:
@@ -76,7 +81,7 @@ def online_schedule(rows: int, columns: int, itemsize: int) -> OnlineSchedule:
         ('split', 'ring')
     """
     if fits_warp(columns) and columns * itemsize <= _BYTES_OF_WARP and rows > _ROWS_FOR_WARPS:
-        return OnlineSchedule("warps")
+        return _short_rows(rows, columns, itemsize)
     segments = segments_of(columns, online_row_contract(columns).segment)
     copied = columns >= LANES and columns * itemsize % _COPIED == 0
     if copied and rows <= SMS and segments_of(columns, MOST_PIECE) == 2:
@@ -91,6 +96,16 @@ def online_schedule(rows: int, columns: int, itemsize: int) -> OnlineSchedule:
     ring = ring_schedule(columns, itemsize)
     # The statistics of a very long row leave no room for stages.
     return ring if ring.stages >= 2 else OnlineSchedule("split")
+
+
+def _short_rows(rows: int, columns: int, itemsize: int) -> OnlineSchedule:
+    """Returns how threads of a warp share a short row: as few as have two strips of whole accesses, or of one."""
+    vector = _VECTOR_BYTES // itemsize
+    if columns > LANES or columns % vector:
+        vector = WARP_VECTOR
+    lanes = min(LANES, next_power_of_two(columns))
+    strips = 1 if vector == WARP_VECTOR or (lanes == LANES and rows in _ROWS_FOR_ONE_STRIP) else 2
+    return OnlineSchedule("warps", vector=vector, threads=max(1, lanes // (vector * strips)))
 
 
 def ring_schedule(columns: int, itemsize: int) -> OnlineSchedule:
