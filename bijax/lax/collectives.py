@@ -28,7 +28,7 @@ from pallas_kernels.parts.xla.manual_axes import varying_axes
 Groups = Sequence[Sequence[int]] | None
 
 _GATHERED_ELEMENTS: Final = 1 << 19
-"""Of all terms together: up to here one message to everybody is cheaper than two rounds of parts."""
+"""Of all terms together: up to here one message to all devices is cheaper than two rounds of parts."""
 _KERNEL_ELEMENTS: Final = 1 << 21
 """Of an array of two devices: from here one kernel is faster than XLA's all-reduce and a rounding."""
 

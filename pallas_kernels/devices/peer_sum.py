@@ -1,7 +1,7 @@
 """A sum over the GPUs of one process as one kernel, which reads and stores in the memory of the other GPUs.
 
 Each device owns a part of the array. A block reads the terms of its piece of the part from all devices, adds them as a
-tree, rounds, and stores the result with everybody. Only float32 terms and rounded results travel, once each. Loads and
+tree, rounds, and stores the result on all devices. Only float32 terms and rounded results travel, once each. Loads and
 stores are ordinary ones: NVLink multicast is never used.
 
 XLA makes all devices wait for each other before the kernel starts, so the terms are there and the results are not in
