@@ -3,7 +3,7 @@
 Whether GPUs reach each other's memory depends on the devices of the mesh, which are known once a program is lowered.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -38,14 +38,16 @@ class PeerSum:
         devices: Number of devices.
         dtype: Dtype of the result.
         whole: Whether each device gets all parts.
-        written: The same by XLA's collectives; hashable.
+        shape: What `written` reshapes the parts to.
+        written: The same by XLA's collectives: a function of the parts, the axis, the dtype and the shape.
     """
 
     axis: Any
     devices: int
     dtype: str
     whole: bool
-    written: Any
+    shape: tuple[int, ...]
+    written: Callable[..., jax.Array]
 
     def __call__(self, *arrays: jax.Array) -> jax.Array:
         """Runs the kernel."""
@@ -60,10 +62,9 @@ class PeerSum:
         (parts,) = arrays
         return jax.ShapeDtypeStruct(parts.shape if self.whole else parts.shape[1:], self.dtype)
 
-    def otherwise(self, *arrays: jax.Array) -> jax.Array:
+    def otherwise(self, parts: jax.Array) -> jax.Array:
         """Returns the same by XLA's collectives."""
-        total: jax.Array = self.written(*arrays)
-        return total
+        return self.written(parts, self.axis, self.dtype, self.shape)
 
     def _zeros(self, parts: jax.Array, **_: Any) -> jax.Array:
         like = self.like(parts)
@@ -71,8 +72,8 @@ class PeerSum:
 
 
 def may_sum(x: jax.Array, axes: Sequence[Any], devices: int) -> bool:
-    """Returns whether the kernel of `PeerSum` adds such arrays, if the GPUs of the mesh reach each other."""
-    return x.dtype == np.float32 and _of_mesh(axes) and served(x.size, devices)
+    """Returns whether the kernel of `PeerSum` adds such float32 arrays, if the GPUs of the mesh reach each other."""
+    return _of_mesh(axes) and served(x.size, devices)
 
 
 def on_peers(kernel: PeerSum, *arrays: jax.Array, to: str = "varying") -> jax.Array:

@@ -9,8 +9,7 @@ kernel that moves, adds and rounds where the GPUs reach each other's memory (`bi
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, Final
 
 import jax
@@ -81,47 +80,25 @@ def psum(
     if why := why_refused(n):
         raise ValueError(f"the sum over the devices of {axes}: {why}.")
     exchange = functools.partial(_exchange, axes=axes, groups=axis_index_groups, n=n, dtype=dtype, to=to)
-    if axis_index_groups is not None or x.dtype != jnp.float32:
-        return exchange(x)
-    if _by_kernel(x, axes, n):
-        kernel = PeerSum(axes[0], n, dtype, True, _Written(_add_parts, axes, dtype, x.shape))
-
-        def by_kernel(x: jax.Array) -> jax.Array:
-            return on_peers(kernel, x.reshape(n, -1), to=to).reshape(x.shape)
-
-        return lax.platform_dependent(x, cuda=by_kernel, default=exchange)
-    if n != 2:
+    if axis_index_groups is not None or x.dtype != jnp.float32 or n != 2:
         return exchange(x)
     add = functools.partial(_all_reduce, axes=axes, dtype=dtype, to=to)
+    if _by_kernel(x, axes):
+        add = functools.partial(_on_peers, kernel=PeerSum(axes[0], n, dtype, True, x.shape, _add_parts), to=to)
     return lax.platform_dependent(x, cuda=add, default=exchange)
 
 
-@dataclass(frozen=True)
-class _Written:
-    """What XLA's collectives compute where the kernel cannot, as a parameter of its primitive.
-
-    Attributes:
-        function: Takes the parts, the axes, the dtype and the shape.
-        axes: The mesh axis.
-        dtype: Dtype of the result.
-        shape: Shape of the array, or of this device's part.
-    """
-
-    function: Callable[..., jax.Array]
-    axes: tuple[Any, ...]
-    dtype: str
-    shape: tuple[int, ...]
-
-    def __call__(self, parts: jax.Array) -> jax.Array:
-        return self.function(parts, self.axes, self.dtype, self.shape)
+def _by_kernel(x: jax.Array, axes: tuple[Any, ...]) -> bool:
+    return x.size >= _KERNEL_ELEMENTS and not is_recording() and may_sum(x, axes, 2)
 
 
-def _by_kernel(x: jax.Array, axes: tuple[Any, ...], n: int) -> bool:
-    return n == 2 and x.size >= _KERNEL_ELEMENTS and not is_recording() and may_sum(x, axes, n)
+def _on_peers(x: jax.Array, *, kernel: PeerSum, to: str = "varying") -> jax.Array:
+    """Adds an array, or its parts (devices, ...) of which each device keeps its own, by one kernel."""
+    return on_peers(kernel, x.reshape(kernel.devices, -1), to=to).reshape(x.shape if kernel.whole else x.shape[1:])
 
 
-def _add_parts(parts: jax.Array, axes: tuple[Any, ...], dtype: str, shape: tuple[int, ...]) -> jax.Array:
-    return _all_reduce(parts.reshape(shape), axes=axes, dtype=dtype, to="varying").reshape(parts.shape)
+def _add_parts(parts: jax.Array, axis: Any, dtype: str, shape: tuple[int, ...]) -> jax.Array:
+    return _all_reduce(parts.reshape(shape), axes=(axis,), dtype=dtype, to="varying").reshape(parts.shape)
 
 
 def _exchange(x: jax.Array, *, axes: tuple[Any, ...], groups: Groups, n: int, dtype: str, to: str) -> jax.Array:
@@ -184,20 +161,13 @@ def reduce_scatter(
     parts = parts.reshape(axis_size, parts.shape[0] // axis_size, *parts.shape[1:])
     exchange = functools.partial(_exchange_parts, axis=axis_name, groups=axis_index_groups, dtype=dtype)
     axes = axis_name if isinstance(axis_name, tuple) else (axis_name,)
-    if axis_index_groups is not None or x.dtype != jnp.float32:
-        mine = exchange(parts)
-    elif _by_kernel(parts, axes, axis_size):
-        written = _Written(_add_own_part, axes, dtype, parts.shape)
-        kernel = PeerSum(axes[0], axis_size, dtype, False, written)
-
-        def by_kernel(parts: jax.Array) -> jax.Array:
-            return on_peers(kernel, parts.reshape(axis_size, -1)).reshape(parts.shape[1:])
-
-        mine = lax.platform_dependent(parts, cuda=by_kernel, default=exchange)
-    elif axis_size != 2:
+    if axis_index_groups is not None or x.dtype != jnp.float32 or axis_size != 2:
         mine = exchange(parts)
     else:
         scatter = functools.partial(_scatter, axis=axis_name, dtype=dtype)
+        if _by_kernel(parts, axes):
+            kernel = PeerSum(axes[0], axis_size, dtype, False, parts.shape, _add_own_part)
+            scatter = functools.partial(_on_peers, kernel=kernel)
         mine = lax.platform_dependent(parts, cuda=scatter, default=exchange)
     return (
         jnp.moveaxis(mine, 0, scatter_dimension)
@@ -220,8 +190,8 @@ def _scatter(parts: jax.Array, *, axis: Any, dtype: str) -> jax.Array:
     return tree_kernel(total[None], out_dtype=dtype)[0]
 
 
-def _add_own_part(parts: jax.Array, axes: tuple[Any, ...], dtype: str, shape: tuple[int, ...]) -> jax.Array:
-    return _scatter(parts.reshape(shape), axis=axes, dtype=dtype).reshape(-1)
+def _add_own_part(parts: jax.Array, axis: Any, dtype: str, shape: tuple[int, ...]) -> jax.Array:
+    return _scatter(parts.reshape(shape), axis=axis, dtype=dtype).reshape(-1)
 
 
 def _of_parts(dtype: Any) -> Any:
