@@ -45,7 +45,7 @@ def hf_tokenizer(folder: Path, eos_token_ids: tuple[int, ...]) -> Tokenizer | No
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except BaseException as error:
-        # The package raises a bare Exception for a file that it cannot read, and PyO3's panic is none.
+        # For a file that it cannot read the package raises a bare Exception, or PyO3's panic, a BaseException.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise CheckpointError(

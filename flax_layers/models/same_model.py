@@ -12,7 +12,7 @@ _TOKENS: Final = ("bos_token_id", "eos_token_ids")
 
 
 def check_same_config(op: str, what: str, config: LlamaConfig, expected: LlamaConfig) -> None:
-    """Checks that two configurations are those of one model; they may name other tokens for beginning and end.
+    """Checks that two configurations are those of one model; their bos and eos tokens may differ.
 
     Args:
         op: Whose argument it is.
