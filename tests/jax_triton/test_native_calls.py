@@ -13,6 +13,8 @@ from jax.interpreters import mlir
 from pallas_kernels.parts.jax_triton import native_calls, typed_calls
 from pallas_kernels.parts.jax_triton.native_calls import Native, native, with_constants
 from pallas_kernels.parts.jax_triton.typed_calls import make_typed
+from pallas_kernels.target import Target
+from tests.jax_triton.machine_code import assembled, needs_triton
 
 PTX = """.version 8.7
 .target sm_90a
@@ -24,6 +26,8 @@ PTX = """.version 8.7
 )
 .reqntid 128
 {
+	.reg .b32 	%r<9>;
+	.reg .b64 	%rd<10>;
 	ld.param.b64 	%rd1, [scale_param_0];
 	ld.param.b32 	%r1, [scale_param_1];
 	ld.param.b64 	%rd2, [scale_param_2];
@@ -88,6 +92,21 @@ def test_negative_and_wide_sizes() -> None:
     found = with_constants(PTX.replace("ld.param.b32 \t%r1", "ld.param.u64 \t%rd9"), "scale", [None, -5, None])
     assert found is not None
     assert "mov.b64 \t%rd9, -5;" in found
+
+
+@needs_triton
+@pytest.mark.parametrize(("load", "constant"), [("s32", -5), ("u32", 2**32 - 5), ("b32", 2**32 - 5)])
+def test_a_size_in_a_wider_register(load: str, constant: int) -> None:
+    """A load of 32 bits may fill a register of 64, by its sign or by zeros; a move may not."""
+    wide = PTX.replace("ld.param.b32 \t%r1", f"ld.param.{load} \t%rd9")
+    found = with_constants(wide, "scale", [None, -5, None])
+    assert found is not None
+    assert f"mov.b64 \t%rd9, {constant};" in found
+    assert "EXIT" in assembled(found.encode(), Target.parse("sm_90"))
+
+
+def test_a_register_of_no_known_width() -> None:
+    assert with_constants(PTX.replace(".reg .b32", ".reg .v3"), "scale", [None, 300, None]) is None
 
 
 @pytest.mark.parametrize(("newest", "is_native"), [((8, 7), True), ((8, 6), False), ((0, 0), False), ((9, 0), True)])

@@ -142,19 +142,34 @@ def with_constants(ptx: str, name: str, values: Sequence[int | None]) -> str | N
         return None
     parameters = [p.strip() for p in found[1].split(",")] if found[1].strip() else []
     body = ptx[found.end() :]
+    widths = {name: int(width) for width, name in re.findall(r"\.reg \.b(\d+)\s+%([a-z]+)<\d+>;", body)}
     kept = []
     for i, parameter in enumerate(parameters):
         own, value = parameter.split()[-1], values[i] if i < len(values) else 0
         if value is None:
             kept.append(parameter)
         elif i < len(values):
-            load = rf"ld\.param\.[bsu](32|64)(\s+%\w+), \[{re.escape(own)}\];"
-            body = re.sub(load, lambda m, value=value: f"mov.b{m[1]}{m[2]}, {value};", body)
+            load = rf"ld\.param\.([bsu])(32|64)(\s+)%([a-z]+)(\d+), \[{re.escape(own)}\];"
+            body = re.sub(load, lambda m, value=value: _constant(m, value, widths), body)
         if value is not None and re.search(rf"\b{re.escape(own)}\b", body):
             return None
     if len(parameters) < len(values):
         return None
     return f"{ptx[: found.start()]}.entry {name}(\n\t{',\n\t'.join(kept)}\n){body}"
+
+
+def _constant(load: re.Match[str], value: int, widths: dict[str, int]) -> str:
+    """Returns the instruction that gives a register what a load of an integer would; the load itself if none is known.
+
+    A load extends the integer to the width of its register, by its sign or by zeros; a move does not.
+    """
+    kind, bits, space, name, number = load.groups()
+    width = widths.get(name, 0)
+    if width < int(bits):
+        return load[0]
+    if kind != "s" and width > int(bits):
+        value %= 1 << int(bits)
+    return f"mov.b{width}{space}%{name}{number}, {value};"
 
 
 @functools.cache
