@@ -3,7 +3,7 @@
     python -m benchmarks.bench_fused_gpu
 
 XLA gets the same formula under `jax.jit` and fuses what it can. Times are device times of all kernels of a call
-(CUPTI), medians; calls cycle through sets of arguments that together do not fit into the L2 cache.
+(CUPTI), medians of rounds in turns; calls cycle through sets of arguments that together do not fit into the L2 cache.
 """
 
 import argparse
@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 
 import bijax
-from benchmarks.bench_linear_gpu import ROTATED_BYTES, THREADS, array
-from benchmarks.device_time import device_time_us
+from benchmarks.bench_linear_gpu import CALLS, ROTATED_BYTES, THREADS, array
+from benchmarks.device_time import in_turns_us
 from benchmarks.harness import add_json, cell, save
 
 Shape = tuple[int, ...]
@@ -95,7 +95,7 @@ def compiled(case: Case, program: Callable[..., jax.Array]) -> Any:
 def measure(case: Case, xla: Any, ours: Any) -> dict[str, Any]:
     sets = max(2, min(16, math.ceil(ROTATED_BYTES / sum(2 * math.prod(s) for s in case.shapes))))
     data = [tuple(array(s, seed + i) for i, s in enumerate(case.shapes)) for seed in range(sets)]
-    xla_us, ours_us = device_time_us(xla, data), device_time_us(ours, data)
+    xla_us, ours_us = in_turns_us([xla, ours], data, CALLS)
     temporary = [round(program.memory_analysis().temp_size_in_bytes / 1e6, 3) for program in (xla, ours)]
     line = cell(
         ours_us,

@@ -3,8 +3,9 @@
     python -m benchmarks.bench_linear_gpu
 
 `forward` is a product, `both` the product and its two gradients. Times are device times of all kernels of a call
-(CUPTI), medians; calls cycle through sets of arguments that together do not fit into the L2 cache. `temporary` is what
-the compiled program needs in addition to its arguments and results, in MB.
+(CUPTI), medians of rounds in turns, as long products heat a GPU; calls cycle through sets of arguments that together do
+not fit into the L2 cache. `temporary` is what the compiled program needs in addition to its arguments and results, in
+MB.
 """
 
 import argparse
@@ -19,11 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import bijax
-from benchmarks.device_time import device_time_us
+from benchmarks.device_time import in_turns_us
 from benchmarks.harness import add_json, cell, save
 
 ROTATED_BYTES: Final = 250_000_000  # several times the L2 cache
 THREADS: Final = 8
+CALLS: Final = 12
 
 Product = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -93,7 +95,7 @@ def measure(case: Case, programs: list[Any]) -> dict[str, Any]:
     sizes = shapes(case)
     sets = max(2, min(8, math.ceil(ROTATED_BYTES / sum(2 * math.prod(s) for s in sizes))))
     data = [tuple(array(s, seed + i) for i, s in enumerate(sizes)) for seed in range(sets)]
-    xla_us, ours_us, invariant_us = (device_time_us(program, data) for program in programs)
+    xla_us, ours_us, invariant_us = in_turns_us(programs, data, CALLS)
     temporary = [round(program.memory_analysis().temp_size_in_bytes / 1e6, 3) for program in programs]
     flops = 2 * math.prod(case.x) * sizes[1][-2 if case.transpose_w else -1] * (3 if case.backward else 1)
     found = cell(
