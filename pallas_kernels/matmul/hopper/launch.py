@@ -44,7 +44,7 @@ from pallas_kernels.matmul.schedule.hopper.fused_matmul import (
     rows_at_once,
     split_k_schedules,
 )
-from pallas_kernels.matmul.schedule.hopper.matmul import candidates, matmul_schedule
+from pallas_kernels.matmul.schedule.hopper.matmul import gradient_schedule, matmul_schedule
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 
 _OP: Final = "pallas_kernels.matmul.hopper.launch.matmul"
@@ -356,8 +356,7 @@ def weight_gradient(
     x, g = (one_axis(pad(pad(a, -2, _ALIGN), -1, _WEIGHT_COLUMNS)) for a in (x, g))
     sizes = {"itemsize": x.dtype.itemsize, "out_itemsize": out_dtype.itemsize}
     if schedule is None:
-        ranked = candidates(k, m, n, stack=stack, transpose_w=False, **sizes).values()
-        schedule = next(s for s in ranked if not s.swap)
+        schedule = gradient_schedule(m, k, n, stack=stack, **sizes)
     _check_schedule(schedule, **sizes)
     if schedule.swap:
         raise UnsupportedError(f"{_GRADIENT_OP}: expected a schedule without swap, got {schedule}; exchange x and g.")

@@ -49,6 +49,10 @@ class _Shape(NamedTuple):
         return text + (f" blocks{self.blocks_per_sm}" if self.blocks_per_sm > 1 else "")
 
 
+_WIDE_GRADIENT: Final = _Shape(False, 64, 256, 64, 2)
+_SQUARE_GRADIENT: Final = _Shape(False, 128, 128, 64, 2)
+
+
 def _shape(name: str) -> _Shape | None:
     """Returns the shape of a name, or None if invalid."""
     found = _NAME.fullmatch(name)
@@ -139,6 +143,27 @@ def named_schedule(name: str, problem: Problem) -> MatmulSchedule | None:
     if shape is None:
         raise ValueError(f"expected the name of a shape such as 'rows 64x128 k64 warpgroups2', got {name!r}.")
     return _fill(shape, problem)
+
+
+def gradient_schedule(
+    m: int, k: int, n: int, *, stack: int = 1, itemsize: int = 2, out_itemsize: int = 2
+) -> MatmulSchedule:
+    """Returns the schedule of the gradient of weights (K, N), a sum over M rows; both operands are read by columns.
+
+    Two warpgroups with 64 rows of 256 columns are 1 to 2 % faster than with 128 rows of 128 where the result has fewer
+    than some 1000 tiles, and as much slower where it has more (`benchmarks/notes/matmul-hopper.md`).
+
+    Example:
+        >>> gradient_schedule(8192, 4096, 4096).tile_columns, gradient_schedule(8192, 4096, 14336).tile_columns
+        (256, 128)
+    """
+    problem = Problem(stack, k, m, n, False, itemsize, out_itemsize)
+    ranked = {name: schedule for name, schedule in _ranked(problem).items() if not schedule.swap}
+    first = next(iter(ranked))
+    wide = ranked.get(_WIDE_GRADIENT.name)
+    if wide is not None and first == _SQUARE_GRADIENT.name and problem.tiles(wide) <= _MANY_TILES:
+        return wide
+    return ranked[first]
 
 
 @functools.cache
