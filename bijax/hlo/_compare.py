@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from bijax.hlo._find import INVARIANT_LOOP, TRIPS_UNKNOWN
 from bijax.hlo._frames import short_line
 from bijax.hlo._inspect import inspect
 from bijax.hlo._report import Finding, Report
@@ -116,6 +117,15 @@ def compare_hlo(fn: Callable[..., Any], args_small: Sequence[Any], args_large: S
     return compare(inspect(fn, *args_small), inspect(fn, *args_large))
 
 
+def _how(f: Finding) -> str:
+    """Returns the implementation; for a loop of invariant code whether it is one, since XLA makes none of one trip.
+
+    The trips of a loop over rows are as many as rows. In a loop of plain JAX each may be a term of a sum.
+    """
+    several = f.reason == INVARIANT_LOOP and f.implementation not in ("1 trips", TRIPS_UNKNOWN)
+    return "several trips" if several else f.implementation
+
+
 def compare(small: Report, large: Report) -> Comparison:
     """Compares two reports, for example of dumps; see `compare_hlo`.
 
@@ -129,7 +139,7 @@ def compare(small: Report, large: Report) -> Comparison:
         counts[name] = Counter[_Key]()
         for f in report.findings:
             if f.kind not in _NOT_COMPARED and f.verdict != "ours":
-                key = (f.opcode, f.kind, f.implementation, f.tile, f.split_k, f.terms, f.dtypes)
+                key = (f.opcode, f.kind, _how(f), f.tile, f.split_k, f.terms, f.dtypes)
                 counts[name][key] += f.count
                 example.setdefault(key, f)
     return Comparison(

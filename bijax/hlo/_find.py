@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from bijax.core.tag import TAG
 from bijax.hlo import _gpu
 from bijax.hlo._flops import Flops, operand_shapes, terms_of
 from bijax.hlo._libraries import BENIGN, Verdict, library
@@ -28,6 +29,9 @@ _BY_VECTORS: Final = (
 )
 
 Found = tuple[str, Verdict, str, str]  # kind, verdict, implementation, reason
+TRIPS_UNKNOWN: Final = "trips not known"
+_LOOP: Final = "a loop of one trip is inlined and fused with its neighbours"
+INVARIANT_LOOP: Final = f"{_LOOP}; it is under bijax.invariant"
 
 
 class Finder:
@@ -277,5 +281,5 @@ def _collective(i: Instruction) -> Found | None:
 
 def _loop(i: Instruction) -> Found:
     known = i.config.get("known_trip_count")
-    trips = f"{known.get('n')} trips" if isinstance(known, dict) else "trips not known"
-    return "loop", "note", trips, "a loop of one trip is inlined and fused with its neighbours"
+    trips = f"{known.get('n')} trips" if isinstance(known, dict) else TRIPS_UNKNOWN
+    return "loop", "note", trips, INVARIANT_LOOP if TAG in i.frontend_attributes else _LOOP

@@ -16,8 +16,9 @@ from jax import lax
 from bijax.core.checks import integer
 from bijax.parallel._axes import Axis, devices_of, names_of, vary_over
 from bijax.parallel._sums import summed
-from bijax.transform.accumulate import GradientAccumulation, GradientSum
+from bijax.transform.accumulate import GradientAccumulation
 from bijax.transform.accumulate import accumulate_gradients as in_one_lane
+from bijax.transform.gradient_sum import GradientSum
 from bijax.transform.invariant import invariant
 from pallas_kernels.parts.xla.manual_axes import vary_as
 

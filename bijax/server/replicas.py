@@ -11,7 +11,7 @@ from bijax.serving import AsyncEngine, EngineStats, RequestOutput, SamplingParam
 
 _ADDED = (
     *("num_running", "num_waiting", "prefix_queries", "prefix_hits", "preemptions", "compilations", "prompt_tokens"),
-    *("generated_tokens", "drafted_tokens", "accepted_tokens"),
+    *("generated_tokens", "drafted_tokens", "accepted_tokens", "num_snapshots", "snapshots_used"),
 )
 
 

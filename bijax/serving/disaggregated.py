@@ -7,9 +7,10 @@ import jax
 
 from bijax.serving.engine import Engine
 from bijax.serving.fingerprint import fingerprint
-from bijax.serving.model import state_interval
+from bijax.serving.model import adapter_names, state_interval
 from bijax.serving.outputs import RequestOutput
 from bijax.serving.params import SamplingParams
+from bijax.serving.requests import find_adapter, params_of
 from bijax.serving.tokens import read_prompt
 
 
@@ -26,8 +27,8 @@ class DisaggregatedEngine:
     Raises:
         TypeError: If one is not an `Engine`.
         ValueError: If they are one engine, or differ in contracts, in the pages of their caches, in the version of
-            their weights, or in `enable_deterministic_inference` or `speculative_algorithm`, or one has no prefix cache
-            or a model that keeps states.
+            their weights, in the names of their adapters, or in `enable_deterministic_inference` or
+            `speculative_algorithm`, or one has no prefix cache or a model that keeps states.
 
     Guarantee: as `Engine`: tokens and the bits of log-probabilities are those of one engine that does both.
 
@@ -60,16 +61,19 @@ class DisaggregatedEngine:
             prompts: Tokens of each prompt.
             params: For all, or for each.
         """
-        self.prefill.generate(prompts, SamplingParams(max_new_tokens=0))
-        for prompt in prompts:
-            self.hand_over(prompt)
-        return self.decode.generate(prompts, params)
+        each = params_of(prompts, params)
+        adapters = [getattr(asked, "adapter", None) for asked in each]  # of what are no parameters, decode says so
+        self.prefill.generate(prompts, [SamplingParams(max_new_tokens=0, adapter=name) for name in adapters])
+        for prompt, name in zip(prompts, adapters, strict=True):
+            self.hand_over(prompt, name)
+        return self.decode.generate(prompts, each)
 
-    def hand_over(self, prompt_tokens: Sequence[int]) -> int:
+    def hand_over(self, prompt_tokens: Sequence[int], adapter: str | None = None) -> int:
         """Copies the computed full pages of a prompt into the cache of the second engine.
 
         Args:
             prompt_tokens: The prompt.
+            adapter: Name of the LoRA adapter that it was computed with; None for the model itself.
 
         Returns:
             The number of its tokens whose pages the second engine has now. It has fewer than the first one if there is
@@ -77,18 +81,20 @@ class DisaggregatedEngine:
 
         Raises:
             TypeError: If the prompt is not a sequence of integers.
-            ValueError: If it is empty or a token is outside the vocabulary, or the engines have other weights now.
+            ValueError: If it is empty or a token is outside the vocabulary, there is no such adapter, or the engines
+                have other weights now.
         """
         _check_versions(self.prefill, self.decode)
         _, tokens = read_prompt(prompt_tokens, self.prefill.vocab_size)
+        here, there = (find_adapter(adapter, adapter_names(e.model)) for e in (self.prefill, self.decode))
         with self.prefill.in_one_piece(), self.decode.in_one_piece():
             first, second = self.prefill.scheduler, self.decode.scheduler
-            pages, known = first.match(tokens), second.match(tokens)
+            pages, known = first.match(tokens, here), second.match(tokens, there)
             taken = second.take(len(pages) - len(known))
             if taken:
                 missing = pages[len(known) : len(known) + len(taken)]
                 self.decode.programs.write_pages(taken, self.prefill.programs.read_pages(missing))
-            second.insert(tokens, [*known, *taken])
+            second.insert(tokens, [*known, *taken], there)
             first.release(pages)
             second.release([*known, *taken])
         return (len(known) + len(taken)) * self.prefill.options.page_size
@@ -119,6 +125,12 @@ def _check(prefill: Engine, decode: Engine) -> None:
     shapes = [_page(engine.model, size) for engine in (prefill, decode)]
     if shapes[0] != shapes[1]:
         raise ValueError(f"{op}: the engines must have pages of the same shapes, got {shapes[0]} and {shapes[1]}.")
+    adapters = [sorted(adapter_names(engine.model)) for engine in (prefill, decode)]
+    if adapters[0] != adapters[1]:
+        raise ValueError(
+            f"{op}: the engines must have the same adapters, got {_listed(adapters[0])} and {_listed(adapters[1])};"
+            " load them into both."
+        )
     names = [fingerprint(engine.model, page_size=size) for engine in (prefill, decode)]
     if prefill.options.enable_deterministic_inference and names[0] != names[1]:
         raise ValueError(
@@ -135,6 +147,10 @@ def _check_versions(prefill: Engine, decode: Engine) -> None:
             f"DisaggregatedEngine: the engines must have the same weights, got the versions {versions[0]!r} and"
             f" {versions[1]!r}; use update_weights of this object."
         )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"
 
 
 def _page(model: Any, page_size: int) -> list[tuple[tuple[int, ...], str]]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +19,7 @@ from bijax.serving.options import MTP, EngineOptions
 from bijax.serving.outputs import EngineStats, FinishReason, RequestOutput
 from bijax.serving.params import SamplingParams
 from bijax.serving.programs import Programs
-from bijax.serving.requests import check_engine, make_request, on_mesh, overlapped
+from bijax.serving.requests import check_engine, make_request, on_mesh, overlapped, params_of
 from bijax.serving.scheduler import Scheduler, Work
 from bijax.serving.sequence import Request
 from bijax.serving.sizes import Sizes
@@ -387,11 +387,7 @@ class Engine:
             TypeError: As `add`.
             ValueError: As `add`, or if the numbers of params and prompts differ, or the engine is paused.
         """
-        if not isinstance(prompts, Collection):
-            raise TypeError(f"Engine: prompts must be a sequence of prompts, got {type(prompts).__name__}.")
-        each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(prompts)
-        if len(each) != len(prompts):
-            raise ValueError(f"Engine: expected params for each of the {len(prompts)} prompts, got {len(each)}.")
+        each = params_of(prompts, params)
         if self._paused:
             raise ValueError("Engine: it is paused; call resume first.")
         left = list(zip(range(len(prompts)), prompts, each, strict=True))

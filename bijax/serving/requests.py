@@ -1,6 +1,6 @@
 """Making requests from what callers give."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Items
 from typing import Any
 
@@ -120,7 +120,7 @@ def make_request(
         raise TypeError(f"Engine: params must be SamplingParams, got {type(params).__name__}.")
     given, tokens = read_prompt(prompt, vocab_size)
     params.check_tokens(vocab_size, eos_token_ids)
-    adapter = _find_adapter(params.adapter, adapters)
+    adapter = find_adapter(params.adapter, adapters)
     if params.stop and tokenizer is None:
         raise ValueError("SamplingParams: stop strings need a tokenizer, and this engine has none; use stop_token_ids.")
     left_out = special_token_ids(tokenizer) if params.skip_special_tokens else frozenset()
@@ -153,7 +153,35 @@ def make_request(
     return request
 
 
-def _find_adapter(name: str | None, names: Items[str]) -> int:
+def params_of(prompts: Any, params: SamplingParams | Items[SamplingParams] | None) -> list[SamplingParams]:
+    """Returns the sampling parameters of each prompt.
+
+    Args:
+        prompts: The prompts.
+        params: For all, or for each; None for the default ones.
+
+    Raises:
+        TypeError: If the prompts are no sequence.
+        ValueError: If the numbers of params and prompts differ.
+    """
+    if not isinstance(prompts, Collection):
+        raise TypeError(f"Engine: prompts must be a sequence of prompts, got {type(prompts).__name__}.")
+    each = list(params) if isinstance(params, Items) else [params or SamplingParams()] * len(prompts)
+    if len(each) != len(prompts):
+        raise ValueError(f"Engine: expected params for each of the {len(prompts)} prompts, got {len(each)}.")
+    return each
+
+
+def find_adapter(name: str | None, names: Items[str]) -> int:
+    """Returns the number of an adapter in a step: 0 for None, which is the model itself.
+
+    Args:
+        name: Its name, or None.
+        names: Of the model's adapters.
+
+    Raises:
+        ValueError: If there is none of that name.
+    """
     if name is None:
         return 0
     if name not in names:

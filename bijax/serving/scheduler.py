@@ -101,9 +101,9 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self._slots = list(range(self._max_running))
 
-    def match(self, tokens: Tokens) -> list[int]:
+    def match(self, tokens: Tokens, adapter: int = 0) -> list[int]:
         """Returns the pages in the prefix cache that hold the start of some tokens, held once more."""
-        return [] if self.prefix is None else self.prefix.match(tokens, limit=len(tokens))
+        return [] if self.prefix is None else self.prefix.match(tokens, limit=len(tokens), adapter=adapter)
 
     def take(self, number: int) -> list[int]:
         """Returns free pages, held, at most `number`; for these the prefix cache gives up others."""
@@ -111,10 +111,10 @@ class Scheduler:
             self.prefix.evict(number - self.pool.free)
         return [self.pool.take() for _ in range(min(number, self.pool.free))]
 
-    def insert(self, tokens: Tokens, pages: Iterable[int]) -> None:
+    def insert(self, tokens: Tokens, pages: Iterable[int], adapter: int = 0) -> None:
         """Adds computed pages to the prefix cache, if there is one."""
         if self.prefix is not None:
-            self.prefix.insert(tokens, list(pages))
+            self.prefix.insert(tokens, list(pages), adapter=adapter)
 
     def release(self, pages: Iterable[int]) -> None:
         """Gives up a hold of each page."""

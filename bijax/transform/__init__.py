@@ -8,9 +8,9 @@
 - `fusion`: row operations merged into one kernel.
 """
 
-from bijax.transform.accumulate import GradientSum as GradientSum
 from bijax.transform.accumulate import accumulate_gradients as accumulate_gradients
 from bijax.transform.errors import NotInvariantError as NotInvariantError
+from bijax.transform.gradient_sum import GradientSum as GradientSum
 from bijax.transform.invariant import invariant as invariant
 from bijax.transform.mode import disable_batch_invariant_mode as disable_batch_invariant_mode
 from bijax.transform.mode import enable_batch_invariant_mode as enable_batch_invariant_mode

@@ -15,55 +15,12 @@ from jax import lax
 
 from bijax.core.checks import check_callable, flag
 from bijax.core.explicit_axes import gathered
+from bijax.transform.gradient_sum import GradientSum, check_has_shapes, check_is_sum
 from bijax.transform.invariant import invariant
 from pallas_kernels.parts.xla.manual_axes import vary_as
 from pallas_kernels.runtime.own_settings import own_tracing
 
 PyTree = Any
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class GradientSum:
-    """The sums over the units added so far; a pytree, for `jit`, `scan`, donation and checkpoints.
-
-    Attributes:
-        value: Sum of the units' losses, float32 (float64 for float64).
-        aux: Sums of the units' auxiliary outputs, integers in at least 32 bits; None without any.
-        grads: Sums of the units' gradients, float32 (float64 for float64).
-        units: Number of units added, int32.
-        dtypes: The dtypes of the results: as of `jax.value_and_grad`, but as of the sums for integers and bools.
-        reduction: What the loss function does over its examples, "mean" or "sum".
-        has_aux: Whether there are auxiliary outputs.
-    """
-
-    value: jax.Array
-    aux: PyTree
-    grads: PyTree
-    units: jax.Array
-    dtypes: tuple[jnp.dtype, ...] = dataclasses.field(metadata={"static": True})
-    reduction: str = dataclasses.field(metadata={"static": True})
-    has_aux: bool = dataclasses.field(metadata={"static": True})
-
-    def value_and_grad(self) -> tuple[Any, PyTree]:
-        """Returns what `jax.value_and_grad` would return for all examples added, in its dtypes.
-
-        Returns:
-            The loss, or the pair of the loss and the auxiliary outputs, and the gradients. Each is rounded once to its
-            dtype; integers and bools come as sums, in at least int32 or uint32. All are nan for a mean without
-            examples.
-        """
-        sums = ((self.value, self.aux), self.grads)
-
-        @invariant
-        def finish(sums: PyTree, units: jax.Array) -> PyTree:
-            leaves, tree = jax.tree.flatten(sums)
-            if self.reduction == "mean":
-                leaves = [x / units.astype(x.dtype) for x in leaves]
-            return jax.tree.unflatten(tree, [x.astype(d) for x, d in zip(leaves, self.dtypes, strict=True)])
-
-        (value, aux), grads = finish(sums, self.units)
-        return ((value, aux) if self.has_aux else value), grads
 
 
 class GradientAccumulation:
@@ -83,6 +40,7 @@ class GradientAccumulation:
         self._has_aux = flag("accumulate_gradients", "has_aux", has_aux)
         self._gradient = jax.value_and_grad(loss_fn, argnums=argnums, has_aux=self._has_aux)
         self._unit, self._reduction = unit, reduction
+        self._loss = (reduction, self._has_aux, unit)
         self._batch_argnums = None if batch_argnums is None else _indices("batch_argnums", batch_argnums)
         if both := set(self._argnums) & set(self._batch_argnums or ()):
             raise ValueError(
@@ -109,7 +67,7 @@ class GradientAccumulation:
         dtypes = tuple(_result(x.dtype) for x in jax.tree.leaves(((value, aux), grads)))
         zeros = jax.tree.map(lambda x: vary_as(jnp.zeros(x.shape, _wide(x.dtype)), x), (value, aux, grads))
         value, aux, grads = zeros
-        return GradientSum(value, aux, grads, jnp.zeros((), jnp.int32), dtypes, self._reduction, self._has_aux)
+        return GradientSum(value, aux, grads, jnp.zeros((), jnp.int32), dtypes, *self._loss)
 
     def add(self, total: GradientSum, *args: Any, **kwargs: Any) -> GradientSum:
         """Adds a micro-batch.
@@ -121,13 +79,19 @@ class GradientAccumulation:
 
         Returns:
             A new sum; `total` may be donated.
+
+        Raises:
+            TypeError: If `total` is not a `GradientSum`.
+            ValueError: If it has other units, another reduction, or parameters or outputs of other shapes or dtypes.
         """
+        check_is_sum(total, *self._loss)
         units, slices = self._cut(args)
 
         def add_unit(sums: PyTree, unit: list[PyTree]) -> tuple[PyTree, None]:
             found = lax.platform_dependent(
                 self._one_unit(args, unit, kwargs), cuda=lambda x: x, default=_apart_from_additions
             )
+            check_has_shapes(total, found, tuple(_result(x.dtype) for x in jax.tree.leaves(found)))
             return jax.tree.map(lambda s, x: s + gathered(x).astype(s.dtype), sums, found), None
 
         sums = (total.value, total.aux, total.grads)
@@ -266,7 +230,9 @@ def _apart_from_additions(found: PyTree) -> PyTree:
 def _indices(name: str, given: int | Sequence[int]) -> tuple[int, ...]:
     indices = tuple(given) if isinstance(given, Sequence) else (given,)
     if not indices or not all(isinstance(i, int) and not isinstance(i, bool) for i in indices):
-        raise TypeError(f"accumulate_gradients: expected {name} to be an int or a sequence of ints, got {given!r}.")
+        raise TypeError(
+            f"accumulate_gradients: expected {name} to be an int or a non-empty sequence of ints, got {given!r}."
+        )
     if min(indices) < 0 or len(set(indices)) < len(indices):
         raise ValueError(f"accumulate_gradients: expected {name} to be different and not negative, got {given!r}.")
     return indices

@@ -184,6 +184,21 @@ def test_a_rewritten_division_is_seen_and_not_in_the_invariant_form(f):
     assert hlo.inspect(bijax.invariant(f), X).invariant
 
 
+def test_loops_over_the_rows_have_other_numbers_of_trips():
+    """Systems of equations are solved one after the other. In plain JAX a trip may be a term of a sum."""
+
+    def stacks(rows):
+        return jax.ShapeDtypeStruct((rows, 5, 5), np.float32), jax.ShapeDtypeStruct((rows, 5, 1), np.float32)
+
+    found = hlo.compare_hlo(bijax.invariant(jnp.linalg.solve), stacks(3), stacks(40))
+    assert "40 trips" in {f.implementation for f in found.large.findings if f.kind == "loop" and f.verdict == "note"}
+    assert found.alike
+    assert not hlo.compare_hlo(bijax.invariant(jnp.linalg.solve), stacks(1), stacks(40)).alike  # one trip is no loop
+    assert not hlo.compare_hlo(
+        lambda a, b: lax.scan(lambda c, x: (c + x, None), a[0], a)[0], stacks(3), stacks(40)
+    ).alike
+
+
 def test_a_division_that_is_rewritten_by_the_shape_is_a_difference():
     def shapes(rows):
         return jax.ShapeDtypeStruct((rows, 8), np.float32), jax.ShapeDtypeStruct((8,), np.float32)

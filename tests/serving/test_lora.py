@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from bijax import cli
-from bijax.serving import Engine, EngineOptions, ModelOptions, RequestOutput, SamplingParams
+from bijax.serving import DisaggregatedEngine, Engine, EngineOptions, ModelOptions, RequestOutput, SamplingParams
 from bijax.serving.load import load_model
 from flax_layers.checkpoint import Checkpoint, load_checkpoint, load_lora
 from flax_layers.checkpoint.weights import Weights
@@ -150,6 +150,29 @@ def test_new_weights_keep_the_adapters(engines: Any, checkpoint: Checkpoint) -> 
     assert bits(one(engine, "red")) != before
     engine.update_weights(base)
     assert bits(one(engine, "red")) == before
+
+
+def test_pages_of_an_adapter_go_from_engine_to_engine(engines: Any, checkpoint: Checkpoint, folder: Path) -> None:
+    """The second engine, which numbers the adapters otherwise, takes the pages of each request's own one."""
+    asked = [params(name) for name in ("green", "teal", None)]
+    alone = engines("green", "teal").generate([PROMPT] * 3, asked)
+    first, second = (
+        Engine(
+            load_model(checkpoint, ModelOptions(lora_paths=tuple(f"{n}={folder / n}" for n in names))),
+            eos_token_ids=[1],
+            options=EngineOptions(**SMALL),
+        )
+        for names in (("green", "teal"), ("teal", "green"))
+    )
+    both = DisaggregatedEngine(prefill=first, decode=second)
+    found = both.generate([PROMPT] * 3, asked)
+    assert [output.cached_tokens for output in found] == [8, 8, 8]
+    assert [bits(output) for output in found] == [bits(output) for output in alone]
+    assert len({str(bits(output)) for output in found}) == 3
+    with pytest.raises(ValueError, match="adapter must be one of green, teal, or None for the model itself, got 'red'"):
+        both.hand_over(PROMPT, "red")
+    with pytest.raises(ValueError, match="must have the same adapters, got green, teal and none; load them into both"):
+        DisaggregatedEngine(prefill=first, decode=engines())
 
 
 def test_an_adapter_that_there_is_not(engines: Any) -> None:

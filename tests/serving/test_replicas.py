@@ -11,7 +11,9 @@ from bijax.serving import AsyncEngine, Completion, EngineError, EngineStats, Req
 from tests.serving.traffic import bits, engine
 
 PARAMS = SamplingParams(max_new_tokens=4, logprobs=True, seed=1)
-STATS = EngineStats(1, 2, 0.5, 3, 4, 5, 6, 7, 8, finished={"stop": 1}, cache_tokens=64)
+STATS = EngineStats(
+    1, 2, 0.5, 3, 4, 5, 6, 7, 8, finished={"stop": 1}, cache_tokens=64, num_snapshots=4, snapshots_used=3
+)
 
 
 class Recorded:
@@ -76,6 +78,7 @@ def test_requests_go_where_the_fewest_are() -> None:
         stats = replicas.stats()
         assert (stats.num_running, stats.num_waiting, stats.generated_tokens, stats.finished) == (2, 4, 16, {"stop": 2})
         assert (stats.kv_cache_usage, stats.cache_tokens) == (0.5, 64)
+        assert (stats.num_snapshots, stats.snapshots_used) == (8, 6)  # the first engine's alone would be 4 and 3
         assert replicas.error is None
         engines[1].error = EngineError("it broke")
         assert replicas.error is engines[1].error

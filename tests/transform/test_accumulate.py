@@ -261,3 +261,32 @@ def test_wrong_arguments_are_refused() -> None:
         bijax.accumulate_gradients(summed, unit=UNIT, has_aux=True)(PARAMS, X, Y, WEIGHTS)
     with pytest.raises(bijax.NotInvariantError):
         bijax.accumulate_gradients(lambda p, x: jnp.linalg.eigvals(x @ p).real.sum(), unit=8)(PARAMS["a"][:, :6], X)
+
+
+def test_what_cannot_be_added_to_is_refused() -> None:
+    """Units of other sizes would have silently become a mean of means."""
+    gradient = bijax.accumulate_gradients(tied, unit=UNIT)
+    total = gradient.start(PARAMS, X, Y, WEIGHTS)
+    with pytest.raises(TypeError, match=r"expected a GradientSum to add to, got tuple; begin with start\(\)"):
+        gradient.add(total.value_and_grad(), PARAMS, X, Y, WEIGHTS)  # type: ignore[arg-type]
+    others: dict[str, dict[str, Any]] = {
+        "unit=8, got one with unit=4": {"unit": 4},
+        "reduction='mean', got one with reduction='sum'": {"unit": UNIT, "reduction": "sum"},
+    }
+    for message, options in others.items():
+        other = bijax.accumulate_gradients(tied, **options).start(PARAMS, X, Y, WEIGHTS)
+        with pytest.raises(ValueError, match=f"expected a sum with {re.escape(message)}"):
+            gradient.add(other, PARAMS, X, Y, WEIGHTS)
+
+    def loss_fn(p: Params, x: jax.Array) -> jax.Array:
+        return x.mean() + sum(v.mean().astype(jnp.float32) for v in p.values())
+
+    simple = bijax.accumulate_gradients(loss_fn, unit=UNIT)
+    b = PARAMS["b"]
+    for params, message in (
+        ({"a": b.astype(jnp.bfloat16), "b": b}, "gradient['a'] of float32[77], got gradient['a'] of bfloat16[77]"),
+        ({"a": jnp.stack([b, b]), "b": b}, "gradient['a'] of float32[77], got gradient['a'] of float32[2, 77]"),
+        ({"a": b}, "gradient['b'] of float32[77], got nothing in its place"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            jax.jit(simple.add)(simple.start({"a": b, "b": b}, X), params, X)
