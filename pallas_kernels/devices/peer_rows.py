@@ -1,0 +1,65 @@
+"""An all-to-all of rows between the GPUs of one process as one kernel, which moves used rows alone.
+
+Each device reads the rows that it needs from where they are in the memory of the others, so nobody copies them before
+they travel. XLA makes all devices wait for each other before the kernel starts, so the rows are there; a block ends when
+another device has read as much of this one's rows.
+"""
+
+from functools import partial
+from typing import Any, Final
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.devices.blocks import VECTOR
+from pallas_kernels.parts.hopper.launch import launch
+
+_ROWS: Final = (16, 8, 4, 2, 1)
+"""Rows of a block: the most that divide those of a sender. Other blocks of a multiprocessor hide a row's latency."""
+
+
+def peer_rows(rows: jax.Array, index: jax.Array, *, axis: Any, devices: int) -> jax.Array:
+    """Reads rows of other devices, inside `jax.shard_map` over a mesh whose only axis is that of the exchange.
+
+    Args:
+        rows: (R, C) of 16 bits, this device's rows, which others read.
+        index: (devices, places) int32, for each place which row of that device it gets; -1 for none.
+        axis: Name of the mesh axis.
+        devices: Number of devices.
+
+    Returns:
+        (devices, places, C), the rows from each device; places without a row are undefined.
+
+    Guarantee: rows are copied.
+    """
+    _, places = index.shape
+    of_block = next(n for n in _ROWS if places % n == 0)
+    moved: jax.Array = launch(
+        "peer_rows",
+        partial(_block, axis=axis, devices=devices, of_block=of_block),
+        jax.ShapeDtypeStruct((devices, places, rows.shape[1]), rows.dtype),
+        {"step": devices, "block": places // of_block},
+        [plgpu.SemaphoreType.REGULAR],
+        interpret=False,
+    )(rows, index.astype(jnp.int32))
+    return moved
+
+
+def _block(rows: Any, index: Any, out: Any, read: Any, *, axis: Any, devices: int, of_block: int) -> None:
+    step, block, me = lax.axis_index("step"), lax.axis_index("block"), lax.axis_index(axis)
+    sender = lax.rem(me + 1 + step, jnp.int32(devices))  # each link in both directions at once
+    layout = plgpu.Layout.WG_STRIDED((rows.shape[1],), vec_size=VECTOR)
+    for offset in range(of_block):
+        place = block * of_block + offset
+        row = index[sender, place]
+
+        @pl.when(row >= 0)
+        def _(place: Any = place, row: Any = row) -> None:
+            out[sender, place] = plgpu.load(plgpu.remote_ref(rows.at[row], sender), layout=layout, optimized=False)
+
+    # One device reads this one's rows in the block of the same index.
+    pl.semaphore_signal(read, device_id=sender)
+    pl.semaphore_wait(read)
