@@ -188,7 +188,7 @@ def _rule(ctx: Any, *operands: Any, kernel: PeerKernel, to: str) -> Any:
 
 
 def _may_run(module: Any, axis: Any) -> bool:
-    """Returns whether the devices of the axis are all of a mesh of one process, and Hopper GPUs that reach each other."""
+    """Returns whether the axis has all devices of a mesh of one process, and these are Hopper GPUs with NVLink."""
     mesh = getattr(module.axis_context, "mesh", None)
     if not isinstance(mesh, Mesh) or mesh.axis_names != (axis,) or jax.process_count() > 1:
         return False

@@ -35,8 +35,8 @@ def sent_back(y: jax.Array, arrival: jax.Array, order: jax.Array, axis: Axis) ->
     def by_kernel(*arrays: jax.Array) -> jax.Array:
         return on_peers(kernel, *arrays)
 
-    def exchanged(*arrays: jax.Array) -> jax.Array:
-        return _exchanged(*arrays, axis)
+    def exchanged(y: jax.Array, arrival: jax.Array, order: jax.Array) -> jax.Array:
+        return _exchanged(y, arrival, order, axis)
 
     found: jax.Array = lax.platform_dependent(y, arrival, order, cuda=by_kernel, default=exchanged)
     return found

@@ -1,8 +1,8 @@
 """An all-to-all of rows between the GPUs of one process as one kernel, which moves used rows alone.
 
 Each device reads the rows that it needs from where they are in the memory of the others, so nobody copies them before
-they travel. XLA makes all devices wait for each other before the kernel starts, so the rows are there; a block ends when
-another device has read as much of this one's rows.
+they travel. XLA makes all devices wait for each other before the kernel starts, so the rows are there; a block ends
+when another device has read as much of this one's rows.
 """
 
 from functools import partial
@@ -16,6 +16,7 @@ from jax import lax
 
 from pallas_kernels.devices.blocks import VECTOR
 from pallas_kernels.parts.hopper.launch import launch
+from pallas_kernels.parts.hopper.wide import load_wide, store_wide
 
 _ROWS: Final = (16, 8, 4, 2, 1)
 """Rows of a block: the most that divide those of a sender. Other blocks of a multiprocessor hide a row's latency."""
@@ -51,14 +52,15 @@ def peer_rows(rows: jax.Array, index: jax.Array, *, axis: Any, devices: int) -> 
 def _block(rows: Any, index: Any, out: Any, read: Any, *, axis: Any, devices: int, of_block: int) -> None:
     step, block, me = lax.axis_index("step"), lax.axis_index("block"), lax.axis_index(axis)
     sender = lax.rem(me + 1 + step, jnp.int32(devices))  # each link in both directions at once
-    layout = plgpu.Layout.WG_STRIDED((rows.shape[1],), vec_size=VECTOR)
+    options: dict[str, Any] = {"columns": rows.shape[1], "vector": VECTOR}
     for offset in range(of_block):
         place = block * of_block + offset
         row = index[sender, place]
 
         @pl.when(row >= 0)
         def _(place: Any = place, row: Any = row) -> None:
-            out[sender, place] = plgpu.load(plgpu.remote_ref(rows.at[row], sender), layout=layout, optimized=False)
+            loaded = load_wide(plgpu.remote_ref(rows.at[row], sender), dtype=rows.dtype, **options)
+            store_wide(out.at[sender, place], loaded, **options)
 
     # One device reads this one's rows in the block of the same index.
     pl.semaphore_signal(read, device_id=sender)

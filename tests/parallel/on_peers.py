@@ -107,8 +107,9 @@ def moves() -> None:
 
     for devices in (2, 4, 8):
         text = lowered(block, on(0, devices), *types(tokens, width, jnp.bfloat16), out=P(AXIS))
-        assert "mosaic_gpu" in text
+        assert "peer_rows" in text
         assert len(re.findall(r"stablehlo\.all_to_all", text)) == 1, "the numbers of the rows alone travel so"
+        assert re.search(r"stablehlo\.all_to_all[^\n]*xi32>\n", text)
     others = {
         "GPUs that are not the first": lowered(block, on(4, 2), *types(tokens, width, jnp.bfloat16), out=P(AXIS)),
         "few rows": lowered(block, on(0, 2), *types(64, width, jnp.bfloat16), out=P(AXIS)),
