@@ -42,7 +42,7 @@ def peer_rows(rows: jax.Array, index: jax.Array, *, axis: Any, devices: int) -> 
         "peer_rows",
         partial(_block, axis=axis, devices=devices, of_block=of_block),
         jax.ShapeDtypeStruct((devices, places, rows.shape[1]), rows.dtype),
-        {"step": devices, "block": places // of_block},
+        {"block": devices * (places // of_block)},
         [plgpu.SemaphoreType.REGULAR],
         interpret=False,
     )(rows, index.astype(jnp.int32))
@@ -50,8 +50,9 @@ def peer_rows(rows: jax.Array, index: jax.Array, *, axis: Any, devices: int) -> 
 
 
 def _block(rows: Any, index: Any, out: Any, read: Any, *, axis: Any, devices: int, of_block: int) -> None:
-    step, block, me = lax.axis_index("step"), lax.axis_index("block"), lax.axis_index(axis)
-    sender = lax.rem(me + 1 + step, jnp.int32(devices))  # each link in both directions at once
+    # Blocks that read from different devices take turns, and each link is used in both directions at once.
+    number, me, several = lax.axis_index("block"), lax.axis_index(axis), jnp.int32(devices)
+    sender, block = lax.rem(me + 1 + lax.rem(number, several), several), lax.div(number, several)
     options: dict[str, Any] = {"columns": rows.shape[1], "vector": VECTOR}
     for offset in range(of_block):
         place = block * of_block + offset
