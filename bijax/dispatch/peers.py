@@ -1,32 +1,53 @@
-"""A kernel that the GPUs of one process run together, as a primitive that XLA's collectives serve elsewhere.
+"""Kernels that the GPUs of one process run together, as a primitive that XLA's collectives serve elsewhere.
 
 Whether GPUs reach each other's memory depends on the devices of the mesh, which are known once a program is lowered.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 from jax.sharding import Mesh
 
 from bijax.core._jax_private import without_varying_types
 from bijax.core.architecture import target_for
-from bijax.core.contracts import run
+from bijax.core.contracts import is_recording, run
 from bijax.core.primitive import KERNELS, Arrays
 from bijax.core.tag import kernel_code
 from pallas_kernels.contract import TreeContract
-from pallas_kernels.devices.blocks import served
+from pallas_kernels.devices.blocks import served, served_rows
+from pallas_kernels.devices.peer_access import reach_each_other
 from pallas_kernels.parts.xla.manual_axes import vary_alike, varying_axes
 from pallas_kernels.runtime.own_settings import of_width, without_mesh
 
 _PRIMITIVE: Final = Primitive("bijax_peers")
-_WITHOUT_NVLINK: Final = ("PCIe", "NVL")
-"""In the names of Hopper GPUs that a host need not connect with each other."""
+
+
+class PeerKernel(Protocol):
+    """What the GPUs compute together; hashable."""
+
+    @property
+    def axis(self) -> Any:
+        """Name of the mesh axis."""
+        ...
+
+    def __call__(self, *arrays: jax.Array) -> jax.Array:
+        """Runs the kernel."""
+        ...
+
+    def like(self, *arrays: Any) -> jax.ShapeDtypeStruct:
+        """Returns the shape and dtype of the result."""
+        ...
+
+    def otherwise(self, *arrays: jax.Array) -> jax.Array:
+        """Returns the same by XLA's collectives."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -62,13 +83,52 @@ class PeerSum:
         (parts,) = arrays
         return jax.ShapeDtypeStruct(parts.shape if self.whole else parts.shape[1:], self.dtype)
 
-    def otherwise(self, parts: jax.Array) -> jax.Array:
+    def otherwise(self, *arrays: jax.Array) -> jax.Array:
         """Returns the same by XLA's collectives."""
+        (parts,) = arrays
         return self.written(parts, self.axis, self.dtype, self.shape)
 
     def _zeros(self, parts: jax.Array, **_: Any) -> jax.Array:
-        like = self.like(parts)
-        return jnp.zeros(like.shape, like.dtype)
+        return _zeros(self.like(parts))
+
+
+@dataclass(frozen=True)
+class PeerRows:
+    """The rows (R, C) that other devices have for this one's places, R of them.
+
+    Its arrays are the rows, for each place of each device which row of this one it gets, -1 for none, and the inverse.
+
+    Attributes:
+        axis: Name of the mesh axis.
+        devices: Number of devices.
+        written: The same by XLA's collectives: a function of the arrays and the axis.
+    """
+
+    axis: Any
+    devices: int
+    written: Callable[..., jax.Array]
+
+    def __call__(self, *arrays: jax.Array) -> jax.Array:
+        """Runs the kernel."""
+        rows, sent, _ = arrays
+        if is_recording():  # rows are copied: no contract
+            return _zeros(self.like(*arrays))
+        from pallas_kernels.devices.peer_rows import peer_rows
+
+        index = lax.all_to_all(sent, self.axis, split_axis=0, concat_axis=0, tiled=True).reshape(self.devices, -1)
+        return peer_rows(rows, index, axis=self.axis, devices=self.devices).reshape(rows.shape)
+
+    def like(self, *arrays: Any) -> jax.ShapeDtypeStruct:
+        """Returns the shape and dtype of the result."""
+        return jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype)
+
+    def otherwise(self, *arrays: jax.Array) -> jax.Array:
+        """Returns the same by XLA's collectives."""
+        return self.written(*arrays, self.axis)
+
+
+def _zeros(like: jax.ShapeDtypeStruct) -> jax.Array:
+    return jnp.zeros(like.shape, like.dtype)
 
 
 def may_sum(x: jax.Array, axes: Sequence[Any], devices: int) -> bool:
@@ -76,7 +136,12 @@ def may_sum(x: jax.Array, axes: Sequence[Any], devices: int) -> bool:
     return _of_mesh(axes) and served(x.size, devices)
 
 
-def on_peers(kernel: PeerSum, *arrays: jax.Array, to: str = "varying") -> jax.Array:
+def may_move(rows: jax.Array, axes: Sequence[Any]) -> bool:
+    """Returns whether the kernel of `PeerRows` moves such rows, if the GPUs of the mesh reach each other."""
+    return _of_mesh(axes) and served_rows(rows.shape, rows.dtype)
+
+
+def on_peers(kernel: PeerKernel, *arrays: jax.Array, to: str = "varying") -> jax.Array:
     """Runs a kernel on the GPUs of its mesh axis, in a branch of a program for CUDA.
 
     Args:
@@ -92,7 +157,7 @@ def _of_mesh(axes: Sequence[Any]) -> bool:
     return len(axes) == 1 and axes[0] in jax.sharding.get_abstract_mesh().manual_axes
 
 
-def _abstract(*avals: Any, kernel: PeerSum, to: str) -> Any:
+def _abstract(*avals: Any, kernel: PeerKernel, to: str) -> Any:
     like, first = kernel.like(*avals), avals[0]
     varying = varying_axes(first)
     if not varying:
@@ -115,15 +180,15 @@ def _batch(arrays: Any, dimensions: Any, **parameters: Any) -> Any:
     return jnp.stack([entry(i) for i in range(size)]), 0
 
 
-def _rule(ctx: Any, *operands: Any, kernel: PeerSum, to: str) -> Any:
-    function = kernel.__call__ if _reach_each_other(ctx.module_context, kernel.axis) else kernel.otherwise
+def _rule(ctx: Any, *operands: Any, kernel: PeerKernel, to: str) -> Any:
+    function = kernel.__call__ if _may_run(ctx.module_context, kernel.axis) else kernel.otherwise
     plain = [jax.core.ShapedArray(aval.shape, aval.dtype) for aval in ctx.avals_in]
     with kernel_code(), without_mesh(), without_varying_types(), of_width(ctx.avals_in):
         return mlir.lower_fun(function, multiple_results=False)(ctx.replace(avals_in=plain), *operands)
 
 
-def _reach_each_other(module: Any, axis: Any) -> bool:
-    """Returns whether the devices of the axis are all of a mesh of one process, and Hopper GPUs with NVLink."""
+def _may_run(module: Any, axis: Any) -> bool:
+    """Returns whether the axis has all devices of a mesh of one process, and these are Hopper GPUs with NVLink."""
     mesh = getattr(module.axis_context, "mesh", None)
     if not isinstance(mesh, Mesh) or mesh.axis_names != (axis,) or jax.process_count() > 1:
         return False
@@ -132,11 +197,11 @@ def _reach_each_other(module: Any, axis: Any) -> bool:
         np.array_equal(mesh.device_ids.ravel(), np.arange(mesh.size))
         and "wgmma" in target.features
         and not target.backend
-        and not any(word in mesh.devices.flat[0].device_kind for word in _WITHOUT_NVLINK)
+        and reach_each_other(mesh.devices.ravel().tolist())
     )
 
 
-def _recorded(*arrays: jax.Array, kernel: PeerSum, to: str) -> Arrays:
+def _recorded(*arrays: jax.Array, kernel: PeerKernel, to: str) -> Arrays:
     del to
     return (kernel(*arrays),)
 

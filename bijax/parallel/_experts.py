@@ -13,6 +13,7 @@ from bijax.core.checks import describe, flag, float_array, integer, integer_arra
 from bijax.ops.moe._experts import sort_by_expert
 from bijax.ops.moe.gather import moe_gather
 from bijax.parallel._axes import Axis, size_of, vary_over
+from bijax.parallel._expert_results import sent_back
 from bijax.parallel._expert_rows import Arrived, Dispatch, Sorted, before, moved
 from bijax.parallel._transfers import Exchange, Transfer
 
@@ -173,7 +174,7 @@ def moe_combine(
         >>> moe_combine(sent.rows, sent, jnp.array([[0.5, 2.0], [1.0, 1.0]]), None).tolist()
         [[2.5], [4.0]]
     """
-    arrived = moe_combine_start(rows, dispatched, axis).start()
+    arrived = sent_back(_results(rows, dispatched, axis), dispatched.arrival, dispatched.order, axis)
     return moe_combine_done(arrived, dispatched, expert_weights, preferred_element_type=preferred_element_type)
 
 
@@ -194,13 +195,8 @@ def moe_combine_start(rows: Any, dispatched: Dispatched, axis: Axis) -> Transfer
 
     Guarantee: as `moe_combine`, which is this and `moe_combine_done`.
     """
-    y = float_array(_COMBINE, "rows", rows)
-    size_of(_COMBINE, axis)
-    if y.ndim != 2 or y.shape[0] != dispatched.order.shape[0]:
-        raise ValueError(
-            f"{_COMBINE}: rows must have the {dispatched.order.shape[0]} rows of `dispatched`, got {describe(y)}."
-        )
-    return Transfer(moved(vary_over(axis, y), dispatched.arrival, dispatched.order), Exchange(axis))
+    y = _results(rows, dispatched, axis)
+    return Transfer(moved(y, dispatched.arrival, dispatched.order), Exchange(axis))
 
 
 def moe_combine_done(
@@ -224,3 +220,14 @@ def moe_combine_done(
     Guarantee: as `moe_combine`.
     """
     return moe_gather(arrived, dispatched.offset, expert_weights, preferred_element_type=preferred_element_type)
+
+
+def _results(rows: Any, dispatched: Dispatched, axis: Axis) -> jax.Array:
+    """Returns the checked results of experts."""
+    y = float_array(_COMBINE, "rows", rows)
+    size_of(_COMBINE, axis)
+    if y.ndim != 2 or y.shape[0] != dispatched.order.shape[0]:
+        raise ValueError(
+            f"{_COMBINE}: rows must have the {dispatched.order.shape[0]} rows of `dispatched`, got {describe(y)}."
+        )
+    return vary_over(axis, y)

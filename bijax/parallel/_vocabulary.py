@@ -6,7 +6,7 @@ device.
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,8 @@ _EMBED, _ARGMAX, _LOGPROBS, _SAMPLE = (
     f"bijax.parallel.vocab_parallel_{name}" for name in ("embed", "argmax", "logprobs", "sample")
 )
 _BITS = 16
+_FEW: Final = 1 << 16
+"""Elements up to which a sum of float32 over GPUs is one kernel of XLA's, where a sum of integers is NCCL's."""
 
 
 def vocab_parallel_embed(table: Any, tokens: Any, axis: Axis) -> jax.Array:
@@ -68,8 +70,8 @@ def _from_owner(axis: Axis) -> Callable[..., jax.Array]:
 
     @jax.custom_vjp
     def from_owner(rows: jax.Array, mine: jax.Array, inside: jax.Array) -> jax.Array:
-        found = jnp.where(mine[..., None], _bits(rows), np.uint32(0))
-        moved = _numbers(lax.psum(found, names_of(axis)), rows)
+        bits = _bits(rows)
+        moved = _numbers(lax.psum(jnp.where(mine[..., None], bits, bits.dtype.type(0)), names_of(axis)), rows)
         return jnp.where(inside[..., None], moved, jnp.full((), jnp.nan, rows.dtype))
 
     def forward(rows: jax.Array, mine: jax.Array, inside: jax.Array) -> tuple[jax.Array, None]:
@@ -85,9 +87,14 @@ def _from_owner(axis: Axis) -> Callable[..., jax.Array]:
 
 
 def _bits(rows: jax.Array) -> jax.Array:
-    """Returns numbers of 16 or 32 bits as uint32, two of 16 bits in one where their number is even."""
+    """Returns numbers as what can be added to zeros: uint32, two of 16 bits in one where their number is even.
+
+    The bits of few numbers of 16 are integers below 2**16 in float32, which adds them to zeros exactly.
+    """
     if rows.dtype.itemsize * 8 > _BITS:
         return lax.bitcast_convert_type(rows, jnp.uint32)
+    if rows.size <= _FEW:
+        return lax.bitcast_convert_type(rows, jnp.uint16).astype(jnp.float32)
     if rows.shape[-1] % 2:
         return lax.bitcast_convert_type(rows, jnp.uint16).astype(jnp.uint32)
     return lax.bitcast_convert_type(rows.reshape(*rows.shape[:-1], rows.shape[-1] // 2, 2), jnp.uint32)
@@ -97,7 +104,7 @@ def _numbers(bits: jax.Array, like: jax.Array) -> jax.Array:
     """Undoes `_bits`."""
     if like.dtype.itemsize * 8 > _BITS:
         return lax.bitcast_convert_type(bits, like.dtype)
-    if like.shape[-1] % 2:
+    if like.size <= _FEW or like.shape[-1] % 2:
         return lax.bitcast_convert_type(bits.astype(jnp.uint16), like.dtype)
     return lax.bitcast_convert_type(bits, like.dtype).reshape(like.shape)
 

@@ -21,8 +21,10 @@ from jax import lax
 from pallas_kernels.contract import TreeContract, add_as_tree, honour
 from pallas_kernels.devices.blocks import COLUMNS
 from pallas_kernels.parts.hopper.launch import launch
+from pallas_kernels.parts.hopper.wide import load_wide, store_wide
 
 _VECTOR: Final = 4
+"""Elements that a thread loads at once."""
 
 
 def peer_sum(
@@ -61,16 +63,16 @@ def peer_sum(
 
 def _block(terms: Any, out: Any, done: Any, *, axis: Any, devices: int, columns: int, whole: bool) -> None:
     block, me = lax.axis_index("block"), lax.axis_index(axis)
-    layout = plgpu.Layout.WG_STRIDED((columns,), vec_size=_VECTOR)
+    options: dict[str, Any] = {"columns": columns, "vector": _VECTOR}
     others = [lax.rem(me + step, jnp.int32(devices)) for step in range(1, devices)]
-    load = partial(plgpu.load, layout=layout, optimized=False)
-    loaded = [load(plgpu.remote_ref(terms.at[me, block], jnp.int32(device))) for device in range(devices)]
+    sources = [plgpu.remote_ref(terms.at[me, block], jnp.int32(device)) for device in range(devices)]
+    loaded = [load_wide(source, dtype=terms.dtype, **options) for source in sources]
     total = add_as_tree(lambda device: loaded[device], devices).astype(out.dtype)
     if whole:
         for other in others:
-            plgpu.remote_ref(out.at[me, block], other)[...] = total
+            store_wide(plgpu.remote_ref(out.at[me, block], other), total, **options)
     for other in others:  # after all stores: the first signal waits for them, and the others find nothing to wait for
         pl.semaphore_signal(done, device_id=other)
-    out[me if whole else 0, block] = total
+    store_wide(out.at[me if whole else 0, block], total, **options)
     count: Any = devices - 1
     pl.semaphore_wait(done, count)

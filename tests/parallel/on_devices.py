@@ -263,6 +263,7 @@ def vocabulary(counts: tuple[int, ...]) -> None:
     table = array(1, size, 6, dtype=jnp.bfloat16).at[3, 2].set(-0.0).at[5, 1].set(jnp.nan)
     odd = array(2, size, 5, dtype=jnp.bfloat16).at[3, 2].set(-0.0)
     tokens = jnp.asarray([[0, 3, 47, 3], [12, 48, -1, 5]])
+    many = jnp.tile(tokens.reshape(-1), 1700)  # their bits travel as integers
     z = array(3, 5, size).at[1, 7].set(9.0).at[1, 30].set(9.0).at[2, 47].set(jnp.inf)
     chosen, seeds = jnp.asarray([1, 2, 3, 40, 47]), jnp.arange(5, dtype=jnp.uint32)
 
@@ -275,6 +276,7 @@ def vocabulary(counts: tuple[int, ...]) -> None:
             whole = (
                 rows,
                 parallel.vocab_parallel_embed(odd, tokens, axis),
+                *(parallel.vocab_parallel_embed(t, many, axis) for t in (table, odd)),
                 parallel.vocab_parallel_embed(odd.astype(jnp.float32), tokens, axis),
                 parallel.vocab_parallel_argmax(z, axis),
                 logprobs,
@@ -286,7 +288,7 @@ def vocabulary(counts: tuple[int, ...]) -> None:
 
     expected = jax.jit(run(None))(table, odd, z)
     assert_bits_equal(expected[0][0], bijax.embed(table, tokens))
-    assert_bits_equal(expected[0][3], jnp.argmax(z, -1).astype(jnp.int32))
+    assert_bits_equal(expected[0][5], jnp.argmax(z, -1).astype(jnp.int32))
     assert np.signbit(np.asarray(expected[0][0].astype(jnp.float32)))[0, 1, 2]
     for devices in counts:
         specs = (P(AXIS), P(AXIS), P(None, AXIS))

@@ -4,6 +4,7 @@ A program of its own, which `test_peers` starts. The bits are compared on GPUs b
 """
 
 import re
+import unittest.mock
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,9 @@ from jax.sharding import PartitionSpec as P
 
 import bijax
 from bijax import parallel
+from bijax.dispatch import peers
 from bijax.testing import assert_bits_equal
+from pallas_kernels.devices import peer_access
 from tests.parallel.on_devices import AXIS, array
 
 SHAPE = 1024, 2048
@@ -90,6 +93,84 @@ def entries() -> None:
     assert "mosaic_gpu" not in lowered(loss, on(0, 2), of(2), out=P(AXIS))  # the sum itself is not needed
 
 
+def moves() -> None:
+    """Results of experts are read where they are by one kernel, and copied and sent by XLA elsewhere."""
+    tokens, width, experts, topk = 4096, 1024, 8, 4
+
+    def block(x: jax.Array, selected: jax.Array, weights: jax.Array) -> jax.Array:
+        sent = parallel.moe_dispatch(x, selected, AXIS, num_experts=experts, zero_unused=False)
+        return parallel.moe_combine(sent.rows, sent, weights, AXIS)
+
+    def types(tokens: int, width: int, dtype: Any) -> list[jax.ShapeDtypeStruct]:
+        like = jax.ShapeDtypeStruct
+        return [like((tokens, width), dtype), like((tokens, topk), jnp.int32), like((tokens, topk), jnp.float32)]
+
+    for devices in (2, 4, 8):
+        text = lowered(block, on(0, devices), *types(tokens, width, jnp.bfloat16), out=P(AXIS))
+        assert "peer_rows" in text
+        assert len(re.findall(r"stablehlo\.all_to_all", text)) == 1, "the numbers of the rows alone travel so"
+        assert re.search(r"stablehlo\.all_to_all[^\n]*xi32>\n", text)
+    others = {
+        "GPUs that are not the first": lowered(block, on(4, 2), *types(tokens, width, jnp.bfloat16), out=P(AXIS)),
+        "few rows": lowered(block, on(0, 2), *types(64, width, jnp.bfloat16), out=P(AXIS)),
+        "narrow rows": lowered(block, on(0, 2), *types(tokens, 512 + 64, jnp.bfloat16), out=P(AXIS)),
+        "rows of 32 bits": lowered(block, on(0, 2), *types(tokens, width, jnp.float32), out=P(AXIS)),
+    }
+    for why, text in others.items():
+        assert "peer_rows" not in text, why
+        assert re.findall(r"stablehlo\.all_to_all", text), why
+
+
+def reach() -> None:
+    """The driver says which GPUs reach each other; without its answer XLA's collectives serve."""
+
+    class Gpu:
+        platform = "gpu"
+
+        def __init__(self, number: int | None) -> None:
+            self.local_hardware_id = number
+
+    class Driver:
+        """A driver that knows three GPUs, of which the first two have NVLink and all have PCIe."""
+
+        def __init__(self, failing: str = "") -> None:
+            self.failing = failing
+
+        def cuDeviceGet(self, handle: Any, number: Any) -> int:
+            handle._obj.value = 7 + number.value  # a handle need not be the ordinal
+            return 100 if self.failing == "cuDeviceGet" else 0
+
+        def cuDeviceGetP2PAttribute(self, answer: Any, attribute: Any, device: Any, peer: Any) -> int:
+            assert device.value != peer.value
+            answer._obj.value = int(attribute.value == 2 or {device.value, peer.value} == {7, 8})
+            return 1 if self.failing == "cuDeviceGetP2PAttribute" else 0
+
+    def reaches(driver: Any, *numbers: int | None) -> bool:
+        def library(name: str) -> Any:
+            assert name == "libcuda.so.1"
+            if driver is None:
+                raise OSError("no such file")
+            return driver
+
+        peer_access._reaches.cache_clear()
+        gpus: Any = [Gpu(number) for number in numbers]
+        with unittest.mock.patch.object(peer_access.ctypes, "CDLL", library):
+            return peer_access.reach_each_other(gpus)
+
+    assert reaches(Driver(), 0, 1)
+    assert not reaches(Driver(), 0, 2), "PCIe has no atomic additions"
+    assert not reaches(Driver(), 0, 1, 2)
+    assert not reaches(Driver(), 0, None)
+    assert not reaches(Driver("cuDeviceGet"), 0, 1)
+    assert not reaches(Driver("cuDeviceGetP2PAttribute"), 0, 1)
+    assert not reaches(object(), 0, 1), "an old driver"
+    assert not reaches(None, 0, 1)
+    assert reaches(None, 0), "one GPU has nobody to reach"
+    assert peer_access.reach_each_other(jax.devices()), "programs for other machines"
+    with unittest.mock.patch.object(peers, "reach_each_other", lambda devices: len(devices) != 2):
+        assert "mosaic_gpu" not in lowered(total, on(0, 2), of(2))
+
+
 def contracts() -> None:
     """The contract of a sum is that of the tree, however it is computed."""
     x = jax.ShapeDtypeStruct((2, *SHAPE), jnp.float32)
@@ -100,7 +181,7 @@ def contracts() -> None:
 
 
 def main() -> None:
-    for check in (sums, entries, contracts):
+    for check in (sums, entries, moves, reach, contracts):
         check()
         print(check.__name__, flush=True)
 

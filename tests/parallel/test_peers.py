@@ -4,4 +4,4 @@ from tests import fake_devices
 
 
 def test_programs_for_gpus() -> None:
-    assert fake_devices.run("tests.parallel.on_peers") == ["sums", "entries", "contracts"]
+    assert fake_devices.run("tests.parallel.on_peers") == ["sums", "entries", "moves", "reach", "contracts"]

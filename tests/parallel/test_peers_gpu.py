@@ -1,5 +1,6 @@
-"""A kernel that several GPUs of one process run together: large sums have the bits of the tree on one device."""
+"""Kernels that several GPUs of one process run together: large sums and results of experts have the bits of one."""
 
+import re
 from typing import Any, Final
 
 import jax
@@ -10,6 +11,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
+import bijax
 from bijax import parallel
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import TreeContract
@@ -71,6 +73,36 @@ def test_bits_of_sums_over_two(shape: tuple[int, ...], dtype: str) -> None:
         assert "mosaic_gpu" in program.as_text(), "another way was taken"
         for _ in range(3):
             assert_bits_equal(program(x), expected)
+
+
+@pytest.mark.parametrize("devices", COUNTS)
+@pytest.mark.parametrize("popular", [False, True], ids=["any experts", "popular experts"])
+def test_results_of_experts(devices: int, popular: bool) -> None:
+    """Used rows alone travel back, from none to all rows of a device."""
+    tokens, topk, experts, width = 4096, 4, 8, 2048
+    x, weights = array(1, tokens, width, dtype=jnp.bfloat16), array(2, tokens, topk)
+    rng = np.random.default_rng(3)
+    selected = rng.permuted(np.tile(np.arange(experts), (tokens, 1)), axis=1)[:, :topk]
+    selected[: tokens // 2] = np.arange(topk) if popular else selected[: tokens // 2]
+    down = array(4, experts, width, width, dtype=jnp.bfloat16) / 64
+
+    def block(axis: str | None, x: Any, selected: Any, weights: Any, down: Any) -> Any:
+        sent = parallel.moe_dispatch(x, selected, axis, num_experts=experts, zero_unused=False)
+        rows = bijax.group_matmul(sent.rows, down, sent.counts, zero_unused=False)
+        return parallel.moe_combine(rows, sent, weights, axis)
+
+    given = x, jnp.asarray(selected, jnp.int32), weights, down
+    cut = jax.shard_map(lambda *a: block(AXIS, *a), mesh=on(0, devices), in_specs=P(AXIS), out_specs=P(AXIS))
+    program = jax.jit(cut).lower(*given).compile()
+    text: Any = program.as_text()
+    assert "peer_rows" in text or "mosaic_gpu" in text, "another way was taken"
+    assert not re.search(r"bf16\S* all-to-all", text), "another way was taken"
+    expected = jax.jit(lambda *a: block(None, *a))(*given)
+    for _ in range(3):
+        assert_bits_equal(program(*given), expected)
+    program = jax.jit(jax.grad(lambda *a: cut(*a).astype(jnp.float32).sum(), (0, 2, 3)))
+    gradient = jax.jit(jax.grad(lambda *a: block(None, *a).astype(jnp.float32).sum(), (0, 2, 3)))
+    assert_bits_equal(program(*given), gradient(*given))
 
 
 def test_plain_sums_of_four_have_other_bits() -> None:
