@@ -8,6 +8,7 @@ registers that it is in, and the other operands (keys, queries, T, P) are read f
 Where sequences are continued, rows stand from the edge of the state on: first those that are kept, then the tokens.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -102,7 +103,7 @@ _COPIES: Final = 6  # of a chunk, apart from keys and queries
 _REGISTERS: Final = (240, 160, 40)
 
 
-class _Memory(NamedTuple):
+class Memory(NamedTuple):
     """Shared memory: stages of what belongs to a chunk, and what one warpgroup passes to the other.
 
     Attributes:
@@ -144,7 +145,7 @@ class _Memory(NamedTuple):
     out: Any
 
     @classmethod
-    def types(cls, stages: int, size: int, dtype: Any) -> "_Memory":
+    def types(cls, stages: int, size: int, dtype: Any) -> "Memory":
         """Returns the types."""
 
         def tiles(columns: int) -> Any:
@@ -194,10 +195,11 @@ class _Walk:
         stages: Number of stages.
         scale: Factor of the outputs.
         interpret: Whether the kernel runs in Mosaic's interpreter.
+        await_rows: Called with a chunk before its T and P are read, where other blocks of the same launch write them.
     """
 
     given: Chunks
-    memory: _Memory
+    memory: Memory
     batch: Any
     head: Any
     key_head: Any
@@ -208,6 +210,7 @@ class _Walk:
     stages: int
     scale: float
     interpret: bool
+    await_rows: Callable[[Any], None] | None = None
 
     @property
     def slot(self) -> Any:
@@ -247,10 +250,14 @@ class _Walk:
         rows = self.rows(chunk)
         fetch_rows(x.key.at[self.batch, rows, self.key_head], m.key.at[slot], full)
         fetch_rows(x.value.at[self.batch, rows, self.head, self.columns], m.value.at[slot], full)
+        if self.await_rows is not None:
+            fetch_rows(x.query.at[self.batch, rows, self.key_head], m.query.at[slot], full)
+            self.await_rows(chunk)
         of_head = ((x.grown, m.grown), (x.later, m.later), (x.betas, m.betas), (x.inverse, m.inverse))
         for source, target in (*of_head, (x.weights, m.weights)):
             plgpu.copy_gmem_to_smem(source.at[self.batch, self.head, chunk], target.at[slot], full)
-        fetch_rows(x.query.at[self.batch, rows, self.key_head], m.query.at[slot], full)
+        if self.await_rows is None:
+            fetch_rows(x.query.at[self.batch, rows, self.key_head], m.query.at[slot], full)
 
     def clear_rows(self, chunk: Any, *refs: Any) -> None:
         """Replaces rows of a chunk after the sequence's end by zeros."""
@@ -375,6 +382,102 @@ def _down(x: jax.Array) -> jax.Array:
     return lax.broadcast_in_dim(x, (ROWS, x.shape[0]), [1])
 
 
+class Results(NamedTuple):
+    """What a block writes: arrays in GPU memory.
+
+    Attributes:
+        out: (B, T, H, V) outputs.
+        states: The last states and those at the edges; none where sequences are continued.
+        flags: (B * H * V / 64,) int32.
+    """
+
+    out: Any
+    states: Any
+    flags: Any
+
+
+def walk_block(
+    given: Chunks, results: Results, memory: Memory, batch: Any, of_head: Any, *, keep_edges: bool, front: int,
+    stages: int, scale: float, interpret: bool, await_rows: Callable[[Any, Any, Any], None] | None = None,
+) -> None:  # fmt: skip
+    """Walks over the chunks of 64 columns of a head: the body of a block of three warpgroups.
+
+    Args:
+        given: What it reads.
+        results: What it writes.
+        memory: Its shared memory.
+        batch: Index of the sequence.
+        of_head: Index of the 64 columns among those of all heads.
+        keep_edges: Whether to write the states at the edges of the chunks.
+        front: Tokens that were put before the first ones, see `with_front`.
+        stages: Chunks in shared memory at once.
+        scale: Factor of the outputs.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
+        await_rows: Called with sequence, head and chunk before T and P of the chunk are read.
+    """
+    chunks, h, (size, width) = given.betas.shape[2], given.value.shape[2], given.state.shape[2:]
+    slices, group, continued = width // ROWS, h // given.key.shape[2], given.kept is not None
+    head, part = lax.div(of_head, slices), lax.rem(of_head, slices)
+    count = given.lengths[batch]
+    walk = _Walk(
+        given, memory, batch, head, lax.div(head, group), part * ROWS, count,
+        before=rows_before(given.kept, batch, count), front=front, stages=stages, scale=scale, interpret=interpret,
+        await_rows=None if await_rows is None else partial(await_rows, batch, head),
+    )  # fmt: skip
+    columns, warpgroup, flag = walk.columns, lax.axis_index("warpgroup"), batch * (h * slices) + of_head
+    flags = results.flags
+
+    def whole_sequence(state: jax.Array) -> None:
+        last, edges = results.states
+
+        def keep(chunk: Any, state: jax.Array) -> None:
+            if keep_edges:
+                store_matrix(state, edges.at[batch, chunk, head, :, columns], interpret)
+
+        def one(chunk: Any, state: jax.Array) -> jax.Array:
+            keep(chunk, state)
+            return walk.move(chunk, state)
+
+        state = lax.fori_loop(0, walk.whole, one, state)
+        store_matrix(state, last.at[batch, head, :, columns], interpret)
+        flag_nan((state,), flags, flag, interpret)
+        if keep_edges:
+            pl.loop(walk.whole, chunks)(lambda chunk: keep(chunk, filled((ROWS, size), 0)))
+
+    def continue_sequence(state: jax.Array) -> None:
+        last = walk.whole - 1
+        state = lax.fori_loop(0, jnp.minimum(last, 1), partial(walk.move, inside=False), state)
+        state = lax.fori_loop(1, last, walk.move, state)
+        pl.when(last >= 0)(lambda: walk.stay(last, state, flag, flags))
+        pl.when(last < 0)(lambda: flag_nan((filled((ROWS, ROWS), 0),), flags, flag, interpret))
+
+    @pl.when(warpgroup == 0)
+    def _() -> None:
+        plgpu.set_max_registers(_REGISTERS[0], action="increase")
+        known = given.kept.edge[batch] if continued and given.kept.slots is not None else None
+        state = load_matrix(given.state.at[walk.slot, head, :, columns], size, interpret, known)
+        (continue_sequence if continued else whole_sequence)(state)
+
+        @pl.when(walk.whole > 0)
+        def _() -> None:
+            plgpu.barrier_wait(memory.state_free)
+            plgpu.barrier_wait(memory.residual_free)
+
+    @pl.when(warpgroup == 1)
+    def _() -> None:
+        plgpu.set_max_registers(_REGISTERS[1], action="decrease")
+        pl.loop(0, walk.whole)(lambda chunk: walk.answer(chunk, results.out))
+        nothing = filled((ROWS, ROWS), 0).astype(given.value.dtype)
+        pl.loop(walk.whole, chunks)(lambda chunk: walk.store(nothing, chunk, results.out))
+        plgpu.wait_smem_to_gmem(0)
+
+    @pl.when(warpgroup == 2)
+    def _() -> None:
+        plgpu.set_max_registers(_REGISTERS[2], action="decrease")
+        pl.loop(0, walk.whole)(walk.fetch)
+        drain((memory.free,), stages, walk.whole)
+
+
 def scan(
     given: Chunks, *, scale: float, keep_edges: bool, stages: int, interpret: Any = False
 ) -> tuple[jax.Array, ...]:
@@ -400,8 +503,7 @@ def scan(
         query, key, value = with_front(front, given.query, given.key, given.value)
         given = given._replace(query=query, key=key, value=value)
     b, _, h, width = given.value.shape
-    key_heads, size, chunks = given.key.shape[2], given.key.shape[3], given.betas.shape[2]
-    slices, group = width // ROWS, h // key_heads
+    size, chunks, slices = given.key.shape[3], given.betas.shape[2], width // ROWS
     output = jax.ShapeDtypeStruct(given.value.shape, given.value.dtype)
     flags_type = jax.ShapeDtypeStruct((b * h * slices,), jnp.int32)
     edges_shape = (b, chunks, *given.state.shape[1:]) if keep_edges else (1,)
@@ -409,71 +511,17 @@ def scan(
 
     def kernel(given: Chunks, out: Any, *rest: Any) -> None:
         *of_states, flags, memory = rest
-        batch, of_head = lax.axis_index("sequence"), lax.axis_index("slice")
-        head, part = lax.div(of_head, slices), lax.rem(of_head, slices)
-        count = given.lengths[batch]
-        walk = _Walk(
-            given, memory, batch, head, lax.div(head, group), part * ROWS, count,
-            before=rows_before(given.kept, batch, count), front=front, stages=stages, scale=scale, interpret=emulated,
+        walk_block(
+            given, Results(out, of_states, flags), memory, lax.axis_index("sequence"), lax.axis_index("slice"),
+            keep_edges=keep_edges, front=front, stages=stages, scale=scale, interpret=emulated,
         )  # fmt: skip
-        columns, warpgroup, flag = walk.columns, lax.axis_index("warpgroup"), batch * (h * slices) + of_head
-
-        def whole_sequence(state: jax.Array) -> None:
-            last, edges = of_states
-
-            def keep(chunk: Any, state: jax.Array) -> None:
-                if keep_edges:
-                    store_matrix(state, edges.at[batch, chunk, head, :, columns], emulated)
-
-            def one(chunk: Any, state: jax.Array) -> jax.Array:
-                keep(chunk, state)
-                return walk.move(chunk, state)
-
-            state = lax.fori_loop(0, walk.whole, one, state)
-            store_matrix(state, last.at[batch, head, :, columns], emulated)
-            flag_nan((state,), flags, flag, emulated)
-            if keep_edges:
-                pl.loop(walk.whole, chunks)(lambda chunk: keep(chunk, filled((ROWS, size), 0)))
-
-        def continue_sequence(state: jax.Array) -> None:
-            last = walk.whole - 1
-            state = lax.fori_loop(0, jnp.minimum(last, 1), partial(walk.move, inside=False), state)
-            state = lax.fori_loop(1, last, walk.move, state)
-            pl.when(last >= 0)(lambda: walk.stay(last, state, flag, flags))
-            pl.when(last < 0)(lambda: flag_nan((filled((ROWS, ROWS), 0),), flags, flag, emulated))
-
-        @pl.when(warpgroup == 0)
-        def _() -> None:
-            plgpu.set_max_registers(_REGISTERS[0], action="increase")
-            known = given.kept.edge[batch] if continued and given.kept.slots is not None else None
-            state = load_matrix(given.state.at[walk.slot, head, :, columns], size, emulated, known)
-            (continue_sequence if continued else whole_sequence)(state)
-
-            @pl.when(walk.whole > 0)
-            def _() -> None:
-                plgpu.barrier_wait(memory.state_free)
-                plgpu.barrier_wait(memory.residual_free)
-
-        @pl.when(warpgroup == 1)
-        def _() -> None:
-            plgpu.set_max_registers(_REGISTERS[1], action="decrease")
-            pl.loop(0, walk.whole)(lambda chunk: walk.answer(chunk, out))
-            nothing = filled((ROWS, ROWS), 0).astype(given.value.dtype)
-            pl.loop(walk.whole, chunks)(lambda chunk: walk.store(nothing, chunk, out))
-            plgpu.wait_smem_to_gmem(0)
-
-        @pl.when(warpgroup == 2)
-        def _() -> None:
-            plgpu.set_max_registers(_REGISTERS[2], action="decrease")
-            pl.loop(0, walk.whole)(walk.fetch)
-            drain((memory.free,), stages, walk.whole)
 
     y, *found = launch(
         "delta_rule_scan",
         kernel,
         [output, *([] if continued else states), flags_type],
         {"sequence": b, "slice": h * slices},
-        [_Memory.types(stages, size, given.key.dtype)],
+        [Memory.types(stages, size, given.key.dtype)],
         warpgroups={"warpgroup": 3},
         parameters=FAST,
         interpret=interpret,
