@@ -11,9 +11,10 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, memref, nvvm, scf, vector
 
 from pallas_kernels.parts.hopper.inline import fragmented, held, inline
-from pallas_kernels.parts.hopper.registers import element, with_element
+from pallas_kernels.parts.hopper.registers import element, joined, with_element
 from pallas_kernels.parts.hopper.tile import PLAIN, ROWS, TILE, WARP, i32, thread_of_warpgroup
 
+_WARPGROUP_BYTES = 4 * 128  # of a word of each thread
 _SQUARES = 4  # squares of 8 x 8 numbers of one instruction
 
 
@@ -135,6 +136,119 @@ def store_matrix(tile: jax.Array, ref: Any, interpret: bool) -> None:
                 memref.store(element(register, i), ref, _swapped(place, i))
 
     write(tile, ref)
+
+
+def nan_for_infinite(tile: jax.Array, interpret: bool) -> jax.Array:
+    """Returns a tile (64, n) of 16-bit numbers with nan for infinities: x + 0 * x, which changes no finite number."""
+    if interpret:
+        return jnp.where(jnp.isfinite(tile), tile, jnp.nan).astype(tile.dtype)
+
+    @inline(TILE, result=held(tile.shape, TILE, tile.dtype))
+    def replace(tile: Any) -> Any:
+        registers, word = tile.registers.copy(), ir.IntegerType.get_signless(32)
+        kind = registers.flat[0].type
+        text = f"{{ .reg .b32 none; mov.b32 none, 0; fma.rn.{ir.VectorType(kind).element_type}x2 $0, $1, none, $1; }}"
+        for at, register in enumerate(registers.flat):
+            packed = element(vector.bitcast(ir.VectorType.get((1,), word), register), 0)
+            one = mgpu.utils.inline_ptx(text, packed, result_types=word)
+            registers.flat[at] = vector.bitcast(kind, vector.broadcast(ir.VectorType.get((1,), word), one))
+        return fragmented(registers, tile.layout)
+
+    return replace(tile)
+
+
+def widened(tile: jax.Array, interpret: bool) -> jax.Array:
+    """Returns a tile (64, n) of bfloat16 numbers in float32, by an instruction for each."""
+    if interpret or tile.dtype != jnp.bfloat16:
+        return tile.astype(jnp.float32)
+
+    @inline(TILE, result=held(tile.shape, TILE))
+    def widen(tile: Any) -> Any:
+        word, f32 = ir.IntegerType.get_signless(32), ir.F32Type.get()
+        registers = tile.registers.copy()
+        for at, register in enumerate(registers.flat):
+            packed = element(vector.bitcast(ir.VectorType.get((1,), word), register), 0)
+            texts = "shl.b32 $0, $1, 16;", "and.b32 $0, $1, 0xffff0000;"
+            pair = [mgpu.utils.inline_ptx(t, packed, result_types=word) for t in texts]
+            registers.flat[at] = joined([arith.bitcast(f32, one) for one in pair])
+        return fragmented(registers, tile.layout)
+
+    return widen(tile)
+
+
+def pass_registers(tile: jax.Array, ref: Any, interpret: bool) -> None:
+    """Writes a tile (64, 64) to shared memory for `take_registers`: 16 bytes of all threads after one another.
+
+    There is no barrier: readers wait on one at which all threads arrive afterwards.
+    """
+    if interpret:
+        ref[...] = tile
+        plgpu.commit_smem()
+        return
+
+    @inline(TILE, plgpu.RefType())
+    def write(tile: Any, ref: Any) -> None:
+        words = [word for register in tile.registers.flat for word in _words(register)]
+        base = _own(ref)
+        for at in range(0, len(words), _SQUARES):
+            llvm.inline_asm(
+                ir.Type.parse("!llvm.void"),
+                [base, *words[at : at + _SQUARES]],
+                f"st.shared.v4.b32 [$0 + {at * _WARPGROUP_BYTES}], {{$1, $2, $3, $4}};",
+                "r,r,r,r,r,~{memory}",
+                asm_dialect=0,
+                has_side_effects=True,
+            )
+
+    write(tile, ref)
+
+
+def take_registers(ref: Any, dtype: Any, interpret: bool) -> jax.Array:
+    """Reads what `pass_registers` has written."""
+    if interpret:
+        read: jax.Array = ref[...]
+        plgpu.commit_smem()
+        return read
+
+    @inline(plgpu.RefType(), result=held((ROWS, ROWS), TILE, dtype))
+    def load(ref: Any) -> Any:
+        layout, word = mgpu.WGMMA_LAYOUT, ir.IntegerType.get_signless(32)
+        element_type = ir.MemRefType(ref.type).element_type
+        count = mgpu.utils.bitwidth(element_type) // 16  # words of two numbers
+        kind, raw = ir.VectorType.get((2,), element_type), ir.VectorType.get((count,), word)
+        base, words = _own(ref), []
+        for at in range(0, ROWS * ROWS * count // 256, _SQUARES):
+            struct = llvm.inline_asm(
+                llvm.StructType.get_literal([word] * _SQUARES),
+                [base],
+                f"ld.shared.v4.b32 {{$0, $1, $2, $3}}, [$4 + {at * _WARPGROUP_BYTES}];",
+                "=r,=r,=r,=r,r,~{memory}",
+                asm_dialect=0,
+                has_side_effects=True,
+            )
+            words += [llvm.extractvalue(word, struct, [i]) for i in range(_SQUARES)]
+        registers = np.empty(ROWS * ROWS // 256, dtype=object)
+        for at in range(registers.size):
+            register = llvm.mlir_undef(raw)
+            for i in range(count):
+                register = with_element(register, i, words[at * count + i])
+            registers[at] = vector.bitcast(kind, register)
+        return fragmented(registers.reshape(layout.registers_shape((ROWS, ROWS))), layout)
+
+    return load(ref)
+
+
+def _words(register: Any) -> list[Any]:
+    """Returns a register of two numbers as words of 32 bits."""
+    count = mgpu.utils.bitwidth(ir.VectorType(register.type).element_type) // 16
+    words = vector.bitcast(ir.VectorType.get((count,), ir.IntegerType.get_signless(32)), register)
+    return [element(words, i) for i in range(count)]
+
+
+def _own(ref: Any) -> Any:
+    """Returns the address of a thread's 16 bytes of a tile."""
+    base = llvm.ptrtoint(ir.IntegerType.get_signless(32), mgpu.utils.memref_ptr(ref))
+    return arith.addi(base, arith.muli(thread_of_warpgroup(), i32(16)))
 
 
 def keep_rows(count: Any, kept: jax.Array, tile: jax.Array, interpret: bool) -> jax.Array:
