@@ -8,6 +8,7 @@ Blocks start in ascending order, those that compute T and P first. They wait for
 whatever number of them is on the GPU at once.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -53,7 +54,7 @@ def rows_and_scan(
     Returns:
         What `rows` and what `scan` return.
     """
-    (b, tokens, key_heads, size), (h, width) = x.key.shape, value.shape[2:]
+    (b, tokens, _, size), (h, width) = x.key.shape, value.shape[2:]
     chunks, slices, emulated = -(-tokens // ROWS), width // ROWS, bool(interpret)
     heads, dtype = b * h, x.key.dtype
     square = jax.ShapeDtypeStruct((b, h, chunks, ROWS, ROWS), dtype)
@@ -86,12 +87,15 @@ def rows_and_scan(
                 front=0, stages=stages, scale=scale, interpret=emulated, await_rows=Done(done, h, chunks).wait,
             )  # fmt: skip
 
-        # A block has memory for what it does. Mosaic's interpreter has no memory of a branch, but enough for both.
-        for does, body, kind, given in zip(
-            (block < workers, block >= workers), (work, walk), types, memories or (None,) * 2, strict=True
-        ):
-            run = partial(body, given) if emulated else partial(pl.run_scoped, body, kind, collective_axes="warpgroup")
-            pl.when(does)(run)
+        def run(body: Callable[[Any], None], which: int) -> None:
+            # A block has memory for what it does. Mosaic's interpreter has no memory of a branch, but enough for both.
+            if emulated:
+                body(memories[which])
+            else:
+                pl.run_scoped(body, types[which], collective_axes="warpgroup")
+
+        pl.when(block < workers)(partial(run, work, 0))
+        pl.when(block >= workers)(partial(run, walk, 1))
 
     found = launch(
         "delta_rule",

@@ -19,6 +19,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.delta_rule.hopper.handover import pass_registers, take_registers
 from pallas_kernels.delta_rule.hopper.plain_rows import (
     clear_rows,
     fetch_rows,
@@ -34,10 +35,8 @@ from pallas_kernels.delta_rule.hopper.transposed import (
     load_matrix,
     load_transposed,
     nan_for_infinite,
-    pass_registers,
     store_matrix,
     store_transposed,
-    take_registers,
     widened,
 )
 from pallas_kernels.parts.hopper.launch import launch
@@ -352,7 +351,9 @@ class _Walk:
         following = jnp.where(slot == self.stages - 1, 0, slot + 1)
         state = self.update(chunk, at, begins)
         self.enter(chunk + 1, following, begins=False)
-        done, narrow, told = [], [], None
+        done: list[jax.Array] = []
+        narrow: list[jax.Array] = []
+        told = None
         for i, piece in enumerate(state):
             # After this piece: the other ones, and from the second piece on a product by keys.
             (piece,) = finish(len(state) - 1 if i == 0 else 1, piece, interpret=interpret)

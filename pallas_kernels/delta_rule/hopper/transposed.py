@@ -14,7 +14,6 @@ from pallas_kernels.parts.hopper.inline import fragmented, held, inline
 from pallas_kernels.parts.hopper.registers import element, joined, with_element
 from pallas_kernels.parts.hopper.tile import PLAIN, ROWS, TILE, WARP, i32, thread_of_warpgroup
 
-_WARPGROUP_BYTES = 4 * 128  # of a word of each thread
 _SQUARES = 4  # squares of 8 x 8 numbers of one instruction
 
 
@@ -174,81 +173,6 @@ def widened(tile: jax.Array, interpret: bool) -> jax.Array:
         return fragmented(registers, tile.layout)
 
     return widen(tile)
-
-
-def pass_registers(tile: jax.Array, ref: Any, interpret: bool) -> None:
-    """Writes a tile (64, 64) to shared memory for `take_registers`: 16 bytes of all threads after one another.
-
-    There is no barrier: readers wait on one at which all threads arrive afterwards.
-    """
-    if interpret:
-        ref[...] = tile
-        plgpu.commit_smem()
-        return
-
-    @inline(TILE, plgpu.RefType())
-    def write(tile: Any, ref: Any) -> None:
-        words = [word for register in tile.registers.flat for word in _words(register)]
-        base = _own(ref)
-        for at in range(0, len(words), _SQUARES):
-            llvm.inline_asm(
-                ir.Type.parse("!llvm.void"),
-                [base, *words[at : at + _SQUARES]],
-                f"st.shared.v4.b32 [$0 + {at * _WARPGROUP_BYTES}], {{$1, $2, $3, $4}};",
-                "r,r,r,r,r,~{memory}",
-                asm_dialect=0,
-                has_side_effects=True,
-            )
-
-    write(tile, ref)
-
-
-def take_registers(ref: Any, dtype: Any, interpret: bool) -> jax.Array:
-    """Reads what `pass_registers` has written."""
-    if interpret:
-        read: jax.Array = ref[...]
-        plgpu.commit_smem()
-        return read
-
-    @inline(plgpu.RefType(), result=held((ROWS, ROWS), TILE, dtype))
-    def load(ref: Any) -> Any:
-        layout, word = mgpu.WGMMA_LAYOUT, ir.IntegerType.get_signless(32)
-        element_type = ir.MemRefType(ref.type).element_type
-        count = mgpu.utils.bitwidth(element_type) // 16  # words of two numbers
-        kind, raw = ir.VectorType.get((2,), element_type), ir.VectorType.get((count,), word)
-        base, words = _own(ref), []
-        for at in range(0, ROWS * ROWS * count // 256, _SQUARES):
-            struct = llvm.inline_asm(
-                llvm.StructType.get_literal([word] * _SQUARES),
-                [base],
-                f"ld.shared.v4.b32 {{$0, $1, $2, $3}}, [$4 + {at * _WARPGROUP_BYTES}];",
-                "=r,=r,=r,=r,r,~{memory}",
-                asm_dialect=0,
-                has_side_effects=True,
-            )
-            words += [llvm.extractvalue(word, struct, [i]) for i in range(_SQUARES)]
-        registers = np.empty(ROWS * ROWS // 256, dtype=object)
-        for at in range(registers.size):
-            register = llvm.mlir_undef(raw)
-            for i in range(count):
-                register = with_element(register, i, words[at * count + i])
-            registers[at] = vector.bitcast(kind, register)
-        return fragmented(registers.reshape(layout.registers_shape((ROWS, ROWS))), layout)
-
-    return load(ref)
-
-
-def _words(register: Any) -> list[Any]:
-    """Returns a register of two numbers as words of 32 bits."""
-    count = mgpu.utils.bitwidth(ir.VectorType(register.type).element_type) // 16
-    words = vector.bitcast(ir.VectorType.get((count,), ir.IntegerType.get_signless(32)), register)
-    return [element(words, i) for i in range(count)]
-
-
-def _own(ref: Any) -> Any:
-    """Returns the address of a thread's 16 bytes of a tile."""
-    base = llvm.ptrtoint(ir.IntegerType.get_signless(32), mgpu.utils.memref_ptr(ref))
-    return arith.addi(base, arith.muli(thread_of_warpgroup(), i32(16)))
 
 
 def keep_rows(count: Any, kept: jax.Array, tile: jax.Array, interpret: bool) -> jax.Array:
