@@ -50,25 +50,6 @@ COLUMN: Final = TILE.reduce(0)
 type State = tuple[jax.Array, ...]
 """Pieces (64, 64) of a state, whose rows are columns of the values."""
 
-
-class Position(NamedTuple):
-    """What a walk has before a chunk.
-
-    Attributes:
-        state: The state.
-        narrow: The rounded state.
-        told: (64, 64) float32, keys of the chunk times the state.
-        stored: (64, 64) values of the chunk.
-        stage: int32, where the chunk is. A division in each chunk would delay its products.
-    """
-
-    state: State
-    narrow: State
-    told: jax.Array
-    stored: jax.Array
-    stage: jax.Array
-
-
 FAST: Final = plgpu.CompilerParams(
     approx_math=True, reduction_scratch_bytes=0, lowering_semantics=plgpu.LoweringSemantics.Warpgroup
 )
@@ -124,7 +105,7 @@ class Chunks(NamedTuple):
 
 
 _COPIES: Final = 6  # of a chunk, apart from keys and queries
-_REGISTERS: Final = (256, 160, 40)
+_REGISTERS: Final = (248, 160, 40)
 
 
 class Memory(NamedTuple):
@@ -278,40 +259,41 @@ class _Walk:
         """Replaces rows of a chunk after the sequence's end by zeros."""
         clear_rows(self.before + self.count - chunk * ROWS, *refs, interpret=self.interpret)
 
-    def enter(self, chunk: Any, slot: Any, *, begins: bool) -> None:
+    def enter(self, chunk: Any, keys: Any, values: Any, inside: bool) -> Any:
         """Waits for a chunk and puts kept rows into it, residuals among the values.
 
-        Only the chunk that `begins` a sequence may have kept rows: the branch for them costs the others time.
+        Returns:
+            How many rows are kept, or None where none can be.
         """
-        m = self.memory
+        slot = lax.rem(chunk, self.stages)
+        plgpu.barrier_wait(self.memory.full.at[slot])
+        self.clear_rows(chunk, keys, values, self.memory.query.at[slot])
+        if (kept := self.given.kept) is None or inside:
+            return None
+        here = jnp.where(chunk == 0, self.before, 0)
+        of_keys, of_head = kept.key.at[self.batch, self.key_head], kept.residual.at[self.slot, self.head]
+        put_rows(here, (of_keys, keys), (of_head.at[:, self.columns], values), interpret=self.interpret)
+        return here
+
+    def residuals(self, chunk: Any, state: State, inside: bool) -> tuple[jax.Array, jax.Array, list[jax.Array]]:
+        """Returns the residuals of a chunk (64, 64), and what was asked so far (64, 64), which is under way.
+
+        The rest of what is asked, a list, is still to be started: one product waits for the other.
+        """
+        m, interpret, math = self.memory, self.interpret, self.math
+        slot, dtype = lax.rem(chunk, self.stages), m.key.dtype
         keys, values = m.key.at[slot], m.value.at[slot]
-        plgpu.barrier_wait(m.full.at[slot])
-        self.clear_rows(chunk, keys, values, m.query.at[slot])
-        if (kept := self.given.kept) is not None and begins:
-            of_keys, of_head = kept.key.at[self.batch, self.key_head], kept.residual.at[self.slot, self.head]
-            put_rows(self.before, (of_keys, keys), (of_head.at[:, self.columns], values), interpret=self.interpret)
-
-    def first(self, state: State) -> Position:
-        """Returns the first position; what is in it has no meaning where there is no chunk."""
-        chunk = jnp.int32(0)
-        pl.when(self.whole > 0)(partial(self.enter, chunk, chunk, begins=True))
-        narrow = tuple(piece.astype(self.memory.key.dtype) for piece in state)
-        told = self.times(None, narrow, self.memory.key.at[chunk])
-        stored = load_transposed(self.memory.value.at[chunk], self.interpret)
-        (told,) = finish(0, told, interpret=self.interpret)
-        return Position(state, narrow, told, stored, chunk)
-
-    def residuals(self, chunk: Any, at: Position, begins: bool) -> tuple[jax.Array, jax.Array]:
-        """Returns the residuals of a chunk (64, 64), and what was asked so far (64, 64), which is under way."""
-        m, interpret, math, slot = self.memory, self.interpret, self.math, at.stage
-        asked = self.times(None, at.narrow[:1], m.query.at[slot])
-        value = widened(at.stored, interpret)
+        here = self.enter(chunk, keys, values, inside)
+        narrow = [piece.astype(dtype) for piece in state]
+        told = self.times(None, narrow, keys)
+        asked = self.times(None, narrow[:1], m.query.at[slot])
+        stored = load_transposed(values, interpret)
+        value = widened(stored, interpret)
         grown, factor = -self.of_rows(m.grown, slot), self.of_rows(m.betas, slot)
-        r = math.product(_down(factor), math.fused(_down(grown), at.told, value))
-        r = nan_for_infinite(r.astype(m.key.dtype), interpret)
-        if self.given.kept is not None and begins:
-            r = keep_rows(jnp.where(chunk == 0, self.before, 0), at.stored, r, interpret)
-        return r, asked
+        (told,) = finish(1, told, interpret=interpret)
+        r = math.product(_down(factor), math.fused(_down(grown), told, value))
+        r = nan_for_infinite(r.astype(dtype), interpret)
+        return (r if here is None else keep_rows(here, stored, r, interpret)), asked, narrow[1:]
 
     def times(self, total: jax.Array | None, state: Sequence[jax.Array], rows: Any, first: int = 0) -> jax.Array:
         """Starts a product of pieces of a rounded state, from the first one on, and keys or queries."""
@@ -319,73 +301,44 @@ class _Walk:
             total = start(total, piece, (rows.at[pl.ds(i, 1)],), interpret=self.interpret)
         return jnp.asarray(total)
 
-    def rest(self, asked: jax.Array, slot: Any, at: Position) -> jax.Array:
-        """Starts the rest of what is asked."""
-        return self.times(asked, at.narrow[1:], self.memory.query.at[slot], 1) if at.narrow[1:] else asked
+    def move(self, chunk: Any, state: State, inside: bool = True) -> State:
+        """Passes residuals and what was asked of a chunk on; returns the state after it.
 
-    def update(self, chunk: Any, at: Position, begins: bool) -> State:
-        """Passes residuals and what was asked of a chunk on; returns the state after it, which is under way."""
-        m, interpret, math, slot = self.memory, self.interpret, self.math, at.stage
-        r, asked = self.residuals(chunk, at, begins)
+        Only a chunk that is not `inside` may begin with kept rows: the branch for them costs the others time.
+        """
+        m, interpret, math, slot = self.memory, self.interpret, self.math, lax.rem(chunk, self.stages)
+        keys, (r, asked, left) = m.key.at[slot], self.residuals(chunk, state, inside)
         u = start(None, r, (m.inverse.at[slot],), right_along=False, interpret=interpret)
-        asked = self.rest(asked, slot, at)  # one half before u and one after it: neither waits for them
+        asked = self.times(asked, left, m.query.at[slot], 1) if left else asked
         later, newest = self.of_rows(m.later, slot), jnp.full((ROWS,), m.grown[slot, ROWS - 1], jnp.float32)
         whole = across(plgpu.layout_cast(newest, ROW), ROWS)
-        (u,) = finish(len(at.state) - 1, u, interpret=interpret)
+        state = tuple(math.product(piece, whole) for piece in state)
+        (u,) = finish(1 if left else 0, u, interpret=interpret)
         u = math.product(u, _down(later)).astype(m.key.dtype)
-        keys = m.key.at[slot]
         state = tuple(
-            start(math.product(piece, whole), u, (keys.at[pl.ds(i, 1)],), right_along=False, interpret=interpret)
-            for i, piece in enumerate(at.state)
+            start(piece, u, (keys.at[pl.ds(i, 1)],), right_along=False, interpret=interpret)
+            for i, piece in enumerate(state)
         )
         (asked,) = finish(len(state), asked, interpret=interpret)
         self.pass_on(chunk, asked, r)
-        return state
-
-    def move(self, chunk: Any, at: Position, *, begins: bool = False) -> Position:
-        """Returns the position after a chunk that is not the last one.
-
-        Pieces of the state are multiplied by the next keys as soon as they are there.
-        """
-        m, interpret, slot = self.memory, self.interpret, at.stage
-        following = jnp.where(slot == self.stages - 1, 0, slot + 1)
-        state = self.update(chunk, at, begins)
-        self.enter(chunk + 1, following, begins=False)
-        done: list[jax.Array] = []
-        narrow: list[jax.Array] = []
-        told = None
-        for i, piece in enumerate(state):
-            # After this piece: the other ones, and from the second piece on a product by keys.
-            (piece,) = finish(len(state) - 1 if i == 0 else 1, piece, interpret=interpret)
-            done, narrow = [*done, piece], [*narrow, piece.astype(m.key.dtype)]
-            told = self.times(told, narrow[-1:], m.key.at[following], i)
+        state = tuple(finish(0, *state, interpret=interpret))
         plgpu.barrier_arrive(m.free.at[slot])
-        stored = load_transposed(m.value.at[following], interpret)
-        (told,) = finish(0, jnp.asarray(told), interpret=interpret)
-        return Position(tuple(done), tuple(narrow), told, stored, following)
-
-    def end(self, chunk: Any, at: Position) -> State:
-        """Returns the state after the last chunk."""
-        state = self.update(chunk, at, begins=False)
-        state = tuple(finish(0, *state, interpret=self.interpret))
-        plgpu.barrier_arrive(self.memory.free.at[at.stage])
         return state
 
-    def stay(self, chunk: Any, at: Position, place: Any, flags: Any) -> None:
+    def stay(self, chunk: Any, state: State, place: Any, flags: Any) -> None:
         """Passes residuals and what was asked of the last chunk on, and keeps the former and the state, unless nan."""
-        m, x, interpret, slot = self.memory, self.given, self.interpret, at.stage
-        r, asked = self.residuals(chunk, at, begins=True)
-        (asked,) = finish(0, self.rest(asked, slot, at), interpret=interpret)
+        m, x, interpret, slot = self.memory, self.given, self.interpret, lax.rem(chunk, self.stages)
+        r, asked, left = self.residuals(chunk, state, inside=False)
+        (asked,) = finish(0, self.times(asked, left, m.query.at[slot], 1) if left else asked, interpret=interpret)
         self.pass_on(chunk, asked, r)
         plgpu.barrier_arrive(m.free.at[slot])
-        flag_nan((*at.state, r.astype(jnp.float32)), flags, place, interpret)
+        flag_nan((*state, r.astype(jnp.float32)), flags, place, interpret)
         whole_head = self.slot, self.head, slice(None), self.columns
 
         @pl.when(flags[place] == 0)
         def store() -> None:
             store_matrix(r, x.kept.residual.at[whole_head], interpret)
-            of_head = x.state.at[self.slot, self.head]
-            pl.when(chunk > 0)(lambda: store_state(at.state, of_head, self.columns, interpret))
+            pl.when(chunk > 0)(lambda: store_state(state, x.state.at[self.slot, self.head], self.columns, interpret))
 
     def pass_on(self, chunk: Any, asked: jax.Array, r: jax.Array) -> None:
         """Passes tiles to the other warpgroup."""
@@ -492,17 +445,11 @@ def walk_block(
             if keep_edges:
                 store_state(state, edges.at[batch, chunk, head], columns, interpret)
 
-        def one(chunk: Any, at: Position) -> Position:
-            keep(chunk, at.state)
-            return walk.move(chunk, at)
+        def one(chunk: Any, state: State) -> State:
+            keep(chunk, state)
+            return walk.move(chunk, state)
 
-        def last_one(chunk: Any, at: Position) -> Position:
-            keep(chunk, at.state)
-            return at._replace(state=walk.end(chunk, at))
-
-        end = jnp.maximum(walk.whole - 1, 0)
-        at = lax.fori_loop(0, end, one, walk.first(state))
-        state = lax.fori_loop(end, walk.whole, last_one, at).state  # once or never
+        state = lax.fori_loop(0, walk.whole, one, state)
         store_state(state, last.at[batch, head], columns, interpret)
         flag_nan(state, flags, flag, interpret)
         if keep_edges:
@@ -510,9 +457,9 @@ def walk_block(
 
     def continue_sequence(state: State) -> None:
         last = walk.whole - 1
-        at = lax.fori_loop(0, jnp.minimum(last, 1), partial(walk.move, begins=True), walk.first(state))
-        at = lax.fori_loop(1, last, walk.move, at)
-        pl.when(last >= 0)(lambda: walk.stay(last, at, flag, flags))
+        state = lax.fori_loop(0, jnp.minimum(last, 1), partial(walk.move, inside=False), state)
+        state = lax.fori_loop(1, last, walk.move, state)
+        pl.when(last >= 0)(lambda: walk.stay(last, state, flag, flags))
         pl.when(last < 0)(lambda: flag_nan((filled((ROWS, ROWS), 0),), flags, flag, interpret))
 
     @pl.when(warpgroup == 0)
