@@ -1,7 +1,7 @@
 """Whole sequences by the gated delta rule on an NVIDIA GPU, under `MmaDeltaRuleContract`.
 
-Triton kernels compute what the rows of a chunk have between them. The walk over the chunks is a kernel for Hopper where
-there is one, and a Triton kernel elsewhere.
+Triton kernels compute what the rows of a chunk have between them, and walk over the chunks. On Hopper Mosaic kernels do
+both: one for each, or a single one where the heads leave multiprocessors free.
 """
 
 from typing import Any
