@@ -1,10 +1,10 @@
 """Outputs and states of sequences, from T and P of their chunks, in the order of `MmaDeltaRuleContract`.
 
 A block has 64 columns of the values of a head and walks over its chunks, which a warpgroup reads ahead by TMA. Another
-one computes residuals, states, and queries times states, products that depend on one another or have an operand in common.
-It passes residuals and what is asked to a third, which computes the outputs. Tiles are transposed: wgmma's rows are the
-columns of the values. So each product is an operand of the next one in the registers that it is in, and the other
-operands (keys, queries, T, P) are read from shared memory as TMA wrote them.
+one computes residuals, states, and queries times states: products that depend on one another or have an operand in
+common. It passes residuals and what is asked to a third, which computes the outputs. Tiles are transposed: wgmma's rows
+are the columns of the values. So each product is an operand of the next one in the registers that it is in, and the
+other operands (keys, queries, T, P) are read from shared memory as TMA wrote them.
 
 Where sequences are continued, rows stand from the edge of the state on: first those that are kept, then the tokens.
 """
