@@ -234,17 +234,21 @@ def fla_times() -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="The gated delta rule on a GPU.")
     add_json(parser)
+    kinds = sorted({case.what for case in CASES})
+    parser.add_argument("--only", nargs="*", default=kinds, choices=kinds, help="the kinds of cases to measure")
     arguments = parser.parse_args()
+    cases = [case for case in CASES if case.what in arguments.only]
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # other processes have the GPU too
-    workers = min(len(CASES), os.cpu_count() or 1)
+    workers = min(len(cases), os.cpu_count() or 1)
     with ThreadPoolExecutor() as threads, ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as others:
         fla = threads.submit(fla_times)
-        programs = list(others.map(Case.lowered, CASES))
+        programs = list(others.map(Case.lowered, cases))
         theirs = fla.result()  # until now nothing else has run on the GPU
-        check_gradients(dict(zip(CASES, programs, strict=True)))
-        ours = list(threads.map(Case.ours, CASES, programs))
-        plain = list(threads.map(Case.plain, CASES))
-    for case, *calls in zip(CASES, ours, plain, strict=True):
+        if "training" in arguments.only:
+            check_gradients(dict(zip(cases, programs, strict=True)))
+        ours = list(threads.map(Case.ours, cases, programs))
+        plain = list(threads.map(Case.plain, cases))
+    for case, *calls in zip(cases, ours, plain, strict=True):
         ours_us, plain_us = (round(device_time_us(call, [()], CALLS), 2) for call in calls)
         cell = {**case._asdict(), "ours_us": ours_us, "plain_us": plain_us}
         fla_us = theirs.get(f"{case.what.partition(',')[0]} {case.sequences}x{case.tokens}")

@@ -1,7 +1,7 @@
 """Whole sequences by the gated delta rule on an NVIDIA GPU, under `MmaDeltaRuleContract`.
 
-Triton kernels compute what the rows of a chunk have between them. The walk over the chunks is a kernel for Hopper where
-there is one, and a Triton kernel elsewhere.
+Triton kernels compute what the rows of a chunk have between them, and walk over the chunks. On Hopper Mosaic kernels do
+both: one for each, or a single one where the heads leave multiprocessors free.
 """
 
 from typing import Any
@@ -40,20 +40,31 @@ def gated_delta_rule(
     x = Whole(query, key, value, g, beta, state, lengths)
     plan = schedule or plan_of(x, target)
     options: dict[str, Any] = {"scale": scale, "keep_edges": keep_edges}
-    computed = rows_of(x, plan=plan, target=target)
-    rows = computed[:4]
-    if plan.mosaic:
-        from pallas_kernels.delta_rule.hopper.scan import Chunks
-        from pallas_kernels.delta_rule.hopper.scan import scan as walk
-
-        inverse, weights, _, betas, grown, later = computed
-        of_rows = (inverse, weights, grown, later, betas)
-        chunks = Chunks(query, key, value, *of_rows, state, lengths)
-        found: Arrays = walk(chunks, **options, stages=plan.stages)
-    else:
-        found = scan(x, rows, **options, plan=plan, target=target)
+    rows, found = (_by_mosaic if plan.mosaic else _by_triton)(x, options, plan, target)
     y, last, edges = repaired(x, rows, found, **options, plan=plan, target=target)
     return (y, last, edges) if keep_edges else (y, last)
+
+
+def _by_triton(x: Whole, options: dict[str, Any], plan: Schedule, target: Target) -> tuple[Arrays, Arrays]:
+    """Returns T, P, G and beta of chunks, and what the walk returns."""
+    rows = rows_of_chunks(x, plan=plan, target=target)
+    return rows, scan(x, rows, **options, plan=plan, target=target)
+
+
+def _by_mosaic(x: Whole, options: dict[str, Any], plan: Schedule, target: Target) -> tuple[Arrays, Arrays]:
+    """Does the same on Hopper, by one kernel or by two."""
+    from pallas_kernels.delta_rule.hopper.joined import rows_and_scan
+    from pallas_kernels.delta_rule.hopper.rows import Tokens
+    from pallas_kernels.delta_rule.hopper.scan import Chunks
+    from pallas_kernels.delta_rule.hopper.scan import scan as walk
+
+    tokens = Tokens(x.query, x.key, x.g, x.beta, x.lengths)
+    if plan.workers:
+        rows, found = rows_and_scan(tokens, x.value, x.state, **options, stages=plan.stages, workers=plan.workers)
+        return tuple(rows[:4]), found
+    inverse, weights, logs, betas, grown, later = rows_of(x, plan=plan, target=target)
+    chunks = Chunks(x.query, x.key, x.value, inverse, weights, grown, later, betas, x.state, x.lengths)
+    return (inverse, weights, logs, betas), walk(chunks, **options, stages=plan.stages)
 
 
 def rows_of(x: Whole, *, plan: Schedule, target: Target) -> Arrays:

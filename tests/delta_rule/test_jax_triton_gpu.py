@@ -38,6 +38,8 @@ CHUNKED: Final = (
     Schedule(16, 1, 2, chunk_warps=2),
     Schedule(64, 4, 2, mosaic=True),
     Schedule(64, 4, 3, mosaic=True),
+    Schedule(64, 4, 3, mosaic=True, workers=68),
+    Schedule(64, 4, 2, mosaic=True, workers=3),
 )
 """Those of the table, and others."""
 OF_ROWS: Final = (

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bijax.testing import assert_bits_equal
+from pallas_kernels.delta_rule.hopper.joined import rows_and_scan
 from pallas_kernels.delta_rule.hopper.rows import rows
 from pallas_kernels.delta_rule.hopper.scan import Chunks, scan
 from tests.delta_rule.mosaic_tokens import kernel_tokens
@@ -112,6 +114,38 @@ def test_rows_of_chunks(dtype: str, size: int, races: Races) -> None:
 
 
 @pytest.mark.tier("full")
+@pytest.mark.parametrize(
+    ("sizes", "lengths", "workers"), [((1, 2, 64, 64), [136, 70], 1), ((1, 1, 128, 64), [0, 200], 3)]
+)
+def test_one_kernel_computes_what_two_do(
+    sizes: tuple[int, int, int, int], lengths: list[int], workers: int, races: Races
+) -> None:
+    """Blocks run one after the other here, so those that walk find T and P: the interpreter has nothing to wait on.
+
+    The control has other values: one chunk's T and P are those of another sequence.
+    """
+    (j, h, d, v), tokens = sizes, max(lengths)
+    x = kernel_tokens("bfloat16", (j, h, d), tokens, lengths)
+    rng = np.random.default_rng(1)
+    value = jnp.asarray(rng.standard_normal((len(lengths), tokens, h, v)), "bfloat16")
+    state = jnp.asarray(rng.standard_normal((len(lengths), h, d, v)), "float32")
+    options: dict[str, Any] = {"scale": 0.5, "keep_edges": True, "stages": 2}
+    of_rows, found = rows_and_scan(x, value, state, **options, workers=workers, interpret=interpreter())
+    seen = races()
+    t, p, logs, betas, grown, later = rows(x, interpret=interpreter())
+    given = Chunks(x.query, x.key, value, t, p, grown, later, betas, state, x.lengths)
+    theirs = scan(given, **options, interpret=interpreter())
+    assert races() == seen  # none but of blocks that would have waited
+    for i, length in enumerate(lengths):
+        for one, two in zip(of_rows, (t, p, logs, betas, grown, later), strict=True):
+            assert_bits_equal(*(np.asarray(a)[i, :, : -(-length // 64)] for a in (one, two)))
+    for one, two in zip(found, theirs, strict=True):
+        assert_bits_equal(np.asarray(one), np.asarray(two))
+    other = scan(given._replace(weights=jnp.roll(p, 1, 2)), **options, interpret=interpreter())
+    assert (np.asarray(other[0]) != np.asarray(found[0])).any()
+
+
+@pytest.mark.tier("full")
 def test_columns_with_nan_are_flagged() -> None:
     x = sequences("bfloat16", (1, 1, 64, 128), 64, [64])
     x = x._replace(value=x.value.at[0, 3, 0, 70].set(jnp.inf))
@@ -125,6 +159,15 @@ def test_programs_for_a_gpu(keep_edges: bool) -> None:
     x = jax.eval_shape(lambda: sequences("bfloat16", (1, 2, 128, 128), 200, [200]))
     program = jax.jit(functools.partial(scan, scale=0.5, keep_edges=keep_edges, stages=3)).trace(x)
     assert "delta_rule_scan" in program.lower(lowering_platforms=("cuda",)).as_text()
+
+
+def test_a_program_of_one_kernel_for_a_gpu() -> None:
+    x = jax.eval_shape(lambda: kernel_tokens("bfloat16", (1, 2, 128), 200, [200]))
+    value, state = (jax.ShapeDtypeStruct(*of) for of in (((1, 200, 2, 128), "bfloat16"), ((1, 2, 128, 128), "float32")))
+    program = jax.jit(functools.partial(rows_and_scan, scale=0.5, keep_edges=False, stages=3, workers=2))
+    text = program.trace(x, value, state).lower(lowering_platforms=("cuda",)).as_text()
+    assert "fence.proxy.async.global" in text
+    assert "red.release.gpu" in text
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

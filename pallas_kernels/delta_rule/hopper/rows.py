@@ -50,6 +50,10 @@ from pallas_kernels.parts.hopper.tile import (
 _LOG2E: Final = 1.4426950408889634
 
 
+LINES: Final = ("logs", "betas", "grown", "later", "squares")
+"""The fields of `Memory` that hold a number of each row."""
+
+
 class KeptRows(NamedTuple):
     """What is kept of the chunk in which sequences are continued: arrays in GPU memory.
 
@@ -100,8 +104,8 @@ class Tokens(NamedTuple):
     kept: Any = None
 
 
-class _Memory(NamedTuple):
-    """Shared memory.
+class Memory(NamedTuple):
+    """Shared memory, each with an axis before its own for the warpgroups where there are several.
 
     Attributes:
         query: (D / 64, 64, 64).
@@ -128,14 +132,14 @@ class _Memory(NamedTuple):
     full: Any
 
     @classmethod
-    def types(cls, size: int, dtype: Any) -> "_Memory":
-        """Returns the types."""
+    def types(cls, size: int, dtype: Any, warpgroups: tuple[int, ...] = (), lines: int = 1) -> "Memory":
+        """Returns the types, with `lines` of each array of numbers of rows if there are several."""
         pieces = size // ROWS
-        rows = plgpu.SMEM((pieces, ROWS, ROWS), dtype, transforms=PLAIN)
-        tile = plgpu.SMEM((ROWS, ROWS), dtype, transforms=tiled(dtype, ROWS))
-        line, full = plgpu.SMEM((ROWS,), jnp.float32), plgpu.Barrier(num_arrivals=2 * pieces)
-        lines = dict.fromkeys(("logs", "betas", "grown", "later", "squares"), line)
-        return cls(rows, rows, tile, tile, full=full, **lines)
+        rows = plgpu.SMEM((*warpgroups, pieces, ROWS, ROWS), dtype, transforms=PLAIN)
+        tile = plgpu.SMEM((*warpgroups, ROWS, ROWS), dtype, transforms=tiled(dtype, ROWS))
+        line = plgpu.SMEM((*warpgroups, *[lines] * (lines > 1), ROWS), jnp.float32)
+        full = plgpu.Barrier(num_arrivals=2 * pieces, num_barriers=max(1, *warpgroups, 1))
+        return cls(rows, rows, tile, tile, full=full, **dict.fromkeys(LINES, line))
 
 
 def rows(x: Tokens, *, interpret: Any = False) -> list[jax.Array]:
@@ -181,13 +185,13 @@ def rows(x: Tokens, *, interpret: Any = False) -> list[jax.Array]:
             fetch_rows(x.query.at[batch, place, key_head], m.query, m.full)
             kept = None if x.kept is None else x.kept.known(batch, head, here)
             of_head = x.g.at[batch, :, head], x.beta.at[batch, :, head]
-            _gates(*of_head, chunk * ROWS - before, left, kept, m, emulated)
+            gates(*of_head, chunk * ROWS - before, left, kept, m, emulated)
             plgpu.barrier_wait(m.full)
             clear_rows(left, m.key, m.query, interpret=emulated)
             if x.kept is not None:
                 put_rows(here, (x.kept.key.at[x.kept.slot(batch), key_head], m.key), interpret=emulated)
                 pl.when((here > 0) & first_of_group)(lambda: send_rows(m.key, keys[0].at[batch, key_head]))
-            _coefficients(m, emulated)
+            coefficients(m, emulated)
             t, p = substitute(m.coefficients, m.seen, m.betas, kept, emulated)
             plgpu.commit_smem()  # every warp has read the coefficients
             share(t, m.coefficients, emulated)
@@ -213,14 +217,14 @@ def rows(x: Tokens, *, interpret: Any = False) -> list[jax.Array]:
             kernel,
             [square, square, *[line] * 4, *keys],
             {"sequence": b, "slice": chunks * h},
-            [_Memory.types(size, x.key.dtype)],
+            [Memory.types(size, x.key.dtype)],
             by_lanes=True,
             interpret=interpret,
         )(x)
     )
 
 
-def _coefficients(m: _Memory, interpret: bool) -> None:
+def coefficients(m: Memory, interpret: bool) -> None:
     """Writes the coefficients of T and P, squares of keys, and nan to the betas of rows that make their head nan."""
     math, dtype, shape = Arithmetic(interpret=interpret), m.key.dtype, (ROWS, ROWS)
     row, column = (plgpu.broadcasted_iota(jnp.int32, shape, i, layout=TILE) for i in range(2))
@@ -242,7 +246,7 @@ def _coefficients(m: _Memory, interpret: bool) -> None:
     plgpu.commit_smem()
 
 
-def _gates(g: Any, beta: Any, first: Any, left: Any, kept: Known | None, m: _Memory, interpret: bool) -> None:
+def gates(g: Any, beta: Any, first: Any, left: Any, kept: Known | None, m: Memory, interpret: bool) -> None:
     """Writes G of a chunk and its exponentials, and beta, nan for a row whose gate or beta is not finite.
 
     Kept rows have 0 for beta.

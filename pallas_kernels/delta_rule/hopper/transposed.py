@@ -11,7 +11,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, memref, nvvm, scf, vector
 
 from pallas_kernels.parts.hopper.inline import fragmented, held, inline
-from pallas_kernels.parts.hopper.registers import element, with_element
+from pallas_kernels.parts.hopper.registers import element, joined, with_element
 from pallas_kernels.parts.hopper.tile import PLAIN, ROWS, TILE, WARP, i32, thread_of_warpgroup
 
 _SQUARES = 4  # squares of 8 x 8 numbers of one instruction
@@ -135,6 +135,44 @@ def store_matrix(tile: jax.Array, ref: Any, interpret: bool) -> None:
                 memref.store(element(register, i), ref, _swapped(place, i))
 
     write(tile, ref)
+
+
+def nan_for_infinite(tile: jax.Array, interpret: bool) -> jax.Array:
+    """Returns a tile (64, n) of 16-bit numbers with nan for infinities: x + 0 * x, which changes no finite number."""
+    if interpret:
+        return jnp.where(jnp.isfinite(tile), tile, jnp.nan).astype(tile.dtype)
+
+    @inline(TILE, result=held(tile.shape, TILE, tile.dtype))
+    def replace(tile: Any) -> Any:
+        registers, word = tile.registers.copy(), ir.IntegerType.get_signless(32)
+        kind = registers.flat[0].type
+        text = f"{{ .reg .b32 none; mov.b32 none, 0; fma.rn.{ir.VectorType(kind).element_type}x2 $0, $1, none, $1; }}"
+        for at, register in enumerate(registers.flat):
+            packed = element(vector.bitcast(ir.VectorType.get((1,), word), register), 0)
+            one = mgpu.utils.inline_ptx(text, packed, result_types=word)
+            registers.flat[at] = vector.bitcast(kind, vector.broadcast(ir.VectorType.get((1,), word), one))
+        return fragmented(registers, tile.layout)
+
+    return replace(tile)
+
+
+def widened(tile: jax.Array, interpret: bool) -> jax.Array:
+    """Returns a tile (64, n) of bfloat16 numbers in float32, by an instruction for each."""
+    if interpret or tile.dtype != jnp.bfloat16:
+        return tile.astype(jnp.float32)
+
+    @inline(TILE, result=held(tile.shape, TILE))
+    def widen(tile: Any) -> Any:
+        word, f32 = ir.IntegerType.get_signless(32), ir.F32Type.get()
+        registers = tile.registers.copy()
+        for at, register in enumerate(registers.flat):
+            packed = element(vector.bitcast(ir.VectorType.get((1,), word), register), 0)
+            texts = "shl.b32 $0, $1, 16;", "and.b32 $0, $1, 0xffff0000;"
+            pair = [mgpu.utils.inline_ptx(t, packed, result_types=word) for t in texts]
+            registers.flat[at] = joined([arith.bitcast(f32, one) for one in pair])
+        return fragmented(registers, tile.layout)
+
+    return widen(tile)
 
 
 def keep_rows(count: Any, kept: jax.Array, tile: jax.Array, interpret: bool) -> jax.Array:

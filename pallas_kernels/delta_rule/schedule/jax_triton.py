@@ -3,7 +3,7 @@
 The tables were measured on an H100 (`benchmarks/notes/jax-triton.md`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 
@@ -23,6 +23,7 @@ class Schedule:
         rows_warps: With few tokens, warps of a kernel of its own for what does not need the state; 0 for a single
             kernel.
         mosaic: Whether the kernels are those for Hopper, which take 64 columns.
+        workers: For Hopper, blocks of a single kernel that compute T of chunks while others walk; 0 for two kernels.
     """
 
     columns: int
@@ -32,6 +33,7 @@ class Schedule:
     pieces: int = 1
     rows_warps: int = 0
     mosaic: bool = False
+    workers: int = 0
 
 
 _NARROW: Final = Schedule(32, 4, 2)
@@ -40,6 +42,9 @@ _HOPPER: Final = Schedule(64, 4, 3, mosaic=True)
 _MEASURED: Final = ("bfloat16", 128, 128)  # dtype, D and V with which the kernels for Hopper have run
 _FULL: Final = 128
 """Programs that use a whole GPU."""
+_MULTIPROCESSORS: Final = 132
+_BESIDE: Final = 64
+"""Most blocks of a walk on Hopper that leave enough multiprocessors to compute T of chunks at the same time."""
 _APART: Final = 512
 """Heads from which on several kernels for few tokens are faster than one."""
 
@@ -81,11 +86,14 @@ def chunks_schedule(x: Sizes, features: frozenset[str]) -> Schedule:
         [False, True]
         >>> chunks_schedule(x, frozenset({"mma"})).columns
         32
+        >>> [chunks_schedule(x._replace(heads=heads), hopper).workers for heads in (32, 64)]
+        [68, 0]
     """
     if "wgmma" not in features:
         return _NARROW
     if x[:3] == _MEASURED and x.tokens >= _HOPPER.columns:
-        return _HOPPER
+        blocks = x.heads * (x.value_size // _HOPPER.columns)
+        return replace(_HOPPER, workers=_MULTIPROCESSORS - blocks if blocks <= _BESIDE else 0)
     return _WIDE if x.heads * (x.value_size // _WIDE.columns) >= _FULL else _NARROW
 
 
