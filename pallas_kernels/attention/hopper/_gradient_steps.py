@@ -30,6 +30,7 @@ class GradientCall:
         size: Width of a head.
         value_size: The same for the values.
         interpret: False, or parameters of Mosaic's interpreter.
+        carried: Blocks of keys of all heads whose gradients one block of the grid begins and another one completes.
     """
 
     tiles: Tiles
@@ -38,6 +39,7 @@ class GradientCall:
     size: int
     value_size: int
     interpret: Any
+    carried: int = 0
 
     @property
     def columns(self) -> int:
@@ -63,6 +65,7 @@ class Operands(NamedTuple):
     stats: Any
     marks: Any
     slopes: Any = None
+    order: Any = None
 
 
 class Results(NamedTuple):
@@ -71,6 +74,8 @@ class Results(NamedTuple):
     query: Any
     key: Any
     value: Any
+    carried: Any = None
+    turns: Any = None
 
 
 class Step(NamedTuple):

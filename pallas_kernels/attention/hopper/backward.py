@@ -87,7 +87,11 @@ def attention_gradients(
     given = Operands(query, key, value, cotangent, _stats(results.lse, deltas, tiles), _marks(key, tiles))
     if call.alibi_slopes is not None:
         given = given._replace(slopes=in_bits(call.alibi_slopes))
-    own = GradientCall(tiles, options.scale, scoring, size, value_size, interpret)
+    carried = 0
+    if schedule.order is not None:
+        given = given._replace(order=jnp.asarray(schedule.order.table))
+        carried = schedule.order.carried * batch * key_heads
+    own = GradientCall(tiles, options.scale, scoring, size, value_size, interpret, carried)
     body = (WideBody if wide else Body)(own, schedule)
     types = (wide_scratch_types if wide else scratch_types)(own, schedule, query.dtype)
     sums, dk, dv = gradients(given, lengths, body=body, scratch_types=types)
