@@ -10,14 +10,14 @@ from jax import lax
 
 from pallas_kernels.attention.hopper._mask_bounds import MaskBounds
 from pallas_kernels.attention.hopper._setup import Lengths
+from pallas_kernels.attention.schedule.gradient_order import HEAD_BITS, Work
 from pallas_kernels.parts.hopper.tile import ROW, ROWS
 
-HEAD_BITS: Final = 4
-HEADS: Final = (1 << HEAD_BITS) - 1
+_HEADS: Final = (1 << HEAD_BITS) - 1
 
 
 class Item(NamedTuple):
-    """Work of a block of the grid: a block of keys of a key head.
+    """Work of a block of the grid: a block of keys of a key head, with all query heads that share it or some of them.
 
     Attributes:
         sequence: Index of the sequence.
@@ -103,6 +103,12 @@ class Tiles:
         return min(self.grid, self.items)
 
     @property
+    def work(self) -> Work:
+        """What there is to do under a causal mask, for as many queries as keys."""
+        steps = (self.across - block * self.block // self.rows for block in range(self.blocks))
+        return Work(self.batch * self.heads, self.group, tuple(steps), self.size)
+
+    @property
     def rounds(self) -> int:
         """Rounds in which each block of the grid takes an item; the first may have fewer items than blocks."""
         return -(-self.items // self.size)
@@ -127,13 +133,13 @@ class Tiles:
         block, head = self.blocks - 1 - lax.div(number, heads), start + lax.rem(number, heads)
         return self._item(lengths, block, head, 0, self.group)
 
-    def ordered(self, lengths: Lengths, code: Any) -> Item:
-        """Returns the item, or the part of one, that a number of `order` stands for."""
+    def part(self, lengths: Lengths, code: Any) -> Item:
+        """Returns the part of an item that a number of a `GradientOrder` stands for."""
         every = self.batch * self.heads
         number = lax.shift_right_logical(code, 2 * HEAD_BITS)
-        start = lax.shift_right_logical(code, HEAD_BITS) & HEADS
+        start = lax.shift_right_logical(code, HEAD_BITS) & _HEADS
         block, head = self.blocks - 1 - lax.div(number, every), lax.rem(number, every)
-        return self._item(lengths, block, head, start, (code & HEADS) + 1)
+        return self._item(lengths, block, head, start, (code & _HEADS) + 1)
 
     def number(self, item: Item) -> Any:
         """Returns the number of an item: the last block of all heads comes first."""

@@ -71,13 +71,16 @@ class Body:
         return Arithmetic(interpret=bool(self.call.interpret))
 
     def over_items(self, lengths: Lengths, start: Any, one: Any, order: Any = None) -> Any:
-        """Calls `one(item, carry)` for all items of this block of the grid, and returns the last carry."""
+        """Calls `one(item, carry)` for all items of this block of the grid, and returns the last carry.
+
+        With the table of a `GradientOrder`, for its parts.
+        """
         place = lax.axis_index("block")
         if order is not None:
             return lax.fori_loop(
                 0,
                 order[0, place],
-                lambda index, carry: one(self.tiles.ordered(lengths, order[index + 1, place]), carry),
+                lambda index, carry: one(self.tiles.part(lengths, order[index + 1, place]), carry),
                 start,
             )
         return lax.fori_loop(
