@@ -25,11 +25,22 @@ HEAD_BITS: Final = 4
 _ITEM_STEPS: Final = 2.5
 _CARRY_STEPS: Final = 1.7
 _TURN_STEPS: Final = 1.0  # from one block's sums to the next one's
-_MISS_STEPS: Final = 0.3  # a tile that is no longer in the cache
+_MISS_STEPS: Final = 0.08  # a tile that is no longer in the cache
 _CACHED_TILES: Final = 512  # 32 MB
 _SAMPLED: Final = 16  # one tile of so many, and as much of the cache
-_MOST_PARTS: Final = 8192
+_MOST_PARTS: Final = 4096
 _GAIN: Final = 0.99
+_CUTS: Final = (
+    (8, 1 / 8, (3 / 4,), False),
+    (8, 1 / 4, (1 / 2, 3 / 4), False),
+    (16, 1 / 8, (3 / 4,), True),
+    (16, 1 / 8, (1 / 2, 3 / 4), False),
+    (16, 1 / 2, (1 / 4, 1 / 2, 3 / 4), False),
+    (32, 1 / 2, (3 / 4,), False),
+    (32, 1 / 2, (1 / 2, 3 / 4), False),
+    (32, 1 / 2, (1 / 4, 1 / 2, 3 / 4), False),
+)
+"""Blocks of keys together, share of blocks below which items are cut, shares of query heads, ascending: see `Cut`."""
 
 
 class Part(NamedTuple):
@@ -176,18 +187,11 @@ def gradient_order(work: Work) -> GradientOrder | None:
 
 def _cuts(work: Work) -> Iterator[Cut]:
     """Yields the cuts to choose from."""
-    quarter = work.group // 4
-    ways = {(work.group // 2,), (work.group - quarter,), (quarter, 2 * quarter, 3 * quarter)} if quarter else {(1,)}
-    for together in (8, 16, 32):
-        if together > work.blocks:
-            continue
-        for share in (0, 1 / 8, 1 / 4, 1 / 2, 1):
-            below = int(share * work.blocks)
-            for heads in sorted(ways) if below else [()]:
-                if work.heads * (work.blocks + len(heads) * below) > _MOST_PARTS:
-                    continue
-                for ascending in (False, True):
-                    yield Cut(together, below, heads, ascending)
+    for together, share, places, ascending in _CUTS:
+        below = int(share * work.blocks)
+        heads = tuple(sorted({round(place * work.group) for place in places} - {0, work.group}))
+        if together <= work.blocks and below and work.heads * (work.blocks + len(heads) * below) <= _MOST_PARTS:
+            yield Cut(together, below, heads, ascending)
 
 
 def _parts(work: Work, cut: Cut) -> Iterator[Part]:
