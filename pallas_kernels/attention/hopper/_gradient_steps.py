@@ -55,7 +55,8 @@ class GradientCall:
 class Operands(NamedTuple):
     """Arrays in GPU memory: (B, T, N, H), (B, S, K, H), (B, S, K, H), (B, T, N, H), and numbers of queries and keys.
 
-    Slopes (B or 1, N) are float32 and times log2(e); None where there are none.
+    Slopes (B or 1, N) are float32 and times log2(e); None where there are none. The same for the order, the table of a
+    `GradientOrder`.
     """
 
     query: Any
@@ -69,7 +70,17 @@ class Operands(NamedTuple):
 
 
 class Results(NamedTuple):
-    """Gradients in GPU memory; in the interpreter that of queries has a part for each block of keys."""
+    """Gradients in GPU memory; in the interpreter that of queries has a part for each block of keys.
+
+    Attributes:
+        query: (B, T', N, H), or (blocks, B, T', N, H) in the interpreter.
+        key: (B, S, K, H).
+        value: The same.
+        carried: Gradients of keys and values (carried blocks * 2, 2, 64, H) float32 of a part of the query heads, None
+            where all items are whole.
+        turns: Counts of blocks of keys for each tile of queries and warpgroup, then of query heads for each carried
+            block and warpgroup; None in the interpreter.
+    """
 
     query: Any
     key: Any

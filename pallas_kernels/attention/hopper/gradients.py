@@ -278,7 +278,7 @@ class Body:
             self.drain_sums(part, steps, scratch)
 
     def carried(self, item: Item, part: Any, none: tuple[Any, ...], results: Results) -> tuple[jax.Array, ...]:
-        """Returns the gradients of keys and values of the query heads before an item's: another block has them."""
+        """Returns the gradients of keys and values over the query heads before a part's, computed by another block."""
         slot, turn = self._carried(item, part, results)
 
         def load() -> tuple[jax.Array, ...]:
@@ -289,7 +289,7 @@ class Body:
         return lax.cond(item.start > 0, load, lambda: none)
 
     def carry(self, item: Item, part: Any, dk: Any, dv: Any, results: Results, scratch: Scratch) -> None:
-        """Writes the gradients of keys and values for the block that goes on with the next query heads."""
+        """Writes the gradients of keys and values for the block that takes the next query heads."""
         slot, turn = self._carried(item, part, results)
         slot.at[0][...] = dk
         slot.at[1][...] = dv
@@ -302,6 +302,7 @@ class Body:
         plgpu.barrier_arrive(scratch.cache_free)
 
     def _carried(self, item: Item, part: Any, results: Results) -> tuple[Any, Any]:
+        """Returns where a warpgroup's gradients of an item are kept, and the count of query heads that they have."""
         tiles = self.tiles
         slots = self.call.carried
         slot = jnp.maximum(tiles.number(item) - (tiles.items - slots), 0) * PARTS + part

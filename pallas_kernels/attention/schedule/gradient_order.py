@@ -236,7 +236,8 @@ def _time(work: Work, places: Places) -> float:
     """Returns an estimate of the time, in steps."""
     place_of = {part: place for place, own in enumerate(places) for part in own}
     begins: dict[tuple[int, int, int], float] = {}
-    free, ends = [0.0] * len(places), {}
+    free = [0.0] * len(places)
+    ends: dict[tuple[int, int], float] = {}
     for part in ends_in_order(work, places):
         place, (head, block, start, end) = place_of[part], part
         now = max(free[place], ends.get((head, block), 0.0)) + _CARRY_STEPS * bool(start)
