@@ -11,6 +11,10 @@ import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
+from pallas_kernels.attention.schedule import hopper as schedule
+from pallas_kernels.attention.schedule.gradient_order import GradientOrder, Work, gradient_order
+from pallas_kernels.contract import KEY_BLOCK
+from pallas_kernels.schedule.hopper.tiles import SMS
 from tests.attention.calls_on_gpu import KINDS, Call, array, run
 
 pytestmark = pytest.mark.gpu
@@ -132,6 +136,36 @@ def test_other_widths_and_options(size: int, value_size: int, dtype: str, option
     for ours, exact in zip(whole, exactly("causal", *(x[0] for x in given), **options), strict=True):
         distance = np.linalg.norm(np.asarray(ours[0], np.float64) - exact)
         assert distance <= unit * np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize(("size", "dtype"), KINDS)
+def test_parts_of_items_have_the_bits_of_whole_ones(size: int, dtype: str) -> None:
+    """Blocks of keys of a large batch are cut and taken in another order than those of a sequence alone."""
+    heads, key_heads, length = 32, 8, 4096
+    rows = schedule.gradient_schedule(size, sees_all=False).rows
+
+    def order(batch: int) -> GradientOrder | None:
+        steps = tuple(-(-length // rows) - start // rows for start in range(0, length, KEY_BLOCK))
+        return gradient_order(Work(batch * key_heads, heads // key_heads, steps, SMS))
+
+    batch, start = 4, 64
+    assert order(batch) is not None
+    assert order(batch) != order(1)
+    shapes = ((heads, size), (key_heads, size), (key_heads, size), (heads, size))
+    q, k, v, g = given = tuple(array(seed, batch, length, *shape, dtype=dtype) for seed, shape in enumerate(shapes))
+    few = (q[:, start:], k, v, g[:, start:])
+    alone = tuple(x[1:2] for x in given)
+    function = FUNCTIONS["causal"]
+    whole, one, items = run(
+        [(pull(function), given), (pull(function), alone), (pull(function, query_offset=start), few)]
+    )
+    assert_bits_equal(tuple(x[1:2] for x in whole), one)
+    assert_bits_equal(items[0], whole[0][:, start:])  # as many queries as keys are needed for parts
+    assert_bits_equal(items[1][:, length // 2 :], whole[1][:, length // 2 :])
+    assert_bits_equal(items[2][:, length // 2 :], whole[2][:, length // 2 :])
+    program = jax.jit(pull(function))
+    for _ in range(3):
+        assert_bits_equal(program(*given), whole)
 
 
 def test_cudnn_gradients_of_few_queries_are_others() -> None:

@@ -16,6 +16,7 @@ from bijax.testing import assert_bits_equal
 from pallas_kernels.attention.call import AttentionCall, AttentionOptions, AttentionResults
 from pallas_kernels.attention.hopper import attention_gradients
 from pallas_kernels.attention.hopper.gradients import Body
+from pallas_kernels.attention.schedule.gradient_order import GradientOrder, Part, Work
 from pallas_kernels.attention.schedule.hopper import GradientSchedule, gradient_schedule
 from pallas_kernels.contract import AttentionGradientContract, attention_gradient_contract, split_attention_contract
 from pallas_kernels.errors import UnsupportedError
@@ -141,13 +142,13 @@ def arrays(name: str) -> Arrays:
     return Arrays(query, key, value, out, lse, cotangent)
 
 
-def differentiate(case: Case, given: Arrays) -> list[np.ndarray]:
+def differentiate(case: Case, given: Arrays, schedule: GradientSchedule | None = None) -> list[np.ndarray]:
     limits = on_device(np.stack([case.offsets, case.queries, case.keys], axis=1), jnp.int32)
     options = AttentionOptions(case.size**-0.5, case.causal, case.window, case.soft_cap)
     query, key, value, *results = (jnp.asarray(x) for x in given)
     slopes = None if case.slopes is None else jnp.asarray(case.slopes)
     call = AttentionCall(query, key, value, limits, options, alibi_slopes=slopes)
-    how = {"contract": case.contract, "schedule": case.schedule, "interpret": INTERPRETER}
+    how = {"contract": case.contract, "schedule": schedule or case.schedule, "interpret": INTERPRETER}
     found = jax.jit(lambda *of: attention_gradients(*of, **how))(call, AttentionResults(*results))
     return [np.asarray(x) for x in found]
 
@@ -219,6 +220,20 @@ def test_interpreted_kernels_differentiate(name: str, races: Races) -> None:
         assert not found[0][sequence, queries:].any()
         assert not found[1][sequence, keys:].any()
         assert not found[2][sequence, keys:].any()
+
+
+@pytest.mark.tier("full")
+def test_parts_of_items_have_the_bits_of_whole_ones(races: Races) -> None:
+    case, given = CASES["causal"], arrays("causal")
+    heads = len(case.offsets)  # of keys, of all sequences
+    work = Work(heads, case.heads, (2, 1), 1)
+    parts = [Part(head, 1, 0, 2) for head in range(heads)]
+    parts += [Part(0, 0, 0, 1), Part(1, 0, 0, 1), Part(1, 0, 1, 2), Part(0, 0, 1, 2)]
+    order = GradientOrder((tuple(work.code(part) for part in parts),), 1)
+    found = differentiate(case, given, dataclasses.replace(case.schedule, heads=heads, order=order))
+    assert not races()
+    for ours, whole in zip(found, plain("causal"), strict=True):
+        assert_bits_equal(ours, whole)
 
 
 @pytest.mark.tier("full")

@@ -13,6 +13,7 @@ from pallas_kernels.attention.hopper._gradient_tiles import Tiles
 from pallas_kernels.attention.hopper._setup import Lengths
 from pallas_kernels.attention.hopper.gradients import Body
 from pallas_kernels.parts.hopper.launch import launch
+from pallas_kernels.parts.hopper.tile import ROWS
 
 
 def gradients(
@@ -37,17 +38,18 @@ def gradients(
     if call.interpret:
         sums = (tiles.blocks, *sums)
 
-    def kernel(operands: Operands, numbers: Lengths, query: Any, key: Any, value: Any, scratch: Any) -> None:
-        results = Results(query, key, value)
+    def kernel(operands: Operands, numbers: Lengths, query: Any, key: Any, value: Any, *others: Any) -> None:
+        scratch = others[-1]
         warpgroup = lax.axis_index("warpgroup")
         turns = None
         if not call.interpret:
-            turns = pl.get_global(plgpu.SemaphoreType.REGULAR((batch * heads * tiles.across * PARTS,)))
+            turns = pl.get_global(plgpu.SemaphoreType.REGULAR(((tiles.turns + call.carried) * PARTS,)))
+        results = Results(query, key, value, others[0] if call.carried else None, turns)
 
         @pl.when(warpgroup < PARTS)
         def _() -> None:
             plgpu.set_max_registers(schedule.registers[0], action="increase")
-            body.compute(operands.slopes, numbers, results, scratch)
+            body.compute(operands.slopes, numbers, results, scratch, operands.order)
 
         @pl.when(warpgroup == PARTS)
         def _() -> None:
@@ -59,7 +61,7 @@ def gradients(
             @pl.when(warpgroup == PARTS + 1)
             def _() -> None:
                 plgpu.set_max_registers(schedule.registers[1], action="decrease")
-                body.add(numbers, turns, results.query, scratch)
+                body.add(numbers, turns, results.query, scratch, operands.order)
 
     run = launch(
         "attention_gradients",
@@ -67,6 +69,7 @@ def gradients(
         [
             jax.ShapeDtypeStruct(sums, jnp.float32),
             *(jax.ShapeDtypeStruct(x.shape, dtype) for x in (given.key, given.value)),
+            *([jax.ShapeDtypeStruct((call.carried * PARTS, 2, ROWS, size), jnp.float32)] if call.carried else []),
         ],
         {"block": tiles.size},
         [scratch_types],
@@ -74,7 +77,7 @@ def gradients(
         parameters=plgpu.CompilerParams(approx_math=True),
         interpret=call.interpret,
     )
-    dq, dk, dv = run(given, lengths)
+    dq, dk, dv, *_ = run(given, lengths)
     if call.interpret:
         dq = _in_order(dq, lengths, tiles)
     return dq, dk, dv

@@ -30,6 +30,7 @@ class GradientCall:
         size: Width of a head.
         value_size: The same for the values.
         interpret: False, or parameters of Mosaic's interpreter.
+        carried: Blocks of keys of all heads whose gradients one block of the grid begins and another one completes.
     """
 
     tiles: Tiles
@@ -38,6 +39,7 @@ class GradientCall:
     size: int
     value_size: int
     interpret: Any
+    carried: int = 0
 
     @property
     def columns(self) -> int:
@@ -53,7 +55,8 @@ class GradientCall:
 class Operands(NamedTuple):
     """Arrays in GPU memory: (B, T, N, H), (B, S, K, H), (B, S, K, H), (B, T, N, H), and numbers of queries and keys.
 
-    Slopes (B or 1, N) are float32 and times log2(e); None where there are none.
+    Slopes (B or 1, N) are float32 and times log2(e); None where there are none. The same for the order, the table of a
+    `GradientOrder`.
     """
 
     query: Any
@@ -63,14 +66,27 @@ class Operands(NamedTuple):
     stats: Any
     marks: Any
     slopes: Any = None
+    order: Any = None
 
 
 class Results(NamedTuple):
-    """Gradients in GPU memory; in the interpreter that of queries has a part for each block of keys."""
+    """Gradients in GPU memory; in the interpreter that of queries has a part for each block of keys.
+
+    Attributes:
+        query: (B, T', N, H), or (blocks, B, T', N, H) in the interpreter.
+        key: (B, S, K, H).
+        value: The same.
+        carried: Gradients of keys and values (carried blocks * 2, 2, 64, H) float32 of a part of the query heads, None
+            where all items are whole.
+        turns: Counts of blocks of keys for each tile of queries and warpgroup, then of query heads for each carried
+            block and warpgroup; None in the interpreter.
+    """
 
     query: Any
     key: Any
     value: Any
+    carried: Any = None
+    turns: Any = None
 
 
 class Step(NamedTuple):

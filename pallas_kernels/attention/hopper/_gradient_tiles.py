@@ -1,7 +1,7 @@
 """Which tiles of queries a block of keys is seen by, and the order in which blocks of the grid take their work."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
@@ -10,11 +10,14 @@ from jax import lax
 
 from pallas_kernels.attention.hopper._mask_bounds import MaskBounds
 from pallas_kernels.attention.hopper._setup import Lengths
+from pallas_kernels.attention.schedule.gradient_order import HEAD_BITS, Work
 from pallas_kernels.parts.hopper.tile import ROW, ROWS
+
+_HEADS: Final = (1 << HEAD_BITS) - 1
 
 
 class Item(NamedTuple):
-    """Work of a block of the grid: a block of keys of a key head.
+    """Work of a block of the grid: a block of keys of a key head, with all query heads that share it or some of them.
 
     Attributes:
         sequence: Index of the sequence.
@@ -24,6 +27,8 @@ class Item(NamedTuple):
         count: Number of those tiles.
         whole_first: First tile of queries that see all of the keys.
         whole_end: End of those tiles, at least `whole_first`.
+        start: First query head of those that share the keys.
+        end: End of those query heads.
     """
 
     sequence: Any
@@ -33,6 +38,13 @@ class Item(NamedTuple):
     count: Any
     whole_first: Any
     whole_end: Any
+    start: Any
+    end: Any
+
+    @property
+    def steps(self) -> Any:
+        """Tiles of queries of all query heads."""
+        return self.count * (self.end - self.start)
 
 
 @dataclass(frozen=True)
@@ -81,9 +93,20 @@ class Tiles:
         return self.batch * self.heads * self.blocks
 
     @property
+    def turns(self) -> int:
+        """Tiles of queries of all query heads of all sequences."""
+        return self.batch * self.heads * self.group * self.across
+
+    @property
     def size(self) -> int:
         """Blocks of the grid."""
         return min(self.grid, self.items)
+
+    @property
+    def work(self) -> Work:
+        """What there is to do under a causal mask, for as many queries as keys."""
+        steps = (self.across - block * self.block // self.rows for block in range(self.blocks))
+        return Work(self.batch * self.heads, self.group, tuple(steps), self.size)
 
     @property
     def rounds(self) -> int:
@@ -108,6 +131,22 @@ class Tiles:
         number = lax.rem(number, heads * self.blocks)
         heads = jnp.minimum(every - start, heads)
         block, head = self.blocks - 1 - lax.div(number, heads), start + lax.rem(number, heads)
+        return self._item(lengths, block, head, 0, self.group)
+
+    def part(self, lengths: Lengths, code: Any) -> Item:
+        """Returns the part of an item that a number of a `GradientOrder` stands for."""
+        every = self.batch * self.heads
+        number = lax.shift_right_logical(code, 2 * HEAD_BITS)
+        start = lax.shift_right_logical(code, HEAD_BITS) & _HEADS
+        block, head = self.blocks - 1 - lax.div(number, every), lax.rem(number, every)
+        return self._item(lengths, block, head, start, (code & _HEADS) + 1)
+
+    def number(self, item: Item) -> Any:
+        """Returns the number of an item: the last block of all heads comes first."""
+        every = self.batch * self.heads
+        return (self.blocks - 1 - item.block) * every + item.sequence * self.heads + item.head
+
+    def _item(self, lengths: Lengths, block: Any, head: Any, start: Any, stop: Any) -> Item:
         sequence = lax.div(head, self.heads)
         first, end = self.seen_by(lengths, sequence, block)
         end = jnp.maximum(end, first)
@@ -115,7 +154,7 @@ class Tiles:
         whole_end = jnp.minimum(whole_end, end)
         some = whole_first < whole_end
         whole_first, whole_end = jnp.where(some, whole_first, end), jnp.where(some, whole_end, end)
-        return Item(sequence, lax.rem(head, self.heads), block, first, end - first, whole_first, whole_end)
+        return Item(sequence, lax.rem(head, self.heads), block, first, end - first, whole_first, whole_end, start, stop)
 
     def _number(self, place: Any, index: Any) -> Any:
         return index * self.size + self._to_and_fro(index, place) - (self.rounds * self.size - self.items)

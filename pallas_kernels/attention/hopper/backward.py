@@ -1,6 +1,7 @@
 """From the arrays of a backward pass to its kernels."""
 
 import math
+from dataclasses import replace
 from typing import Any, Final
 
 import jax
@@ -19,6 +20,7 @@ from pallas_kernels.attention.hopper._scores import Scoring, in_bits
 from pallas_kernels.attention.hopper._setup import Lengths
 from pallas_kernels.attention.hopper.gradients import Body
 from pallas_kernels.attention.hopper.wide_gradients import WideBody
+from pallas_kernels.attention.schedule.gradient_order import gradient_order
 from pallas_kernels.attention.schedule.hopper import GradientSchedule, gradient_schedule
 from pallas_kernels.contract import KEY_BLOCK, AttentionGradientContract
 from pallas_kernels.errors import UnsupportedError
@@ -67,6 +69,7 @@ def attention_gradients(
     if not wide:  # columns of zeros add nothing to any sum
         size = value_size = -(-width // _COLUMNS) * _COLUMNS
         query, key, value, out, cotangent = (_widened(x, size) for x in (query, key, value, out, cotangent))
+    chosen = schedule is None
     schedule = schedule or gradient_schedule(size, not options.causal and options.window is None, value_size)
     tiles = Tiles(
         mask_bounds=MaskBounds.of(options),
@@ -87,7 +90,13 @@ def attention_gradients(
     given = Operands(query, key, value, cotangent, _stats(results.lse, deltas, tiles), _marks(key, tiles))
     if call.alibi_slopes is not None:
         given = given._replace(slopes=in_bits(call.alibi_slopes))
-    own = GradientCall(tiles, options.scale, scoring, size, value_size, interpret)
+    if chosen and not wide and options.causal and options.window is None and length == capacity:
+        schedule = replace(schedule, order=gradient_order(tiles.work))
+    carried = 0
+    if schedule.order is not None:
+        given = given._replace(order=jnp.asarray(schedule.order.table))
+        carried = schedule.order.carried * batch * key_heads
+    own = GradientCall(tiles, options.scale, scoring, size, value_size, interpret, carried)
     body = (WideBody if wide else Body)(own, schedule)
     types = (wide_scratch_types if wide else scratch_types)(own, schedule, query.dtype)
     sums, dk, dv = gradients(given, lengths, body=body, scratch_types=types)

@@ -70,9 +70,19 @@ class Body:
         """The instructions on tiles of 64 rows."""
         return Arithmetic(interpret=bool(self.call.interpret))
 
-    def over_items(self, lengths: Lengths, start: Any, one: Any) -> Any:
-        """Calls `one(item, carry)` for all items of this block of the grid, and returns the last carry."""
+    def over_items(self, lengths: Lengths, start: Any, one: Any, order: Any = None) -> Any:
+        """Calls `one(item, carry)` for all items of this block of the grid, and returns the last carry.
+
+        With the table of a `GradientOrder`, for its parts.
+        """
         place = lax.axis_index("block")
+        if order is not None:
+            return lax.fori_loop(
+                0,
+                order[0, place],
+                lambda index, carry: one(self.tiles.part(lengths, order[index + 1, place]), carry),
+                start,
+            )
         return lax.fori_loop(
             self.tiles.first_round(place),
             self.tiles.rounds,
@@ -83,11 +93,11 @@ class Body:
     def each_tile(self, item: Item, one: Any) -> None:
         """Calls `one(query head, tile, step)` for all steps of an item: its query heads, and their tiles of queries."""
 
-        @pl.loop(0, self.tiles.group)
+        @pl.loop(item.start, item.end)
         def _(index: Any) -> None:
             @pl.loop(item.first, item.first + item.count)
             def _(tile: Any) -> None:
-                one(item.head * self.tiles.group + index, tile, index * item.count + (tile - item.first))
+                one(item.head * self.tiles.group + index, tile, (index - item.start) * item.count + (tile - item.first))
 
     def produce(self, given: Operands, lengths: Lengths, scratch: Any) -> None:
         """Fetches keys and values of all items, and the tiles of queries that see them."""
@@ -101,9 +111,9 @@ class Body:
                 self.fetch_queries(given, item, head, index, position + step, scratch)
 
             self.each_tile(item, fetch)
-            return done + 1, position + item.count * self.tiles.group
+            return done + 1, position + item.steps
 
-        position = self.over_items(lengths, (jnp.int32(0), jnp.int32(0)), one)[1]
+        position = self.over_items(lengths, (jnp.int32(0), jnp.int32(0)), one, given.order)[1]
         plgpu.barrier_wait(scratch.cache_free)
         for free, stages in self.rings(scratch):
             drain((free,), stages, position)
@@ -142,7 +152,7 @@ class Body:
         at, width = part * ROWS, self.tiles.rows
         return scratch.numbers.at[self.schedule.stages * STATS + at // width, pl.ds(at % width, ROWS)]
 
-    def add(self, lengths: Lengths, turns: Any, target: Any, scratch: Scratch) -> None:
+    def add(self, lengths: Lengths, turns: Any, target: Any, scratch: Scratch, order: Any = None) -> None:
         """Accumulates the query gradients of the steps, in descending order of key blocks.
 
         For each warpgroup that computes, two warps take the steps in turns: while the additions of one are under way,
@@ -189,9 +199,9 @@ class Body:
                     pl.when(lax.rem(position + step, TURNS) == own_turn)(partial(add, head, tile, step))
 
                 self.each_tile(item, in_turn)
-                return position + item.count * tiles.group
+                return position + item.steps
 
-            self.over_items(lengths, jnp.int32(0), one)
+            self.over_items(lengths, jnp.int32(0), one, order)
 
     def place_of_sums(self, item: Item, tile: Any, target: Any, part: Any, index: int) -> Any:
         """Returns where a warpgroup's piece of a round of a tile's gradient lies in GPU memory (B, T, H)."""
@@ -207,7 +217,7 @@ class Body:
         """Returns which piece of 64 queries and 64 columns of a tile's gradient a warpgroup computes."""
         return (0, part) if self.call.columns > 1 else (part, 0)
 
-    def compute(self, slopes: Any, lengths: Lengths, results: Results, scratch: Scratch) -> None:
+    def compute(self, slopes: Any, lengths: Lengths, results: Results, scratch: Scratch, order: Any = None) -> None:
         """Computes the gradients of this warpgroup's keys of all items, and of all queries that see them."""
         part, interpret = lax.axis_index("warpgroup"), bool(self.call.interpret)
 
@@ -215,7 +225,7 @@ class Body:
             plgpu.barrier_wait(scratch.cache_full)
             not_zero_filled = scratch.numbers[self.schedule.stages * STATS, 0] != 0
             pl.when(not_zero_filled)(partial(self.zero_fill_keys, part, scratch))
-            steps = item.count * self.tiles.group
+            steps = item.steps
 
             end = item.first + item.count
             # Blocks with non-finite keys always need the mask.
@@ -225,7 +235,7 @@ class Body:
                 at = position + index
                 head = slope = None
                 if interpret or slopes is not None:
-                    head = item.head * self.tiles.group + lax.div(index, jnp.maximum(item.count, 1))
+                    head = item.head * self.tiles.group + item.start + lax.div(index, jnp.maximum(item.count, 1))
                 if slopes is not None:
                     number = slopes[item.sequence if slopes.shape[0] > 1 else 0, head]
                     slope = plgpu.layout_cast(jnp.full((ROWS,), -number, jnp.float32), TILE.reduce(1))
@@ -250,14 +260,54 @@ class Body:
                 return next_tile, *found
 
             first = Ahead(steps > 0, partial(step_at, jnp.int32(0), item.first, None))
-            _, dk, dv, *_ = lax.fori_loop(0, steps, step, (item.first, *self.start(first, scratch)))
+            before = self.start(first, scratch)
+            if self.call.carried:
+                before = (*self.carried(item, part, before[:2], results), *before[2:])
+            _, dk, dv, *_ = lax.fori_loop(0, steps, step, (item.first, *before))
             pl.when(steps > 0)(lambda: self.end(step_at(steps - 1, end - 1, None), results, scratch))
-            self.store(item, part, dk, dv, results, scratch)
+            if self.call.carried:
+                last = item.end == self.tiles.group
+                pl.when(last)(partial(self.store, item, part, dk, dv, results, scratch))
+                pl.when(jnp.logical_not(last))(partial(self.carry, item, part, dk, dv, results, scratch))
+            else:
+                self.store(item, part, dk, dv, results, scratch)
             return position + steps
 
-        steps = self.over_items(lengths, jnp.int32(0), one)
+        steps = self.over_items(lengths, jnp.int32(0), one, order)
         if not self.call.interpret:
             self.drain_sums(part, steps, scratch)
+
+    def carried(self, item: Item, part: Any, none: tuple[Any, ...], results: Results) -> tuple[jax.Array, ...]:
+        """Returns the gradients of keys and values over the query heads before a part's, computed by another block."""
+        slot, turn = self._carried(item, part, results)
+
+        def load() -> tuple[jax.Array, ...]:
+            if turn is not None:
+                plgpu.semaphore_wait(turn, item.start, decrement=False, memory_scope="gpu")
+            return tuple(plgpu.load(slot.at[i], layout=TILE, optimized=False) for i in range(2))
+
+        return lax.cond(item.start > 0, load, lambda: none)
+
+    def carry(self, item: Item, part: Any, dk: Any, dv: Any, results: Results, scratch: Scratch) -> None:
+        """Writes the gradients of keys and values for the block that takes the next query heads."""
+        slot, turn = self._carried(item, part, results)
+        slot.at[0][...] = dk
+        slot.at[1][...] = dv
+        if turn is not None:
+
+            @pl.loop(item.start, item.end)  # a signal's number must be a constant
+            def _(_: Any) -> None:
+                plgpu.semaphore_signal(turn, 1, memory_scope="gpu")
+
+        plgpu.barrier_arrive(scratch.cache_free)
+
+    def _carried(self, item: Item, part: Any, results: Results) -> tuple[Any, Any]:
+        """Returns where a warpgroup's gradients of an item are kept, and the count of query heads that they have."""
+        tiles = self.tiles
+        slots = self.call.carried
+        slot = jnp.maximum(tiles.number(item) - (tiles.items - slots), 0) * PARTS + part
+        turn = None if self.call.interpret else results.turns.at[tiles.turns * PARTS + slot]
+        return results.carried.at[slot], turn
 
     def drain_sums(self, part: Any, steps: Any, scratch: Scratch) -> None:
         """Waits until everything that was passed on has been read."""

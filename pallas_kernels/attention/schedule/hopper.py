@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
+from pallas_kernels.attention.schedule.gradient_order import GradientOrder
 from pallas_kernels.schedule.hopper.tiles import SMS
 
 SWAPPED_ROWS: Final = 8
@@ -290,6 +291,7 @@ class GradientSchedule:
         lagging: Whether a step computes the gradient of the previous tile's queries, so that no warpgroup waits for the
             slopes of the other. Ignored for wide heads.
         buffers: Pieces of the gradient of queries for which each warpgroup has shared memory until they are added.
+        order: The parts of items that each block of the grid takes, instead of whole items in their order.
         registers: Registers of a thread that computes and of one that copies.
     """
 
@@ -301,6 +303,7 @@ class GradientSchedule:
     to_and_fro: bool = True
     lagging: bool = False
     buffers: int = 1
+    order: GradientOrder | None = None
     registers: tuple[int, int] = (232, 24)
 
 
