@@ -128,15 +128,22 @@ def rms_norm_gradients(
     if strips is None:
         strips = ChunkSchedule(GRADIENTS_NEIGHBOURS, schedule.team)
     count, across = -(-m // chunks.rows), -(-c // (WARPGROUP * strips.neighbours))
-    out = jax.ShapeDtypeStruct((count, c), jnp.float32 if count > 1 else jnp.dtype(dtype))
+    parts = batch_sum.PARTS if strips.apart else 1
+    out = jax.ShapeDtypeStruct((count * parts, c), jnp.float32 if count * parts > 1 else jnp.dtype(dtype))
     add_chunk = batch_sum.chunk_body(_weight_step(interpret), m, c, out.dtype, strips, interpret)
+    add_part = batch_sum.part_body(_weight_step(interpret), m, c, strips, interpret)
 
-    def add(number: Any, warpgroup: Any, arrays: Any, sums: Any, *memory: Any) -> None:
-        add_chunk(lax.div(number, across), lax.rem(number, across), warpgroup, *arrays, (), sums, *memory)
+    def add(group: Any, number: Any, arrays: Any, sums: Any, *memory: Any) -> None:
+        if strips.apart:
+            add_part(group, number, *arrays, sums)
+            return
+        strip, warpgroup = lax.div(number, strips.warpgroups), lax.rem(number, strips.warpgroups)
+        add_chunk(group, strip, warpgroup, *arrays, (), sums, *memory)
 
     companion = Companion(
-        rows=chunks.rows,
-        blocks=across,
+        rows=chunks.rows // parts,
+        apart=parts,
+        blocks=-(-across // schedule.members) if strips.apart else across,
         warpgroups=strips.warpgroups,
         arrays=([h, g], [factor]),
         out=out,
@@ -154,7 +161,9 @@ def rms_norm_gradients(
         name="rms_norm_gradients",
         companion=companion,
     )
-    return dh, sums.reshape(c) if count == 1 else batch_sum.add_upwards(sums, [], jnp.dtype(dtype), interpret)
+    if len(sums) == 1:
+        return dh, sums.reshape(c)
+    return dh, batch_sum.add_upwards(sums, [], jnp.dtype(dtype), interpret, parts=parts)
 
 
 def _gradient_of_rms_norm(columns: int, vectors: int, rows: int, offset: float) -> Callable[[Row], None]:

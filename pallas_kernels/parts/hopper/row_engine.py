@@ -181,20 +181,20 @@ def run_rows(
     blocks, team, cluster = schedule.blocks, schedule.team, schedule.cluster
     exchange = (max(1, counter.exchanges * (2 if counter.folds == 1 else 1)), max(WARPGROUP, lanes // WARPGROUP))
     grid, emulated = blocks, bool(interpret) and cluster > 1
-    if emulated:
-        out.append(jax.ShapeDtypeStruct((blocks, *exchange), jnp.float32))
     if companion is not None:
         companion.check(schedule, m)
         out.append(companion.out)
         grid = companion.grid(m)
+    if emulated:
+        out.append(jax.ShapeDtypeStruct((grid, *exchange), jnp.float32))
 
     def kernel(read: Any, beside: Any, known: Any, others: Any, *refs: Any) -> None:
         *written, scratch, memory = refs
-        first_row = lax.axis_index("block")
+        first_row = block = lax.axis_index("block")
         if companion is not None:
-            turn = companion.turn(first_row)
+            turn = companion.turn(block)
             first_row = turn.row
-        shared_memory = written.pop().at[first_row] if emulated else scratch.exchange
+        shared_memory = written.pop().at[block] if emulated else scratch.exchange
         member = lax.axis_index("member") if team > 1 else 0
         if cluster > 1:
             member += lax.axis_index("part") * team
@@ -222,7 +222,7 @@ def run_rows(
             _run_block(program, launch, m)
         else:
             result = written[len(wanted) + numbers]
-            turn.run(m, lambda: program(Row(launch, first_row, 0)), member, others, result, memory)
+            turn.run(m, lambda: program(Row(launch, first_row, 0)), member, schedule.members, others, result, memory)
 
     run = launch_kernel(
         profile_name(program) if name is None else name,

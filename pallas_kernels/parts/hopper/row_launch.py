@@ -62,12 +62,15 @@ class Companion:
 
     Attributes:
         rows: Rows of a group.
-        blocks: Other blocks before the blocks of a group of rows: they take longer, and should not be the last ones.
+        apart: Distance of a group's rows; as many groups then share the rows that one group would otherwise span.
+        blocks: Other blocks (clusters, if a cluster shares a row) before the blocks of a group of rows: they take
+            longer, and should not be the last ones.
         warpgroups: Warpgroups of a block; they must be those of the row program's.
         arrays: What they read, a pytree.
         out: Type of their result.
         memory: Types of their shared memory.
-        body: A function of the number of the other block, its warpgroup, the arrays, the result and the shared memory.
+        body: A function of the group, of the other warpgroup's number in it, the arrays, the result and the shared
+            memory. Neighbouring numbers are the warpgroups of a block.
     """
 
     rows: int
@@ -77,10 +80,11 @@ class Companion:
     out: Any
     memory: list[Any]
     body: Callable[..., None]
+    apart: int = 1
 
     def check(self, schedule: RowSchedule, rows: int) -> None:
-        """Raises `ValueError` unless a block of as many warpgroups takes each row."""
-        one = schedule.blocks == rows and schedule.cluster == 1 and not schedule.stages and not schedule.rows_per_warp
+        """Raises `ValueError` unless a block or a cluster of blocks of as many warpgroups takes each row."""
+        one = schedule.blocks == rows and not schedule.stages and not schedule.rows_per_warp
         if not one or schedule.team != self.warpgroups:
             raise ValueError(
                 f"expected a block of {self.warpgroups} warpgroups for each of {rows} rows, got {schedule}."
@@ -88,13 +92,14 @@ class Companion:
 
     def grid(self, rows: int) -> int:
         """Returns the number of all blocks."""
-        return -(-rows // self.rows) * (self.rows + self.blocks)
+        return -(-rows // (self.rows * self.apart)) * self.apart * (self.rows + self.blocks)
 
     def turn(self, block: Any) -> "Turn":
         """Returns what a block of the grid does."""
         step = self.rows + self.blocks
         group, place = lax.div(block, step), lax.rem(block, step) - self.blocks
-        return Turn(self, group, place, group * self.rows + place)
+        first = lax.div(group, self.apart) * (self.rows * self.apart) + lax.rem(group, self.apart)
+        return Turn(self, group, place, first + place * self.apart)
 
 
 @dataclass(frozen=True)
@@ -114,16 +119,33 @@ class Turn:
     row: Any
 
     def run(
-        self, rows: int, program: Callable[[], None], warpgroup: Any, arrays: Any, out: Any, memory: Sequence[Any]
+        self,
+        rows: int,
+        program: Callable[[], None],
+        member: Any,
+        members: int,
+        arrays: Any,
+        out: Any,
+        memory: Sequence[Any],
     ) -> None:
-        """Runs the program of the row if there is such a row, or the companion's body."""
+        """Runs the program of the row if there is such a row, or the companion's body.
+
+        Args:
+            rows: Number of rows.
+            program: The program of the row.
+            member: The warpgroup's number in its block or cluster.
+            members: How many it has.
+            arrays: As for the companion's body, like the rest.
+            out: The result.
+            memory: The shared memory.
+        """
         ours = self.place >= 0
         pl.when(ours & (self.row < rows))(program)
 
         @pl.when(~ours)
         def _() -> None:
-            number = (self.group + 1) * self.companion.blocks + self.place
-            self.companion.body(number, warpgroup, arrays, out, *memory)
+            number = (self.companion.blocks + self.place) * members + member
+            self.companion.body(self.group, number, arrays, out, *memory)
 
 
 @dataclass(frozen=True)
