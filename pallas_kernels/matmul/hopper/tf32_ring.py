@@ -19,6 +19,7 @@ from pallas_kernels.matmul.hopper.epilogue import Epilogue, make_store
 from pallas_kernels.matmul.hopper.operand import SWIZZLE_BYTES, Operand, in_stack, loaded_rows, tile_transforms
 from pallas_kernels.matmul.hopper.pipeline import Place, Ring, Roles, TileScheduler, here, sum_steps
 from pallas_kernels.matmul.hopper.product import Product
+from pallas_kernels.matmul.hopper.transpose_narrow import transpose_narrow_tile
 from pallas_kernels.matmul.hopper.transpose_tile import transpose_tile
 from pallas_kernels.matmul.hopper.wgmma_tf32 import load_rows
 from pallas_kernels.matmul.hopper.wgmma_tf32 import multiply as multiply_rows
@@ -55,7 +56,7 @@ def transposing_ring_matmul(
     """
     stack, (m, k), n, s, transposers = w.shape[:-2], x.shape[-2:], w.shape[-1], schedule.tiles, schedule.transposers
     x_side = Operand(m, k, True, s.block_m, loaded_rows(m, s.block_m), _SWIZZLE, s.k_step)
-    w_side = Operand(n, k, False, s.block_n, s.block_n, _SWIZZLE, s.k_step)
+    w_side = Operand(n, k, False, s.block_n, s.block_n, min(_SWIZZLE, s.block_n), s.k_step)
     rows, columns = (w_side, x_side) if s.swap else (x_side, w_side)
     scheduler = TileScheduler(stack, rows.tiles, columns.tiles, s.block_rows, s.block_columns, s.group, s.blocks)
     epilogue, shape = Epilogue(bias), (s.tile_rows, s.tile_columns)
@@ -73,19 +74,19 @@ def transposing_ring_matmul(
         interpret=interpret,
     )
     stages = plan.ring.stages
-    copied = plan.stages(w_side, jnp.float32)
+    copied, apart = plan.stages(w_side, jnp.float32), bool(interpret) or schedule.narrow
     transposed_w = plgpu.SMEM((stages, s.block_n, s.k_step), jnp.float32, transforms=_TRANSFORMS)
     scratch = _Scratch(
         # The interpreter supports neither aliased views nor rows in registers.
-        w=plgpu.RefUnion(transposed_w, copied) if transposers and not interpret else copied,
+        w=plgpu.RefUnion(transposed_w, copied) if transposers and not apart else copied,
         x=plan.stages(x_side, jnp.float32),
         store=plan.blocks(out_dtype),
         full=plgpu.Barrier(num_arrivals=1 + x_side.pieces, num_barriers=stages),
         transposed=plgpu.Barrier(num_arrivals=1, num_barriers=stages),
         empty=plgpu.Barrier(num_arrivals=s.warpgroups, num_barriers=stages),
-        apart=transposed_w if interpret else None,
+        apart=transposed_w if apart else None,
     )
-    return plan.launch(functools.partial(_kernel, plan), (*stack, m, n), out_dtype, scratch)(x, w, epilogue)
+    return plan.launch(functools.partial(_kernel, plan, schedule.narrow), (*stack, m, n), out_dtype, scratch)(x, w, epilogue)
 
 
 class _Scratch(NamedTuple):
@@ -100,14 +101,14 @@ class _Scratch(NamedTuple):
     apart: Any
 
 
-def _kernel(plan: Product, x: Any, w: Any, epilogue: Epilogue, out: Any, scratch: _Scratch) -> None:
+def _kernel(plan: Product, narrow: bool, x: Any, w: Any, epilogue: Epilogue, out: Any, scratch: _Scratch) -> None:
     """The body of a block."""
     s, ring, (warpgroup, block) = plan.schedule, plan.ring, here()
     count, transposers = plan.scheduler.count(block), plan.roles.transpose
     x_side, w_side = (plan.columns, plan.rows) if s.swap else (plan.rows, plan.columns)
     # As they are read and as they are copied.
     w_stages, x_stages = (scratch.apart, scratch.w), plan.views(x_side, scratch.x)
-    if transposers and not plan.interpret:
+    if transposers and not (plan.interpret or narrow):
         w_stages = tuple(scratch.w)
 
     @pl.when(warpgroup == s.warpgroups + transposers)
@@ -135,6 +136,9 @@ def _kernel(plan: Product, x: Any, w: Any, epilogue: Epilogue, out: Any, scratch
                 plgpu.barrier_wait(scratch.full.at[slot])
                 if plan.interpret:
                     w_stages[0].at[slot][...] = w_stages[1].at[slot, 0].transpose((1, 0))[...]
+                elif narrow:
+                    transforms = tile_transforms(w_side.swizzle, jnp.float32), _TRANSFORMS
+                    transpose_narrow_tile(w_stages[1].at[slot, 0], w_stages[0].at[slot], s.k_step, s.block_n, transforms)
                 else:
                     transpose_tile(w_stages[1].at[slot, 0], s.k_step, s.block_n, _TRANSFORMS)
                 plgpu.commit_smem()

@@ -14,6 +14,7 @@ from pallas_kernels.matmul.schedule.hopper.matmul import candidates
 from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, SMS, MatmulSchedule
 
 _SQUARE: Final = 32
+_NARROW: Final = (8, 16)  # columns of weights that are transposed into memory of their own
 _THREADS: Final = 128
 _MOST_TRANSPOSED: Final = 64  # elements that a thread holds while it transposes
 _MOST_STAGES: Final = 12
@@ -66,15 +67,24 @@ class Tf32Schedule:
         if t.stages % self.transposers:
             raise ValueError(f"stages must be a multiple of the transposing warpgroups, got {self}.")
         transposed_w = t.block_n * t.k_step
+        if self.narrow and not t.swap:
+            return
         if t.block_n % _SQUARE or transposed_w % (2 * _SQUARE**2) or transposed_w > _MOST_TRANSPOSED * _THREADS:
             raise ValueError(
                 f"a stage of transposed weights must be whole squares of {_SQUARE}, an even number of them, at most"
                 f" {_MOST_TRANSPOSED * _THREADS} elements, got k_step {t.k_step} and {t.block_n} columns."
             )
 
+    @property
+    def narrow(self) -> bool:
+        """Whether tiles of weights are narrower than a swizzled row, and are transposed into memory of their own."""
+        return self.transposers > 0 and self.tiles.block_n in _NARROW
+
     def shared_bytes(self, out_itemsize: int) -> int:
         """Returns the shared memory of a block."""
-        return self.tiles.shared_bytes(4, out_itemsize)
+        t = self.tiles
+        apart = t.stages * t.block_n * t.k_step * 4 if self.narrow else 0
+        return t.shared_bytes(4, out_itemsize) + apart
 
 
 def tf32_schedule(
