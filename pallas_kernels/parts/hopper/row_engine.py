@@ -174,7 +174,7 @@ def run_rows(
     vector = WARP_VECTOR if by_warp else schedule.vector or row_vector(lanes, (*sizes, *wide_sizes))
     schedule = replace(schedule, blocks=min(schedule.blocks, -(-m // schedule.rows_per_block)))
     _check_schedule(schedule, m, c, lanes, vector, sizes)
-    spread = lanes // (schedule.members * WARPGROUP * vector) if schedule.spread and not interpret else 0
+    spread = schedule.strips(lanes, vector) if schedule.spread and not interpret else 0
     held = {"threads": WARP if by_warp else WARPGROUP, "spread": spread}
     direct = schedule.stages == 0
     pieces = Pieces.of(c, c if direct else schedule.stage)
@@ -321,7 +321,7 @@ def _check_schedule(
         return
     if 1 < vector < _LEAST_VECTOR:
         raise ValueError(f"expected 1 or at least {_LEAST_VECTOR} columns a thread, got {schedule}.")
-    if schedule.members * WARPGROUP * vector > lanes or (schedule.cluster > 1 and not direct):
+    if not schedule.strips(lanes, vector) or (schedule.cluster > 1 and not direct):
         raise ValueError(
             f"rows of {columns} columns, {lanes} lanes and {vector} columns a thread do not allow {schedule}."
         )

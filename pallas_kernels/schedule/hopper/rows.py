@@ -87,6 +87,10 @@ class RowSchedule:
         """Warpgroups that share a row."""
         return self.team * self.cluster
 
+    def strips(self, lanes: int, vector: int) -> int:
+        """Returns how many strips of a block of `lanes` lanes each warpgroup has, with `vector` columns a thread."""
+        return lanes // (self.members * GROUP * vector)
+
 
 def row_vector(lanes: int, itemsizes: Sequence[int]) -> int:
     """Returns how many neighbouring columns a thread holds: 16 bytes of the widest array, one for short rows.
@@ -165,12 +169,12 @@ def row_schedule(
     sizes = tuple(itemsizes)
     found = _neighbouring(rows, columns, lanes, sizes, tuple(result_sizes), vectors, passes, picked=picked, plain=plain)
     held = found.hold or (found.stages == 1 and found.stage == columns)
-    share = lanes // (found.members * GROUP * row_vector(lanes, (*itemsizes, *result_sizes)))
-    if not sums or not held or found.cluster > 1 or found.rows_per_warp or share < 2:
+    strips = found.strips(lanes, row_vector(lanes, (*itemsizes, *result_sizes)))
+    if not sums or not held or found.cluster > 1 or found.rows_per_warp or strips < 2:
         return found
     # A thread of many spread strips reads and writes parts of 32 bytes; two sums pay for larger parts.
     few, shared = rows <= SMS and len(sizes) == 1, not found.hold
-    return replace(found, spread=few or shared or (sums > 1 and share <= _SPREAD_STRIPS))
+    return replace(found, spread=few or shared or (sums > 1 and strips <= _SPREAD_STRIPS))
 
 
 def _neighbouring(
