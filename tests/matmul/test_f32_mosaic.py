@@ -45,6 +45,18 @@ INTERPRETED: dict[str, tuple[str, tuple[int, ...], bool, Any]] = {
         False,
         Tf32Schedule(MatmulSchedule(False, 64, 32, 64, 4, blocks=2), 2),
     ),
+    "tf32 transposed, narrow": (
+        "tf32",
+        (13, 264, 72),
+        False,
+        Tf32Schedule(MatmulSchedule(False, 64, 8, 128, 2, out_buffers=1), 1),
+    ),
+    "tf32 transposed, narrow, two transposers": (
+        "tf32",
+        (70, 200, 64),
+        False,
+        Tf32Schedule(MatmulSchedule(False, 64, 16, 64, 4, blocks=3, out_buffers=1), 2),
+    ),
     "tf32 transposed, result in parts": (
         "tf32",
         (70, 64, 64),

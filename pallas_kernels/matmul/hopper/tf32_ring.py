@@ -44,7 +44,7 @@ def transposing_ring_matmul(
 
     Args:
         x: (M, K), or a stack (B, M, K), float32; K a multiple of 8.
-        w: (K, N) float32, N a multiple of 32. A stack if `x` is a stack; a matrix `x` is shared by every entry of a
+        w: (K, N) float32, N a multiple of 32 or of the columns of narrower tiles. A stack if `x` is a stack; a matrix `x` is shared by every entry of a
             stack.
         bias: (N',) of any float dtype, N' a multiple of the schedule's `block_n` and at least N; added in float32.
         schedule: Tiles and stages, with transposing warpgroups or rows from registers.

@@ -83,8 +83,13 @@ class Tf32Schedule:
     def shared_bytes(self, out_itemsize: int) -> int:
         """Returns the shared memory of a block."""
         t = self.tiles
-        apart = t.stages * t.block_n * t.k_step * 4 if self.narrow else 0
-        return t.shared_bytes(4, out_itemsize) + apart
+        return t.shared_bytes(4, out_itemsize) + (t.stages * t.block_n * t.k_step * 4 if self.narrow else 0)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of a stage."""
+        t = self.tiles
+        return (t.block_rows + t.block_columns + (t.block_n if self.narrow else 0)) * t.k_step * 4
 
 
 def tf32_schedule(
@@ -127,6 +132,8 @@ def _shapes(m: int) -> Iterator[tuple[bool, int, int, int, int]]:
     Without transposing warpgroups the weights are read into registers.
     """
     if m <= 128:
+        if m <= 64:
+            yield from ((False, columns, 128, 1, 1) for columns in _NARROW)
         yield (False, 32, 128, 1, 1) if m <= 32 else (False, 32, 64, 1, 2) if m <= 64 else (False, 32, 64, 2, 1)
         yield (True, max(8, 1 << (m - 1).bit_length()), 64, 2, 1)
         return
@@ -137,17 +144,14 @@ def _on_the_way(m: int, n: int, stack: int, out_itemsize: int) -> Iterator[Tf32S
     """Yields schedules that transpose (K, N) weights inside the kernel."""
     for swap, columns, k_step, warpgroups, transposers in _shapes(m):
         tiles = MatmulSchedule(swap, 64, columns, k_step, 2, warpgroups, out_buffers=1)
-        spare = SHARED_BYTES - tiles.shared_bytes(4, out_itemsize)
         several = max(1, transposers)
-        stages = min(_MOST_STAGES, 2 + spare // _stage_bytes(tiles)) // several * several
+        fewest = Tf32Schedule(replace(tiles, stages=2), transposers, not transposers)
+        spare = SHARED_BYTES - fewest.shared_bytes(out_itemsize)
+        stages = min(_MOST_STAGES, 2 + spare // fewest.stage_bytes) // several * several
         if stages < _FEWEST_STAGES:
             continue
         blocks = SMS if stack * tiles.tiles(m, n) > SMS else 0
         yield Tf32Schedule(replace(tiles, stages=stages, blocks=blocks), transposers, not transposers)
-
-
-def _stage_bytes(t: MatmulSchedule) -> int:
-    return (t.block_rows + t.block_columns) * t.k_step * 4
 
 
 def _estimate_ns(s: Tf32Schedule, m: int, k: int, n: int, stack: int) -> float:
