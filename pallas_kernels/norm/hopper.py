@@ -14,8 +14,7 @@ from pallas_kernels.parts.hopper.row import Row
 from pallas_kernels.parts.hopper.row_engine import NEEDS, Companion, run_rows, supports
 from pallas_kernels.parts.served import served_if
 from pallas_kernels.parts.xla.lanes import Arrays
-from pallas_kernels.schedule.hopper.batch_sum import ChunkSchedule
-from pallas_kernels.schedule.hopper.rows import GRADIENTS_NEIGHBOURS, RowSchedule, gradients_team
+from pallas_kernels.schedule.hopper.norm_gradients import GradientsSchedule, gradients_schedule
 
 
 def _rows_served(rows: jax.Array, *arrays: jax.Array | None) -> bool:
@@ -111,8 +110,7 @@ def rms_norm_gradients(
     contract: RowContract,
     chunks: ChunkContract,
     interpret: Any = False,
-    schedule: RowSchedule | None = None,
-    strips: ChunkSchedule | None = None,
+    schedule: GradientsSchedule | None = None,
 ) -> Arrays:
     """Returns the results of `rms_norm_gradient` and of `weight_gradient`, which read the same rows, in one launch.
 
@@ -123,10 +121,10 @@ def rms_norm_gradients(
     honour("rms_norm_gradients", chunks, chunk_contract())
     rows = [h, g] if g_sum is None else [h, g, g_sum]
     if schedule is None:
-        team = gradients_team(m, c, tuple(x.dtype.itemsize for x in rows))
-        schedule = RowSchedule(team, m, hold=True)
-    if strips is None:
-        strips = ChunkSchedule(GRADIENTS_NEIGHBOURS, schedule.team)
+        schedule = gradients_schedule(m, c, tuple(x.dtype.itemsize for x in rows))
+        if schedule is None:
+            raise ValueError(f"expected rows that `gradients_schedule` serves, got {m} of {c} columns.")
+    row_schedule, strips = schedule
     count, across = -(-m // chunks.rows), -(-c // (WARPGROUP * strips.neighbours))
     parts = batch_sum.PARTS if strips.apart else 1
     out = jax.ShapeDtypeStruct((count * parts, c), jnp.float32 if count * parts > 1 else jnp.dtype(dtype))
@@ -143,7 +141,7 @@ def rms_norm_gradients(
     companion = Companion(
         rows=chunks.rows // parts,
         apart=parts,
-        blocks=-(-across // schedule.members) if strips.apart else across,
+        blocks=-(-across // row_schedule.members) if strips.apart else across,
         warpgroups=strips.warpgroups,
         arrays=([h, g], [factor]),
         out=out,
@@ -157,7 +155,7 @@ def rms_norm_gradients(
         [h.dtype],
         given=[factor],
         interpret=interpret,
-        schedule=schedule,
+        schedule=row_schedule,
         name="rms_norm_gradients",
         companion=companion,
     )

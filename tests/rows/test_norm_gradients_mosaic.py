@@ -8,6 +8,7 @@ from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import chunk_contract, row_contract
 from pallas_kernels.norm import hopper
 from pallas_kernels.schedule.hopper.batch_sum import ChunkSchedule
+from pallas_kernels.schedule.hopper.norm_gradients import GradientsSchedule
 from pallas_kernels.schedule.hopper.rows import RowSchedule
 from tests.mosaic import Races, interpreter
 from tests.tiers import full_only
@@ -40,8 +41,7 @@ def test_one_launch_has_the_bits_of_two(
         contract=row_contract(),
         chunks=chunk_contract(),
         interpret=interpreter(),
-        schedule=schedule,
-        strips=strips,
+        schedule=GradientsSchedule(schedule, strips),
     )
     (expected,) = hopper.rms_norm_gradient(*arrays, contract=row_contract(), interpret=interpreter())
     weight = hopper.weight_gradient(h, factor, g, contract=chunk_contract(), dtype="bfloat16", interpret=interpreter())

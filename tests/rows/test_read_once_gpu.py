@@ -10,7 +10,7 @@ import bijax
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import chunk_contract, row_contract
 from pallas_kernels.norm import hopper
-from pallas_kernels.schedule.hopper.rows import gradients_team
+from pallas_kernels.schedule.hopper.norm_gradients import gradients_schedule
 from tests.arrays import on_device
 
 pytestmark = pytest.mark.gpu
@@ -26,7 +26,7 @@ def test_gradients_of_rms_norm(rows: int, columns: int, residual: bool) -> None:
     factor, weight = normal(3, rows, 1, dtype="float32"), normal(4, columns)
     arrays = (h, factor, g, weight, g_sum if residual else None)
     row, chunks = row_contract(), chunk_contract()
-    assert gradients_team(rows, columns, (h.dtype.itemsize, g.dtype.itemsize))
+    assert gradients_schedule(rows, columns, (h.dtype.itemsize, g.dtype.itemsize))
     one = jax.jit(lambda *a: hopper.rms_norm_gradients(*a, dtype="bfloat16", contract=row, chunks=chunks))(*arrays)
     (dh,) = jax.jit(lambda *a: hopper.rms_norm_gradient(*a, contract=row))(*arrays)
     dw = jax.jit(lambda *a: hopper.weight_gradient(*a, contract=chunks, dtype="bfloat16"))(h, factor, g)

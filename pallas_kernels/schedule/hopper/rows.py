@@ -12,8 +12,6 @@ WARPS: Final = 4
 """Warps of a warpgroup."""
 WARP_VECTOR: Final = 4
 """Neighbouring columns that a thread holds where each warp has a row of its own."""
-GRADIENTS_NEIGHBOURS: Final = 2
-"""Neighbouring columns of a thread that adds the gradient of a weight in the launch of both gradients of a norm."""
 COPY_BYTES: Final = 128
 """Copies into shared memory are multiples of this size: every thread of a warpgroup announces its share."""
 
@@ -39,8 +37,6 @@ _SHARED_COLUMNS: Final = 8192  # of a row that waits in shared memory if there a
 _SHARED_PASSES: Final = {2: 3, 4: 2}  # of such a row, for each size of an element; measured
 _SPREAD_STRIPS: Final = 4  # of a thread
 _PARTS_OF_FEW: Final = (2, 8, 4)  # warpgroups, blocks and columns a thread of two arrays of very few long rows
-_ROWS_READ_ONCE: Final = 512
-_COLUMNS_READ_ONCE: Final = (4096, 8192)  # others were not measured
 _PICKED_COLUMNS: Final = 1024  # of all arrays, for programs that could also have more lanes
 
 
@@ -239,21 +235,6 @@ def _neighbouring(
         return RowSchedule(team, rows, hold=True)
     each = _WARPGROUPS // 2 if result_sizes else _WARPGROUPS
     return RowSchedule(team, SMS * each, columns, _RING_ROWS, hold=True, preload=preloaded <= _HELD_PRELOADED)
-
-
-def gradients_team(rows: int, columns: int, itemsizes: Sequence[int]) -> int:
-    """Returns the warpgroups that share a row where one launch computes both gradients of a norm; 0 for two launches.
-
-    A launch for both reads the rows from memory once, if those of a chunk stay in the cache until they are added.
-
-    Example:
-        >>> gradients_team(4096, 8192, (2, 2)), gradients_team(4096, 8192, (4, 4)), gradients_team(64, 8192, (2, 2))
-        (2, 4, 0)
-    """
-    if rows < _ROWS_READ_ONCE or columns not in _COLUMNS_READ_ONCE:
-        return 0
-    registers = columns * sum(itemsizes) / (4 * GROUP)
-    return next((team for team in (2, 4) if registers / team <= _HELD), 0)
 
 
 def _rows_per_warp(rows: int, columns: int, itemsizes: Sequence[int]) -> int:
