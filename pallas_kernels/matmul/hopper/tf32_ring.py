@@ -15,14 +15,14 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.matmul.hopper import wgmma_tf32
 from pallas_kernels.matmul.hopper.epilogue import Epilogue, make_store
 from pallas_kernels.matmul.hopper.operand import SWIZZLE_BYTES, Operand, in_stack, loaded_rows, tile_transforms
 from pallas_kernels.matmul.hopper.pipeline import Place, Ring, Roles, TileScheduler, here, sum_steps
 from pallas_kernels.matmul.hopper.product import Product
 from pallas_kernels.matmul.hopper.transpose_narrow import transpose_narrow_tile
 from pallas_kernels.matmul.hopper.transpose_tile import transpose_tile
-from pallas_kernels.matmul.hopper.wgmma_tf32 import load_rows
-from pallas_kernels.matmul.hopper.wgmma_tf32 import multiply as multiply_rows
+
 from pallas_kernels.matmul.schedule.hopper.tf32 import Tf32Schedule
 from pallas_kernels.parts.in_32_bits import in_32_bits
 
@@ -192,33 +192,44 @@ def _multiply(plan: Product, accumulator: Any, transposed_w: Any, x: Any, slot: 
 
 
 def _sum_from_registers(plan: Product, scratch: _Scratch, w: tuple[Any, Any], x: Any, tile: Any, part: Any) -> Any:
-    """Returns the sums of a tile; the rows of a stage are read while the previous stage is multiplied."""
-    s, steps = plan.schedule, plan.ring.steps
-    start = tile * steps
+    """Returns the sums of a tile; half of the rows of a stage are read while the half before is multiplied."""
+    s, ring = plan.schedule, plan.ring
+    start, half = tile * ring.steps, s.k_step // 2
+
+    def load(slot: Any, first: int) -> Any:
+        if plan.interpret:
+            return jnp.float32(0)
+        return wgmma_tf32.load_rows(w[1].at[slot, 0], first, half, s.block_n, _TRANSFORMS)
+
+    def multiply(total: Any, rows: Any, slot: Any, first: int) -> Any:
+        if plan.interpret:
+            return total if first else total + _interpreted_product(plan, w, x, slot, part)
+        return wgmma_tf32.multiply(total, rows, x.at[slot], first, s.k_step, _TRANSFORMS)
 
     def add(step: Any, carry: Any) -> Any:
         total, rows = carry
-        slot = plan.ring.at(start + step)
-        next_slot = plan.ring.at(start + jnp.minimum(step + 1, steps - 1))
+        slot, next_slot = ring.at(start + step), ring.at(start + jnp.minimum(step + 1, ring.steps - 1))
+        total = multiply(total, rows, slot, 0)
 
-        @pl.when(step + 1 < steps)
+        @pl.when(step > 0)  # the products of the previous stage have ended
+        def _() -> None:
+            plgpu.barrier_arrive(scratch.empty.at[ring.at(start + step - 1)])
+
+        total = multiply(total, load(slot, half), slot, half)
+
+        @pl.when(step + 1 < ring.steps)
         def _() -> None:
             plgpu.barrier_wait(scratch.full.at[next_slot])
 
-        columns = x.at[slot]
-        if plan.interpret:
-            total += _interpreted_product(plan, w, x, slot, part)
-        else:
-            total, rows = multiply_rows(total, rows, columns, w[1].at[next_slot, 0], s.block_n, _TRANSFORMS)
-        plgpu.barrier_arrive(scratch.empty.at[slot])
-        return total, rows
+        return total, load(next_slot, 0)
 
-    plgpu.barrier_wait(scratch.full.at[plan.ring.at(start)])
+    plgpu.barrier_wait(scratch.full.at[ring.at(start)])
     total = plgpu.layout_cast(jnp.zeros((64, s.tile_columns), jnp.float32), plgpu.Layout.WGMMA)
-    rows = jnp.float32(0)
+    total, _ = lax.fori_loop(0, ring.steps, add, (total, load(ring.at(start), 0)))
     if not plan.interpret:
-        rows = load_rows(w[1].at[plan.ring.at(start), 0], s.k_step, s.block_n, _TRANSFORMS)
-    return lax.fori_loop(0, steps, add, (total, rows))[0]
+        total = wgmma_tf32.finish(total)
+    plgpu.barrier_arrive(scratch.empty.at[ring.at(start + ring.steps - 1)])
+    return total
 
 
 def _interpreted_product(plan: Product, w: tuple[Any, Any], x: Any, slot: Any, part: Any) -> Any:
