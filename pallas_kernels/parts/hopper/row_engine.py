@@ -180,6 +180,7 @@ def run_rows(
     pieces = Pieces.of(c, c if direct else schedule.stage)
     blocks, team, cluster = schedule.blocks, schedule.team, schedule.cluster
     exchange = (max(1, counter.exchanges * (2 if counter.folds == 1 else 1)), max(WARPGROUP, lanes // WARPGROUP))
+    parked = (-(-c // lanes) * schedule.strips(lanes, vector), team * WARPGROUP * vector)
     grid, emulated = blocks, bool(interpret) and cluster > 1
     if companion is not None:
         companion.check(schedule, m)
@@ -207,6 +208,7 @@ def run_rows(
             team=Team(lanes, cluster, shared_memory, scratch.meeting, interpret, **held),
             barriers=scratch.barriers,
             ring=scratch.ring,
+            parked=scratch.parked,
             pieces=pieces,
             columns=c,
             vector=vector,
@@ -230,7 +232,7 @@ def run_rows(
         out,
         {"block": grid},
         [
-            _Scratch.of(schedule, pieces, exchange, [x.array.dtype for x in sources], interpret),
+            _Scratch.of(schedule, pieces, exchange, parked, [x.array.dtype for x in sources], interpret),
             [] if companion is None else companion.memory,
         ],
         cluster={"part": cluster} if cluster > 1 else None,
@@ -282,16 +284,24 @@ class _Scratch(NamedTuple):
         meeting: The barrier of the team under the interpreter.
         barriers: A barrier for each stage.
         ring: The stages of each array; empty if rows are read directly from memory.
+        parked: The strips of each array that wait for the next pass, if they wait there.
     """
 
     exchange: Any
     meeting: Any
     barriers: Any
     ring: Sequence[Any]
+    parked: Sequence[Any]
 
     @classmethod
     def of(
-        cls, schedule: RowSchedule, pieces: Pieces, exchange: tuple[int, int], dtypes: Sequence[Any], interpret: Any
+        cls,
+        schedule: RowSchedule,
+        pieces: Pieces,
+        exchange: tuple[int, int],
+        parked: tuple[int, int],
+        dtypes: Sequence[Any],
+        interpret: Any,
     ) -> "_Scratch":
         """Returns the types."""
         clusters, stages = schedule.cluster > 1, schedule.stages
@@ -305,6 +315,7 @@ class _Scratch(NamedTuple):
             meeting=meeting,
             barriers=plgpu.Barrier(num_arrivals=len(dtypes), num_barriers=stages) if stages else None,
             ring=[plgpu.SMEM((stages, pieces.capacity), dtype) for dtype in dtypes] if stages else [],
+            parked=[plgpu.SMEM(parked, dtype) for dtype in dtypes] if schedule.park else [],
         )
 
 
@@ -327,6 +338,8 @@ def _check_schedule(
         )
     if schedule.spread and (lanes == WARPGROUP or schedule.cluster > 1 or (schedule.preload and not schedule.hold)):
         raise ValueError(f"rows of {columns} columns and {lanes} lanes do not allow {schedule}.")
+    if schedule.park and (not direct or schedule.hold or schedule.spread):
+        raise ValueError(f"rows of {columns} columns do not wait in shared memory with {schedule}.")
     if not direct and any(columns * size % COPY_BYTES for size in sizes):
         raise ValueError(
             f"expected rows of whole {COPY_BYTES} bytes, or stages=0, got {columns} columns of {sizes} bytes."

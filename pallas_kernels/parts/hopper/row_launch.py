@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import jax
 import jax.experimental.pallas as pl
+import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.parts.hopper.arithmetic import WARPGROUP
@@ -183,6 +184,7 @@ class Launch:
     team: Team
     barriers: Any
     ring: Sequence[Any]
+    parked: Sequence[Any]
     pieces: Pieces
     columns: int
     vector: int
@@ -228,6 +230,13 @@ class Launch:
             lane = self.lane if strips else self.lane + first
             held = {"threads": self.team.threads, "spread": strips, "number": i}
             yield Strip(place.block, lane, place.columns, self.lanes, self.vector, place.whole, **held)
+
+    def parking(self, place: Place, number: int, strip: Strip) -> tuple[Any, Strip]:
+        """Returns where a strip of a row waits in shared memory: the row there, and the strip of it."""
+        width = WARPGROUP * self.vector
+        row = lax.div(jnp.int32(place.block), jnp.int32(self.lanes)) * (self.share // width) + number
+        columns, first = self.schedule.team * width, lax.rem(jnp.int32(self.member), jnp.int32(self.schedule.team))
+        return row, replace(strip, block=0, lane=first * width, columns=columns, lanes=columns, whole=True)
 
     def once(self, action: Callable[[], None]) -> None:
         """Runs an action in one warpgroup of the team."""
