@@ -22,7 +22,6 @@ from pallas_kernels.matmul.hopper.pipeline import Place, Ring, Roles, TileSchedu
 from pallas_kernels.matmul.hopper.product import Product
 from pallas_kernels.matmul.hopper.transpose_narrow import transpose_narrow_tile
 from pallas_kernels.matmul.hopper.transpose_tile import transpose_tile
-
 from pallas_kernels.matmul.schedule.hopper.tf32 import Tf32Schedule
 from pallas_kernels.parts.in_32_bits import in_32_bits
 
@@ -44,8 +43,8 @@ def transposing_ring_matmul(
 
     Args:
         x: (M, K), or a stack (B, M, K), float32; K a multiple of 8.
-        w: (K, N) float32, N a multiple of 32 or of the columns of narrower tiles. A stack if `x` is a stack; a matrix `x` is shared by every entry of a
-            stack.
+        w: (K, N) float32, N a multiple of 32 or of the columns of narrower tiles. A stack if `x` is a stack; a matrix
+            `x` is shared by every entry of a stack.
         bias: (N',) of any float dtype, N' a multiple of the schedule's `block_n` and at least N; added in float32.
         schedule: Tiles and stages, with transposing warpgroups or rows from registers.
         out_dtype: Dtype of the result; rounded once from the float32 accumulator.
@@ -86,7 +85,9 @@ def transposing_ring_matmul(
         empty=plgpu.Barrier(num_arrivals=s.warpgroups, num_barriers=stages),
         apart=transposed_w if apart else None,
     )
-    return plan.launch(functools.partial(_kernel, plan, schedule.narrow), (*stack, m, n), out_dtype, scratch)(x, w, epilogue)
+    return plan.launch(functools.partial(_kernel, plan, schedule.narrow), (*stack, m, n), out_dtype, scratch)(
+        x, w, epilogue
+    )
 
 
 class _Scratch(NamedTuple):
@@ -138,7 +139,9 @@ def _kernel(plan: Product, narrow: bool, x: Any, w: Any, epilogue: Epilogue, out
                     w_stages[0].at[slot][...] = w_stages[1].at[slot, 0].transpose((1, 0))[...]
                 elif narrow:
                     transforms = tile_transforms(w_side.swizzle, jnp.float32), _TRANSFORMS
-                    transpose_narrow_tile(w_stages[1].at[slot, 0], w_stages[0].at[slot], s.k_step, s.block_n, transforms)
+                    transpose_narrow_tile(
+                        w_stages[1].at[slot, 0], w_stages[0].at[slot], s.k_step, s.block_n, transforms
+                    )
                 else:
                     transpose_tile(w_stages[1].at[slot, 0], s.k_step, s.block_n, _TRANSFORMS)
                 plgpu.commit_smem()

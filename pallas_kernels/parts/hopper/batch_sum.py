@@ -127,7 +127,7 @@ def chunk_body(step: Step, m: int, c: int, dtype: Any, schedule: ChunkSchedule, 
         chunk is added to (an empty sequence for zero), the sums (chunks, C), and the shared memory of `chunk_memory`.
     """
     width, warpgroups = WARPGROUP * schedule.neighbours, schedule.warpgroups
-    few, masked = m <= FEW_ROWS, m % ROW_CHUNK != 0
+    few = m <= FEW_ROWS
     leaf = functools.partial(_leaf, step, m, interpret)
     if PARTS % warpgroups or width > c or c % schedule.neighbours:
         raise ValueError(
