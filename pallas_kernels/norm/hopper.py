@@ -14,6 +14,7 @@ from pallas_kernels.parts.hopper.row import Row
 from pallas_kernels.parts.hopper.row_engine import NEEDS, Companion, run_rows, supports
 from pallas_kernels.parts.served import served_if
 from pallas_kernels.parts.xla.lanes import Arrays
+from pallas_kernels.schedule.hopper.batch_sum import PARTS
 from pallas_kernels.schedule.hopper.norm_gradients import GradientsSchedule, gradients_schedule
 
 
@@ -126,7 +127,7 @@ def rms_norm_gradients(
             raise ValueError(f"expected rows that `gradients_schedule` serves, got {m} of {c} columns.")
     row_schedule, strips = schedule
     count, across = -(-m // chunks.rows), -(-c // (WARPGROUP * strips.neighbours))
-    parts = batch_sum.PARTS if strips.apart else 1
+    parts = PARTS if strips.apart else 1
     out = jax.ShapeDtypeStruct((count * parts, c), jnp.float32 if count * parts > 1 else jnp.dtype(dtype))
     add_chunk = batch_sum.chunk_body(_weight_step(interpret), m, c, out.dtype, strips, interpret)
     add_part = batch_sum.part_body(_weight_step(interpret), m, c, strips, interpret)
