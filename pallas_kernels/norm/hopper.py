@@ -125,7 +125,7 @@ def rms_norm_gradients(
         schedule = gradients_schedule(m, c, tuple(x.dtype.itemsize for x in rows))
         if schedule is None:
             raise ValueError(f"expected rows that `gradients_schedule` serves, got {m} of {c} columns.")
-    row_schedule, strips = schedule
+    row_schedule, strips, each = schedule
     count, across = -(-m // chunks.rows), -(-c // (WARPGROUP * strips.neighbours))
     parts = PARTS if strips.apart else 1
     out = jax.ShapeDtypeStruct((count * parts, c), jnp.float32 if count * parts > 1 else jnp.dtype(dtype))
@@ -142,6 +142,7 @@ def rms_norm_gradients(
     companion = Companion(
         rows=chunks.rows // parts,
         apart=parts,
+        each=each,
         blocks=-(-across // row_schedule.members) if strips.apart else across,
         warpgroups=strips.warpgroups,
         arrays=([h, g], [factor]),

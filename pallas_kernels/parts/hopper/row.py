@@ -208,15 +208,8 @@ class Row:
             return self._held[key]
         if launch.ring:
             columns = [strip.load(array, place.slot, self.interpret) for array in launch.ring]
-        elif launch.parked and self._passes > 1:
-            at, parked = launch.parking(place, number, strip)
-            columns = [parked.load(array, at, self.interpret) for array in launch.parked]
         else:
             columns = [strip.load(array, self._at_place(at), self.interpret) for array, at in launch.sources]
-            if launch.parked:
-                at, parked = launch.parking(place, number, strip)
-                for array, column in zip(launch.parked, columns, strict=True):
-                    parked.store(array, at, column, self.interpret)
         if key is not None:
             self._held[key] = columns
         return columns

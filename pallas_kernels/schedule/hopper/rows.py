@@ -50,8 +50,8 @@ class RowSchedule:
         stage: Columns of one stage of the circular buffer: the whole row, or a multiple of the row's lanes.
         stages: Stages of the circular buffer; 0 to read directly from memory (and its caches).
         hold: Keep the row in registers from the first pass to the last.
-        park: Keep it in shared memory from the first pass to the last, every thread the columns that it has read.
         preload: Keep the vectors in registers, for all rows of a block.
+        park: Keep the vectors in shared memory, for all rows of a block, every thread the columns that it reads.
         unroll: Blocks of lanes that one step of a loop handles.
         cluster: Blocks that share a row; more than one only if `stages` is 0.
         rows_per_warp: Rows that each warp of a block processes by itself, with the loads of all of them in flight; 0 if
