@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from pallas_kernels.schedule.hopper.batch_sum import ChunkSchedule
-from pallas_kernels.schedule.hopper.rows import GROUP, RowSchedule
+from pallas_kernels.schedule.hopper.rows import RowSchedule
 
 _ROWS: Final = 512
-_COLUMNS: Final = (4096, 8192)  # others were not measured
-_HELD: Final = 32  # registers per thread for its columns
-_NEIGHBOURS: Final = 2  # neighbouring columns of a thread that adds the gradient of the weight
+_MANY_ROWS: Final = 2048  # between the measured 512 and 4096
 
 
 class GradientsSchedule(NamedTuple):
@@ -29,7 +27,8 @@ class GradientsSchedule(NamedTuple):
 def gradients_schedule(rows: int, columns: int, itemsizes: Sequence[int]) -> GradientsSchedule | None:
     """Returns the schedule of a launch for both gradients of a norm; None where two launches are faster.
 
-    A launch for both reads the rows from memory once, if those of a chunk stay in the cache until they are added.
+    A launch for both reads the rows from memory once, if those of a chunk, or of a part of one, stay in the cache until
+    they are added. Lengths of rows and sizes that are not here were not measured.
 
     Args:
         rows: Number of rows.
@@ -37,14 +36,36 @@ def gradients_schedule(rows: int, columns: int, itemsizes: Sequence[int]) -> Gra
         itemsizes: Bytes of an element of each array that is read row by row.
 
     Example:
-        >>> gradients_schedule(4096, 8192, (2, 2)).rows.team, gradients_schedule(4096, 8192, (4, 4)).rows.team
-        (2, 4)
+        >>> gradients_schedule(512, 8192, (2, 2)).strips.apart, gradients_schedule(4096, 8192, (2, 2)).strips.apart
+        (True, False)
+        >>> gradients_schedule(512, 128256, (2, 2)).rows.cluster
+        2
         >>> gradients_schedule(64, 8192, (2, 2))
     """
-    if rows < _ROWS or columns not in _COLUMNS:
+    if rows < _ROWS:
         return None
-    registers = columns * sum(itemsizes) / (4 * GROUP)
-    for team in (2, 4):
-        if registers / team <= _HELD:
-            return GradientsSchedule(RowSchedule(team, rows, hold=True), ChunkSchedule(_NEIGHBOURS, team))
+    sizes, many = tuple(itemsizes), rows >= _MANY_ROWS
+
+    def held(team: int, cluster: int, vector: int, neighbours: int, *, apart: bool = True) -> GradientsSchedule:
+        row = RowSchedule(team, rows, hold=True, cluster=cluster, vector=vector)
+        return GradientsSchedule(row, ChunkSchedule(neighbours, team, apart))
+
+    match columns, sizes:
+        case 4096, (2, 2):
+            return held(2, 1, 8, 2, apart=False) if many else held(1, 1, 8, 4)
+        case 4096, (4, 4):
+            return held(2, 1, 4, 2, apart=False)
+        case 8192, (2, 2):
+            return held(2, 1, 8, 4, apart=not many)
+        case 8192, (4, 4):
+            return held(4, 1, 4, 4)
+        case 32000, (2, 2):
+            return held(2, 4, 8, 4) if many else held(1, 4, 8, 4)
+        case 32000, (4, 4):
+            return held(2, 4, 4, 2)
+        case 128256, (2, 2):
+            # As many registers as the columns take leave one block a multiprocessor.
+            return GradientsSchedule(RowSchedule(4, rows, cluster=2), ChunkSchedule(4, 4, apart=True))
+        case 128256, (4, 4):
+            return held(2, 8, 4, 4)
     return None

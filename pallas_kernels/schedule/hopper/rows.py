@@ -37,6 +37,8 @@ _SHARED_COLUMNS: Final = 8192  # of a row that waits in shared memory if there a
 _SHARED_PASSES: Final = {2: 3, 4: 2}  # of such a row, for each size of an element; measured
 _SPREAD_STRIPS: Final = 4  # of a thread
 _PARTS_OF_FEW: Final = (2, 8, 4)  # warpgroups, blocks and columns a thread of two arrays of very few long rows
+_PARTS_OF_LONG: Final = (2, 8, 4)  # the same for rows that are read in both passes
+_LONG_UNROLL: Final = 4
 _PICKED_COLUMNS: Final = 1024  # of all arrays, for programs that could also have more lanes
 
 
@@ -222,6 +224,9 @@ def _neighbouring(
         # Spread over the caches of several multiprocessors, where later passes find the row.
         cluster = max(1, members // _CLUSTER_TEAM)
         hold = registers / members <= (_HELD if passes > 1 else _HELD_CLUSTER)
+        if not hold and passes == 2 and lanes == _MOST_LANES and max(itemsizes) == 2:
+            group, parts, vector = _PARTS_OF_LONG
+            return RowSchedule(group, rows, cluster=parts, vector=vector, unroll=_LONG_UNROLL)
         return RowSchedule(members // cluster, rows, hold=hold, cluster=cluster)
     if team == 1 and members > 1 and len(itemsizes) == 1 and _HELD_FEW < held <= _HELD and rows <= _FEW_WAVES * SMS:
         team = 2  # all rows are in flight at once, also with two warpgroups each
