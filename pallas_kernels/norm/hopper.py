@@ -122,7 +122,7 @@ def rms_norm_gradients(
     honour("rms_norm_gradients", chunks, chunk_contract())
     rows = [h, g] if g_sum is None else [h, g, g_sum]
     if schedule is None:
-        schedule = gradients_schedule(m, c, tuple(x.dtype.itemsize for x in rows))
+        schedule = gradients_schedule(m, c, (h.dtype.itemsize, g.dtype.itemsize))
         if schedule is None:
             raise ValueError(f"expected rows that `gradients_schedule` serves, got {m} of {c} columns.")
     row_schedule, strips, each = schedule

@@ -216,9 +216,7 @@ def test_schedules_that_do_not_fit_are_refused(which: str) -> None:
         ((4096, 4096, 4096), 0, True),
     ],
 )
-def test_weights_are_read_the_fastest_way(
-    shape: tuple[int, int, int], transposers: int, from_registers: bool
-) -> None:
+def test_weights_are_read_the_fastest_way(shape: tuple[int, int, int], transposers: int, from_registers: bool) -> None:
     schedule = tf32_schedule(*shape)
     assert (schedule.transposers, schedule.from_registers) == (transposers, from_registers)
 

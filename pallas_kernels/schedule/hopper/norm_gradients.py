@@ -1,6 +1,5 @@
 """Schedules of the launch that computes both gradients of a norm on a Hopper GPU. They do not affect the bits."""
 
-from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from pallas_kernels.schedule.hopper.batch_sum import ChunkSchedule
@@ -24,7 +23,7 @@ class GradientsSchedule(NamedTuple):
     each: int = 1
 
 
-def gradients_schedule(rows: int, columns: int, itemsizes: Sequence[int]) -> GradientsSchedule | None:
+def gradients_schedule(rows: int, columns: int, itemsizes: tuple[int, int]) -> GradientsSchedule | None:
     """Returns the schedule of a launch for both gradients of a norm; None where two launches are faster.
 
     A launch for both reads the rows from memory once, if those of a chunk, or of a part of one, stay in the cache until
@@ -33,7 +32,7 @@ def gradients_schedule(rows: int, columns: int, itemsizes: Sequence[int]) -> Gra
     Args:
         rows: Number of rows.
         columns: Columns of a row.
-        itemsizes: Bytes of an element of each array that is read row by row.
+        itemsizes: Bytes of an element of the rows and of the cotangent.
 
     Example:
         >>> gradients_schedule(512, 8192, (2, 2)).strips.apart, gradients_schedule(4096, 8192, (2, 2)).strips.apart
@@ -44,7 +43,7 @@ def gradients_schedule(rows: int, columns: int, itemsizes: Sequence[int]) -> Gra
     """
     if rows < _ROWS:
         return None
-    sizes, many = tuple(itemsizes), rows >= _MANY_ROWS
+    sizes, many = itemsizes, rows >= _MANY_ROWS
 
     def held(team: int, cluster: int, vector: int, neighbours: int, *, apart: bool = True) -> GradientsSchedule:
         row = RowSchedule(team, rows, hold=True, cluster=cluster, vector=vector)
