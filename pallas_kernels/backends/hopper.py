@@ -116,11 +116,11 @@ def _reads_latents(call: Any, *_: Any, **__: Any) -> bool:
 
 def _reads_once(h: Any, factor: Any, g: Any, weight: Any = None, g_sum: Any = None, **_: Any) -> bool:
     """Whether one launch for both gradients is faster than two, which have the same bits: many rows of some lengths."""
-    from pallas_kernels.schedule.hopper.rows import gradients_team  # when the target has matched
+    from pallas_kernels.schedule.hopper.norm_gradients import gradients_schedule  # when the target has matched
 
     two = weight is not None and g_sum is None  # with a third array it was not measured
     rows, columns = h.shape
-    return two and gradients_team(rows, columns, (h.dtype.itemsize, g.dtype.itemsize)) > 0
+    return two and gradients_schedule(rows, columns, (h.dtype.itemsize, g.dtype.itemsize)) is not None
 
 
 KERNELS: Final = (

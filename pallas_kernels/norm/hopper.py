@@ -14,8 +14,8 @@ from pallas_kernels.parts.hopper.row import Row
 from pallas_kernels.parts.hopper.row_engine import NEEDS, Companion, run_rows, supports
 from pallas_kernels.parts.served import served_if
 from pallas_kernels.parts.xla.lanes import Arrays
-from pallas_kernels.schedule.hopper.batch_sum import ChunkSchedule
-from pallas_kernels.schedule.hopper.rows import GRADIENTS_NEIGHBOURS, RowSchedule, gradients_team
+from pallas_kernels.schedule.hopper.batch_sum import PARTS
+from pallas_kernels.schedule.hopper.norm_gradients import GradientsSchedule, gradients_schedule
 
 
 def _rows_served(rows: jax.Array, *arrays: jax.Array | None) -> bool:
@@ -111,8 +111,7 @@ def rms_norm_gradients(
     contract: RowContract,
     chunks: ChunkContract,
     interpret: Any = False,
-    schedule: RowSchedule | None = None,
-    strips: ChunkSchedule | None = None,
+    schedule: GradientsSchedule | None = None,
 ) -> Arrays:
     """Returns the results of `rms_norm_gradient` and of `weight_gradient`, which read the same rows, in one launch.
 
@@ -123,20 +122,28 @@ def rms_norm_gradients(
     honour("rms_norm_gradients", chunks, chunk_contract())
     rows = [h, g] if g_sum is None else [h, g, g_sum]
     if schedule is None:
-        team = gradients_team(m, c, tuple(x.dtype.itemsize for x in rows))
-        schedule = RowSchedule(team, m, hold=True)
-    if strips is None:
-        strips = ChunkSchedule(GRADIENTS_NEIGHBOURS, schedule.team)
+        schedule = gradients_schedule(m, c, (h.dtype.itemsize, g.dtype.itemsize))
+        if schedule is None:
+            raise ValueError(f"expected rows that `gradients_schedule` serves, got {m} of {c} columns.")
+    row_schedule, strips, each = schedule
     count, across = -(-m // chunks.rows), -(-c // (WARPGROUP * strips.neighbours))
-    out = jax.ShapeDtypeStruct((count, c), jnp.float32 if count > 1 else jnp.dtype(dtype))
+    parts = PARTS if strips.apart else 1
+    out = jax.ShapeDtypeStruct((count * parts, c), jnp.float32 if count * parts > 1 else jnp.dtype(dtype))
     add_chunk = batch_sum.chunk_body(_weight_step(interpret), m, c, out.dtype, strips, interpret)
+    add_part = batch_sum.part_body(_weight_step(interpret), m, c, strips, interpret)
 
-    def add(number: Any, warpgroup: Any, arrays: Any, sums: Any, *memory: Any) -> None:
-        add_chunk(lax.div(number, across), lax.rem(number, across), warpgroup, *arrays, (), sums, *memory)
+    def add(group: Any, number: Any, arrays: Any, sums: Any, *memory: Any) -> None:
+        if strips.apart:
+            add_part(group, number, *arrays, sums)
+            return
+        strip, warpgroup = lax.div(number, strips.warpgroups), lax.rem(number, strips.warpgroups)
+        add_chunk(group, strip, warpgroup, *arrays, (), sums, *memory)
 
     companion = Companion(
-        rows=chunks.rows,
-        blocks=across,
+        rows=chunks.rows // parts,
+        apart=parts,
+        each=each,
+        blocks=-(-across // row_schedule.members) if strips.apart else across,
         warpgroups=strips.warpgroups,
         arrays=([h, g], [factor]),
         out=out,
@@ -150,11 +157,13 @@ def rms_norm_gradients(
         [h.dtype],
         given=[factor],
         interpret=interpret,
-        schedule=schedule,
+        schedule=row_schedule,
         name="rms_norm_gradients",
         companion=companion,
     )
-    return dh, sums.reshape(c) if count == 1 else batch_sum.add_upwards(sums, [], jnp.dtype(dtype), interpret)
+    if len(sums) == 1:
+        return dh, sums.reshape(c)
+    return dh, batch_sum.add_upwards(sums, [], jnp.dtype(dtype), interpret, parts=parts)
 
 
 def _gradient_of_rms_norm(columns: int, vectors: int, rows: int, offset: float) -> Callable[[Row], None]:

@@ -45,6 +45,18 @@ INTERPRETED: dict[str, tuple[str, tuple[int, ...], bool, Any]] = {
         False,
         Tf32Schedule(MatmulSchedule(False, 64, 32, 64, 4, blocks=2), 2),
     ),
+    "tf32 transposed, narrow": (
+        "tf32",
+        (13, 264, 72),
+        False,
+        Tf32Schedule(MatmulSchedule(False, 64, 8, 128, 2, out_buffers=1), 1),
+    ),
+    "tf32 transposed, narrow, two transposers": (
+        "tf32",
+        (70, 200, 64),
+        False,
+        Tf32Schedule(MatmulSchedule(False, 64, 16, 64, 4, blocks=3, out_buffers=1), 2),
+    ),
     "tf32 transposed, result in parts": (
         "tf32",
         (70, 64, 64),
@@ -198,14 +210,13 @@ def test_schedules_that_do_not_fit_are_refused(which: str) -> None:
     [
         ((8, 4096, 1024), 1, False),
         ((64, 4096, 4096), 2, False),
-        ((512, 4096, 4096), 1, False),
+        ((8, 4096, 4096), 0, True),
+        ((512, 4096, 4096), 0, True),
         ((512, 4096, 14336), 0, True),
-        ((4096, 4096, 4096), 0, False),
+        ((4096, 4096, 4096), 0, True),
     ],
 )
-def test_weights_are_transposed_the_fastest_way(
-    shape: tuple[int, int, int], transposers: int, from_registers: bool
-) -> None:
+def test_weights_are_read_the_fastest_way(shape: tuple[int, int, int], transposers: int, from_registers: bool) -> None:
     schedule = tf32_schedule(*shape)
     assert (schedule.transposers, schedule.from_registers) == (transposers, from_registers)
 

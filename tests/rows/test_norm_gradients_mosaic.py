@@ -8,6 +8,7 @@ from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import chunk_contract, row_contract
 from pallas_kernels.norm import hopper
 from pallas_kernels.schedule.hopper.batch_sum import ChunkSchedule
+from pallas_kernels.schedule.hopper.norm_gradients import GradientsSchedule
 from pallas_kernels.schedule.hopper.rows import RowSchedule
 from tests.mosaic import Races, interpreter
 from tests.tiers import full_only
@@ -16,13 +17,20 @@ pytestmark = pytest.mark.usefixtures("hopper")
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "team", "neighbours", "residual"),
-    [(18, 1024, 1, 4, True), full_only(130, 1024, 1, 4, False), full_only(133, 2048, 2, 2, True)],
+    ("rows", "columns", "schedule", "strips", "residual"),
+    [
+        (18, 1024, RowSchedule(1, 18, hold=True), ChunkSchedule(4, 1), True),
+        full_only(130, 1024, RowSchedule(1, 130, hold=True), ChunkSchedule(4, 1), False),
+        full_only(133, 2048, RowSchedule(2, 133, hold=True), ChunkSchedule(2, 2), True),
+        (18, 1024, RowSchedule(1, 18, hold=True), ChunkSchedule(4, 1, apart=True), False),
+        full_only(130, 1152, RowSchedule(1, 130, hold=True, cluster=2, vector=4), ChunkSchedule(2, 1, True), True),
+        full_only(133, 2048, RowSchedule(2, 133, hold=True, cluster=2, vector=4), ChunkSchedule(2, 2, True), False),
+    ],
 )
 def test_one_launch_has_the_bits_of_two(
-    rows: int, columns: int, team: int, neighbours: int, residual: bool, races: Races
+    rows: int, columns: int, schedule: RowSchedule, strips: ChunkSchedule, residual: bool, races: Races
 ) -> None:
-    """In chunks, of which the last is not whole, and for a single one, which is rounded at once."""
+    """In chunks, of which the last is not whole, in a single one, which is rounded at once, and in parts of chunks."""
     rng = np.random.default_rng(0)
     h, g, g_sum = (jnp.asarray(rng.standard_normal((rows, columns)), jnp.bfloat16) for _ in range(3))
     factor = jnp.asarray(rng.standard_normal((rows, 1)), jnp.float32)
@@ -33,8 +41,7 @@ def test_one_launch_has_the_bits_of_two(
         contract=row_contract(),
         chunks=chunk_contract(),
         interpret=interpreter(),
-        schedule=RowSchedule(team, rows, hold=True),
-        strips=ChunkSchedule(neighbours, team),
+        schedule=GradientsSchedule(schedule, strips),
     )
     (expected,) = hopper.rms_norm_gradient(*arrays, contract=row_contract(), interpret=interpreter())
     weight = hopper.weight_gradient(h, factor, g, contract=chunk_contract(), dtype="bfloat16", interpret=interpreter())

@@ -10,7 +10,7 @@ import bijax
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import chunk_contract, row_contract
 from pallas_kernels.norm import hopper
-from pallas_kernels.schedule.hopper.rows import gradients_team
+from pallas_kernels.schedule.hopper.norm_gradients import gradients_schedule
 from tests.arrays import on_device
 
 pytestmark = pytest.mark.gpu
@@ -20,16 +20,33 @@ def normal(seed: int, *shape: int, dtype: str = "bfloat16") -> jax.Array:
     return on_device(jax.random.normal(jax.random.key(seed), shape), dtype)
 
 
-@pytest.mark.parametrize(("rows", "columns", "residual"), [(520, 4096, True), (640, 8192, False), (513, 8192, True)])
-def test_gradients_of_rms_norm(rows: int, columns: int, residual: bool) -> None:
-    h, g, g_sum = (normal(i, rows, columns) for i in range(3))
-    factor, weight = normal(3, rows, 1, dtype="float32"), normal(4, columns)
+@pytest.mark.parametrize(
+    ("rows", "columns", "dtype", "residual"),
+    [
+        (520, 4096, "bfloat16", True),
+        (640, 8192, "bfloat16", False),
+        (513, 8192, "bfloat16", True),
+        (513, 4096, "float32", False),
+        (513, 8192, "float32", False),
+        (2049, 4096, "bfloat16", False),
+        (2049, 8192, "bfloat16", False),
+        (513, 32000, "bfloat16", False),
+        (2049, 32000, "bfloat16", False),
+        (513, 32000, "float32", False),
+        (513, 128256, "bfloat16", False),
+        (520, 128256, "float32", False),
+    ],
+)
+def test_gradients_of_rms_norm(rows: int, columns: int, dtype: str, residual: bool) -> None:
+    h, g, g_sum = (normal(i, rows, columns, dtype=dtype) for i in range(3))
+    factor, weight = normal(3, rows, 1, dtype="float32"), normal(4, columns, dtype=dtype)
+    h = h.at[7, 5].set(jnp.inf).at[300].set(jnp.nan)
     arrays = (h, factor, g, weight, g_sum if residual else None)
     row, chunks = row_contract(), chunk_contract()
-    assert gradients_team(rows, columns, (h.dtype.itemsize, g.dtype.itemsize))
-    one = jax.jit(lambda *a: hopper.rms_norm_gradients(*a, dtype="bfloat16", contract=row, chunks=chunks))(*arrays)
+    assert gradients_schedule(rows, columns, (h.dtype.itemsize, g.dtype.itemsize))
+    one = jax.jit(lambda *a: hopper.rms_norm_gradients(*a, dtype=dtype, contract=row, chunks=chunks))(*arrays)
     (dh,) = jax.jit(lambda *a: hopper.rms_norm_gradient(*a, contract=row))(*arrays)
-    dw = jax.jit(lambda *a: hopper.weight_gradient(*a, contract=chunks, dtype="bfloat16"))(h, factor, g)
+    dw = jax.jit(lambda *a: hopper.weight_gradient(*a, contract=chunks, dtype=dtype))(h, factor, g)
     assert_bits_equal(one, (dh, dw))
 
 

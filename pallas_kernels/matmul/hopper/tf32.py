@@ -30,7 +30,7 @@ from pallas_kernels.matmul.schedule.hopper.tf32 import Tf32Schedule, tf32_schedu
 _OP: Final = "pallas_kernels.matmul.hopper.tf32.matmul"
 _ALIGN: Final = 4  # elements in the 16 bytes to which TMA aligns rows
 _COLUMNS: Final = 8  # the same for rows of the result, also of 2-byte elements
-_TRANSPOSED_COLUMNS: Final = 32  # elements of a swizzled row
+_TRANSPOSED_COLUMNS: Final = 32  # elements of a swizzled row; narrower tiles need no more than their own columns
 _TRANSPOSED_K: Final = 8
 
 
@@ -99,7 +99,7 @@ def matmul(
         bias = pad(bias, 0, schedule.tiles.block_n)
     arguments: dict[str, Any] = {"out_dtype": out_dtype, "interpret": interpret}
     if (schedule.transposers or schedule.from_registers) and not transpose_w:
-        w = pad(pad(w, -1, _TRANSPOSED_COLUMNS), -2, _TRANSPOSED_K)
+        w = pad(pad(w, -1, min(_TRANSPOSED_COLUMNS, schedule.tiles.block_n)), -2, _TRANSPOSED_K)
         out = transposing_ring_matmul(pad(x, -1, _TRANSPOSED_K), w, bias, schedule=schedule, **arguments)
     else:
         w = pad_weights(w if transpose_w else w.swapaxes(-1, -2), True, _ALIGN, _COLUMNS)

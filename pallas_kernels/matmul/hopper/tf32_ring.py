@@ -15,13 +15,13 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.matmul.hopper import wgmma_tf32
 from pallas_kernels.matmul.hopper.epilogue import Epilogue, make_store
 from pallas_kernels.matmul.hopper.operand import SWIZZLE_BYTES, Operand, in_stack, loaded_rows, tile_transforms
 from pallas_kernels.matmul.hopper.pipeline import Place, Ring, Roles, TileScheduler, here, sum_steps
 from pallas_kernels.matmul.hopper.product import Product
+from pallas_kernels.matmul.hopper.transpose_narrow import transpose_narrow_tile
 from pallas_kernels.matmul.hopper.transpose_tile import transpose_tile
-from pallas_kernels.matmul.hopper.wgmma_tf32 import load_rows
-from pallas_kernels.matmul.hopper.wgmma_tf32 import multiply as multiply_rows
 from pallas_kernels.matmul.schedule.hopper.tf32 import Tf32Schedule
 from pallas_kernels.parts.in_32_bits import in_32_bits
 
@@ -43,8 +43,8 @@ def transposing_ring_matmul(
 
     Args:
         x: (M, K), or a stack (B, M, K), float32; K a multiple of 8.
-        w: (K, N) float32, N a multiple of 32. A stack if `x` is a stack; a matrix `x` is shared by every entry of a
-            stack.
+        w: (K, N) float32, N a multiple of 32 or of the columns of narrower tiles. A stack if `x` is a stack; a matrix
+            `x` is shared by every entry of a stack.
         bias: (N',) of any float dtype, N' a multiple of the schedule's `block_n` and at least N; added in float32.
         schedule: Tiles and stages, with transposing warpgroups or rows from registers.
         out_dtype: Dtype of the result; rounded once from the float32 accumulator.
@@ -55,7 +55,7 @@ def transposing_ring_matmul(
     """
     stack, (m, k), n, s, transposers = w.shape[:-2], x.shape[-2:], w.shape[-1], schedule.tiles, schedule.transposers
     x_side = Operand(m, k, True, s.block_m, loaded_rows(m, s.block_m), _SWIZZLE, s.k_step)
-    w_side = Operand(n, k, False, s.block_n, s.block_n, _SWIZZLE, s.k_step)
+    w_side = Operand(n, k, False, s.block_n, s.block_n, min(_SWIZZLE, s.block_n), s.k_step)
     rows, columns = (w_side, x_side) if s.swap else (x_side, w_side)
     scheduler = TileScheduler(stack, rows.tiles, columns.tiles, s.block_rows, s.block_columns, s.group, s.blocks)
     epilogue, shape = Epilogue(bias), (s.tile_rows, s.tile_columns)
@@ -73,19 +73,21 @@ def transposing_ring_matmul(
         interpret=interpret,
     )
     stages = plan.ring.stages
-    copied = plan.stages(w_side, jnp.float32)
+    copied, apart = plan.stages(w_side, jnp.float32), bool(interpret) or schedule.narrow
     transposed_w = plgpu.SMEM((stages, s.block_n, s.k_step), jnp.float32, transforms=_TRANSFORMS)
     scratch = _Scratch(
         # The interpreter supports neither aliased views nor rows in registers.
-        w=plgpu.RefUnion(transposed_w, copied) if transposers and not interpret else copied,
+        w=plgpu.RefUnion(transposed_w, copied) if transposers and not apart else copied,
         x=plan.stages(x_side, jnp.float32),
         store=plan.blocks(out_dtype),
         full=plgpu.Barrier(num_arrivals=1 + x_side.pieces, num_barriers=stages),
         transposed=plgpu.Barrier(num_arrivals=1, num_barriers=stages),
         empty=plgpu.Barrier(num_arrivals=s.warpgroups, num_barriers=stages),
-        apart=transposed_w if interpret else None,
+        apart=transposed_w if apart else None,
     )
-    return plan.launch(functools.partial(_kernel, plan), (*stack, m, n), out_dtype, scratch)(x, w, epilogue)
+    return plan.launch(functools.partial(_kernel, plan, schedule.narrow), (*stack, m, n), out_dtype, scratch)(
+        x, w, epilogue
+    )
 
 
 class _Scratch(NamedTuple):
@@ -100,14 +102,14 @@ class _Scratch(NamedTuple):
     apart: Any
 
 
-def _kernel(plan: Product, x: Any, w: Any, epilogue: Epilogue, out: Any, scratch: _Scratch) -> None:
+def _kernel(plan: Product, narrow: bool, x: Any, w: Any, epilogue: Epilogue, out: Any, scratch: _Scratch) -> None:
     """The body of a block."""
     s, ring, (warpgroup, block) = plan.schedule, plan.ring, here()
     count, transposers = plan.scheduler.count(block), plan.roles.transpose
     x_side, w_side = (plan.columns, plan.rows) if s.swap else (plan.rows, plan.columns)
     # As they are read and as they are copied.
     w_stages, x_stages = (scratch.apart, scratch.w), plan.views(x_side, scratch.x)
-    if transposers and not plan.interpret:
+    if transposers and not (plan.interpret or narrow):
         w_stages = tuple(scratch.w)
 
     @pl.when(warpgroup == s.warpgroups + transposers)
@@ -135,6 +137,11 @@ def _kernel(plan: Product, x: Any, w: Any, epilogue: Epilogue, out: Any, scratch
                 plgpu.barrier_wait(scratch.full.at[slot])
                 if plan.interpret:
                     w_stages[0].at[slot][...] = w_stages[1].at[slot, 0].transpose((1, 0))[...]
+                elif narrow:
+                    transforms = tile_transforms(w_side.swizzle, jnp.float32), _TRANSFORMS
+                    transpose_narrow_tile(
+                        w_stages[1].at[slot, 0], w_stages[0].at[slot], s.k_step, s.block_n, transforms
+                    )
                 else:
                     transpose_tile(w_stages[1].at[slot, 0], s.k_step, s.block_n, _TRANSFORMS)
                 plgpu.commit_smem()
@@ -188,33 +195,44 @@ def _multiply(plan: Product, accumulator: Any, transposed_w: Any, x: Any, slot: 
 
 
 def _sum_from_registers(plan: Product, scratch: _Scratch, w: tuple[Any, Any], x: Any, tile: Any, part: Any) -> Any:
-    """Returns the sums of a tile; the rows of a stage are read while the previous stage is multiplied."""
-    s, steps = plan.schedule, plan.ring.steps
-    start = tile * steps
+    """Returns the sums of a tile; half of the rows of a stage are read while the half before is multiplied."""
+    s, ring = plan.schedule, plan.ring
+    start, half = tile * ring.steps, s.k_step // 2
+
+    def load(slot: Any, first: int) -> Any:
+        if plan.interpret:
+            return jnp.float32(0)
+        return wgmma_tf32.load_rows(w[1].at[slot, 0], first, half, s.block_n, _TRANSFORMS)
+
+    def multiply(total: Any, rows: Any, slot: Any, first: int) -> Any:
+        if plan.interpret:
+            return total if first else total + _interpreted_product(plan, w, x, slot, part)
+        return wgmma_tf32.multiply(total, rows, x.at[slot], first, s.k_step, _TRANSFORMS)
 
     def add(step: Any, carry: Any) -> Any:
         total, rows = carry
-        slot = plan.ring.at(start + step)
-        next_slot = plan.ring.at(start + jnp.minimum(step + 1, steps - 1))
+        slot, next_slot = ring.at(start + step), ring.at(start + jnp.minimum(step + 1, ring.steps - 1))
+        total = multiply(total, rows, slot, 0)
 
-        @pl.when(step + 1 < steps)
+        @pl.when(step > 0)  # the products of the previous stage have ended
+        def _() -> None:
+            plgpu.barrier_arrive(scratch.empty.at[ring.at(start + step - 1)])
+
+        total = multiply(total, load(slot, half), slot, half)
+
+        @pl.when(step + 1 < ring.steps)
         def _() -> None:
             plgpu.barrier_wait(scratch.full.at[next_slot])
 
-        columns = x.at[slot]
-        if plan.interpret:
-            total += _interpreted_product(plan, w, x, slot, part)
-        else:
-            total, rows = multiply_rows(total, rows, columns, w[1].at[next_slot, 0], s.block_n, _TRANSFORMS)
-        plgpu.barrier_arrive(scratch.empty.at[slot])
-        return total, rows
+        return total, load(next_slot, 0)
 
-    plgpu.barrier_wait(scratch.full.at[plan.ring.at(start)])
+    plgpu.barrier_wait(scratch.full.at[ring.at(start)])
     total = plgpu.layout_cast(jnp.zeros((64, s.tile_columns), jnp.float32), plgpu.Layout.WGMMA)
-    rows = jnp.float32(0)
+    total, _ = lax.fori_loop(0, ring.steps, add, (total, load(ring.at(start), 0)))
     if not plan.interpret:
-        rows = load_rows(w[1].at[plan.ring.at(start), 0], s.k_step, s.block_n, _TRANSFORMS)
-    return lax.fori_loop(0, steps, add, (total, rows))[0]
+        total = wgmma_tf32.finish(total)
+    plgpu.barrier_arrive(scratch.empty.at[ring.at(start + ring.steps - 1)])
+    return total
 
 
 def _interpreted_product(plan: Product, w: tuple[Any, Any], x: Any, slot: Any, part: Any) -> Any:

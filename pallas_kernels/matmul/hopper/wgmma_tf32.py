@@ -25,46 +25,49 @@ _TILE_BYTES: Final = 8 * _ROW_BYTES  # 8 swizzled rows
 _REGISTERS: Final = 4  # of a thread, for the rows of one instruction
 
 
-def load_rows(tile: Any, k: int, n: int, transforms: Any) -> jax.Array:
-    """Reads this warpgroup's 64 columns of a (k, n) tile as wgmma's rows; warpgroup i takes columns from 64 i on.
+def load_rows(tile: Any, first: int, k: int, n: int, transforms: Any) -> jax.Array:
+    """Reads this warpgroup's 64 columns of a tile as wgmma's rows; warpgroup i takes columns from 64 i on.
 
     Args:
-        tile: (k, n) of float32 in shared memory, in (8, 32) tiles, swizzled over 128 bytes.
-        k: Rows, a multiple of 8.
+        tile: (K, n) of float32 in shared memory, in (8, 32) tiles, swizzled over 128 bytes.
+        first: First row that is read, a multiple of 8.
+        k: Rows that are read, a multiple of 8.
         n: Columns.
         transforms: Transforms of `tile`.
 
     Returns:
         (64, k), a bundle of registers in the order that `multiply` expects.
     """
-    return inline(plgpu.RefType(transforms), result=_registers(64, k))(lambda ref: _load(ref, k, n))(tile)
+    return inline(plgpu.RefType(transforms), result=_registers(64, k))(lambda ref: _load(ref, first, k, n))(tile)
 
 
 def multiply(
-    accumulator: jax.Array, rows: jax.Array, columns: Any, following: Any, n: int, transforms: Any
-) -> tuple[jax.Array, jax.Array]:
-    """Adds the products of a stage, and meanwhile reads the rows of the following one.
+    accumulator: jax.Array, rows: jax.Array, columns: Any, first: int, length: int, transforms: Any
+) -> jax.Array:
+    """Starts to add products, and waits until no others are in flight.
+
+    The rows of products in flight must not change: with two sets of registers, one is read from shared memory while the
+    other is multiplied. ptxas would make the products of a single set wait for one another.
 
     Args:
         accumulator: (64, columns), float32.
         rows: (64, k), from `load_rows`.
-        columns: (pieces, columns, k / pieces) of float32 in shared memory, in (8, 32) tiles, swizzled over 128 bytes.
-        following: The (k, n) tile of the following stage.
-        n: Columns of `following`.
-        transforms: Transforms of `columns` and of `following`.
+        columns: (pieces, columns, length / pieces) of float32 in shared memory, in (8, 32) tiles, swizzled over 128
+            bytes.
+        first: The first element of K among the columns', a multiple of 8.
+        length: Elements of K of the columns.
+        transforms: Transforms of `columns`.
 
     Returns:
-        The accumulator, complete, and the rows of the following stage.
+        The accumulator, to which the products are still being added: see `finish`.
     """
     (_, size), k, pieces = accumulator.shape, rows.shape[1], columns.shape[0]
     # Bytes from 8 columns to the next 8, and from 32 elements of K to the next.
-    group_bytes = k // pieces // _SQUARE * _TILE_BYTES
+    group_bytes = length // pieces // _SQUARE * _TILE_BYTES
     square_bytes = _TILE_BYTES if pieces == 1 else size * _ROW_BYTES
 
-    tile = plgpu.RefType(transforms)
-
-    @inline(plgpu.Layout.WGMMA, plgpu.Layout.WGMMA, tile, tile, result=(_registers(64, size), _registers(64, k)))
-    def add(sums: Any, left: Any, right: Any, rest: Any) -> Any:
+    @inline(plgpu.Layout.WGMMA, plgpu.Layout.WGMMA, plgpu.RefType(transforms), result=_registers(64, size))
+    def add(sums: Any, left: Any, right: Any) -> Any:
         left = mgpu.optimization_barrier(left)
         total = mgpu.WGMMAAccumulator.from_registers(sums)  # fenced
         shape, layout = total._value.registers.shape, total._value.layout
@@ -72,16 +75,26 @@ def multiply(
         parts = _scalars(left)
         descriptor = _descriptor(right, group_bytes)
         for i in range(k // _K):
-            offset = i * _K // _SQUARE * square_bytes + i * _K % _SQUARE * 4
+            at = first + i * _K
+            offset = at // _SQUARE * square_bytes + at % _SQUARE * 4
             taken = parts[_REGISTERS * i : _REGISTERS * (i + 1)]
             registers = _wgmma(registers, taken, llvm.add(descriptor, _long(offset >> 4), overflow_flags=_NO_FLAGS))
         nvvm.wgmma_commit_group_sync_aligned()
-        loaded = _load(rest, k, n)
-        nvvm.wgmma_wait_group_sync_aligned(0)
-        array = fragmented(np.array(registers, dtype=object).reshape(shape), layout)
-        return mgpu.optimization_barrier(array).to_layout(mgpu.WGMMA_LAYOUT), loaded
+        nvvm.wgmma_wait_group_sync_aligned(1)
+        return fragmented(np.array(registers, dtype=object).reshape(shape), layout).to_layout(mgpu.WGMMA_LAYOUT)
 
-    return add(accumulator, rows, columns, following)
+    return add(accumulator, rows, columns)
+
+
+def finish(accumulator: jax.Array) -> jax.Array:
+    """Waits for the products in flight and returns the accumulator."""
+
+    @inline(plgpu.Layout.WGMMA, result=_registers(64, accumulator.shape[1]))
+    def wait(sums: Any) -> Any:
+        nvvm.wgmma_wait_group_sync_aligned(0)
+        return mgpu.optimization_barrier(sums)
+
+    return wait(accumulator)
 
 
 _NO_FLAGS: Final = llvm.IntegerOverflowFlags.none
@@ -91,7 +104,7 @@ def _registers(rows: int, columns: int) -> Any:
     return held((rows, columns), plgpu.Layout.WGMMA)
 
 
-def _load(tile: Any, k: int, n: int) -> Any:
+def _load(tile: Any, first: int, k: int, n: int) -> Any:
     """Returns this thread's elements, for every 8 of K: (row, K) = (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4).
 
     g is the thread's number in its warp over 4, t the rest. In each read, threads with even t take t and the others t +
@@ -108,7 +121,7 @@ def _load(tile: Any, k: int, n: int) -> Any:
             places[reading, half] = _place(thread, at, half)
     scalars: list[Any] = []
     for i in range(k // _K):
-        step = i32(i * (n // _SQUARE) * _TILE_BYTES)
+        step = i32((first // _K + i) * (n // _SQUARE) * _TILE_BYTES)
         read = {key: _load_one(base, arith.addi(place, step)) for key, place in places.items()}
         for upper in (0, 1):
             scalars += [arith.select(is_odd, read[1 - upper, half], read[upper, half]) for half in (0, 1)]

@@ -103,6 +103,8 @@ def _chunk_sums(
 
 def chunk_memory(schedule: ChunkSchedule) -> list[Any]:
     """Returns the shared memory of a block that sums a strip of a chunk."""
+    if schedule.apart:
+        return []
     memory: list[Any] = [plgpu.SMEM((PARTS, WARPGROUP * schedule.neighbours), jnp.float32)]
     if schedule.warpgroups > 1:
         memory.append(plgpu.Barrier(num_arrivals=schedule.warpgroups))
@@ -125,7 +127,8 @@ def chunk_body(step: Step, m: int, c: int, dtype: Any, schedule: ChunkSchedule, 
         chunk is added to (an empty sequence for zero), the sums (chunks, C), and the shared memory of `chunk_memory`.
     """
     width, warpgroups = WARPGROUP * schedule.neighbours, schedule.warpgroups
-    few, masked = m <= FEW_ROWS, m % ROW_CHUNK != 0
+    few = m <= FEW_ROWS
+    leaf = functools.partial(_leaf, step, m, interpret)
     if PARTS % warpgroups or width > c or c % schedule.neighbours:
         raise ValueError(
             f"expected 1, 2, 4 or {PARTS} warpgroups, neighbours that divide {c} columns, and strips within them; "
@@ -136,12 +139,7 @@ def chunk_body(step: Step, m: int, c: int, dtype: Any, schedule: ChunkSchedule, 
         chunk: Any, number: Any, warpgroup: Any, sources: Any, numbers: Any, begin: Any, out: Any, parts: Any,
         *meeting: Any,
     ) -> None:  # fmt: skip
-        def leaf(strip: Strip, row: Any) -> jax.Array:
-            index = chunk * ROW_CHUNK + row
-            inside = jnp.minimum(index, m - 1) if masked else index
-            columns = [strip.load(s, inside, interpret).astype(jnp.float32) for s in sources]
-            value = step(*columns, *(n[inside, 0] for n in numbers))
-            return jnp.where(jnp.broadcast_to(index, (width,)) < m, value, jnp.float32(0)) if masked else value
+        first = chunk * ROW_CHUNK
 
         def add(strip: Strip) -> None:
             def finish(total: jax.Array) -> None:
@@ -153,14 +151,18 @@ def chunk_body(step: Step, m: int, c: int, dtype: Any, schedule: ChunkSchedule, 
 
             if few:
                 # Missing rows count as zeros and are not loaded.
-                whole = functools.partial(_tree, lambda row: leaf(strip, row) if row < m else None, ROW_CHUNK)
-                pl.when(warpgroup == 0)(lambda: finish(whole()))
+                def present(row: int) -> jax.Array | None:
+                    return leaf(strip, first + row, sources, numbers) if row < m else None
+
+                pl.when(warpgroup == 0)(lambda: finish(_tree(present, ROW_CHUNK)))
                 return
 
             @pl.loop(0, PARTS // warpgroups)
             def _(turn: Any) -> None:
                 part = turn * warpgroups + warpgroup
-                parts[part, :] = _tree(lambda k: leaf(strip, part + PARTS * k), ROW_CHUNK // PARTS)
+                parts[part, :] = _tree(
+                    lambda k: leaf(strip, first + part + PARTS * k, sources, numbers), ROW_CHUNK // PARTS
+                )
 
             def finish_parts() -> None:
                 finish(_tree(lambda part: plgpu.load(parts.at[part], layout=strided(width)), PARTS))
@@ -178,25 +180,76 @@ def chunk_body(step: Step, m: int, c: int, dtype: Any, schedule: ChunkSchedule, 
     return body
 
 
-def add_upwards(sums: jax.Array, start: Sequence[jax.Array], dtype: Any, interpret: Any) -> jax.Array:
-    """Adds the sums of chunks, (chunks, C) float32, in ascending order to `start` or to zero: (C,) of `dtype`."""
-    chunks, c = sums.shape
+def part_body(step: Step, m: int, c: int, schedule: ChunkSchedule, interpret: Any) -> Callable[..., None]:
+    """Returns the body of a warpgroup that sums a strip of a part of a chunk, 16 rows.
+
+    Args:
+        step: As for `sum_chunks`.
+        m: Number of rows.
+        c: Number of columns.
+        schedule: How the work is partitioned.
+        interpret: As for `sum_chunks`.
+
+    Returns:
+        A function of the indices of the part and the strip, of the rows, their scalars, and the sums (parts, C).
+    """
+
+    def body(part: Any, number: Any, sources: Any, numbers: Any, out: Any) -> None:
+        first = lax.div(part, PARTS) * ROW_CHUNK + lax.rem(part, PARTS)
+
+        def add(strip: Strip) -> None:
+            def leaf(k: int) -> jax.Array:
+                return _leaf(step, m, interpret, strip, first + PARTS * k, sources, numbers)
+
+            strip.store(out, part, _tree(leaf, ROW_CHUNK // PARTS), interpret)
+
+        # A block may have more warpgroups than there are strips left.
+        pl.when(number < -(-c // (WARPGROUP * schedule.neighbours)))(
+            lambda: _in_strips(number, c, schedule.neighbours, add)
+        )
+
+    return body
+
+
+def _leaf(
+    step: Step, m: int, interpret: Any, strip: Strip, row: Any, sources: Sequence[Any], numbers: Sequence[Any]
+) -> jax.Array:
+    """Returns a strip of the results of a step on a row; zeros past the last row."""
+    masked = m % ROW_CHUNK != 0
+    inside = jnp.minimum(row, m - 1) if masked else row
+    columns = [strip.load(s, inside, interpret).astype(jnp.float32) for s in sources]
+    value = step(*columns, *(n[inside, 0] for n in numbers))
+    return jnp.where(jnp.broadcast_to(row, value.shape) < m, value, jnp.float32(0)) if masked else value
+
+
+def add_upwards(
+    sums: jax.Array, start: Sequence[jax.Array], dtype: Any, interpret: Any, *, parts: int = 1
+) -> jax.Array:
+    """Adds the sums of chunks, (chunks, C) float32, in ascending order to `start` or to zero: (C,) of `dtype`.
+
+    Sums of parts, (chunks * parts, C), are first added by a halving tree for each chunk.
+    """
+    chunks, c = sums.shape[0] // parts, sums.shape[1]
 
     def kernel(sums: Any, begin: Sequence[Any], out: Any) -> None:
         def add_strip(strip: Strip) -> None:
+            def load(first: Any, count: int) -> list[jax.Array]:
+                rows = [strip.load(sums, first * parts + i, interpret) for i in range(count * parts)]
+                return [_tree(rows[i * parts : (i + 1) * parts].__getitem__, parts) for i in range(count)]
+
             def add(first: Any, count: int, total: jax.Array) -> jax.Array:
-                for column in [strip.load(sums, first + i, interpret) for i in range(count)]:
+                for column in load(first, count):
                     total = total + column
                 return total
 
-            first = 0 if begin else 1
-            total = strip.load(begin[0], None, interpret) if begin else strip.load(sums, 0, interpret)
+            first, at_once = 0 if begin else 1, _AT_ONCE // parts
+            total = strip.load(begin[0], None, interpret) if begin else load(0, 1)[0]
             if not begin:
                 total = total + jnp.float32(0)
-            groups, left = divmod(chunks - first, _AT_ONCE)
+            groups, left = divmod(chunks - first, at_once)
             if groups:
-                total = lax.fori_loop(0, groups, lambda i, total: add(first + i * _AT_ONCE, _AT_ONCE, total), total)
-            strip.store(out, 0, add(first + groups * _AT_ONCE, left, total).astype(dtype), interpret)
+                total = lax.fori_loop(0, groups, lambda i, total: add(first + i * at_once, at_once, total), total)
+            strip.store(out, 0, add(first + groups * at_once, left, total).astype(dtype), interpret)
 
         _in_strips(lax.axis_index("strip"), c, 1, add_strip)
 

@@ -174,27 +174,29 @@ def run_rows(
     vector = WARP_VECTOR if by_warp else schedule.vector or row_vector(lanes, (*sizes, *wide_sizes))
     schedule = replace(schedule, blocks=min(schedule.blocks, -(-m // schedule.rows_per_block)))
     _check_schedule(schedule, m, c, lanes, vector, sizes)
-    spread = lanes // (schedule.members * WARPGROUP * vector) if schedule.spread and not interpret else 0
+    spread = schedule.strips(lanes, vector) if schedule.spread and not interpret else 0
     held = {"threads": WARP if by_warp else WARPGROUP, "spread": spread}
     direct = schedule.stages == 0
     pieces = Pieces.of(c, c if direct else schedule.stage)
     blocks, team, cluster = schedule.blocks, schedule.team, schedule.cluster
     exchange = (max(1, counter.exchanges * (2 if counter.folds == 1 else 1)), max(WARPGROUP, lanes // WARPGROUP))
+    dtypes = [[x.array.dtype for x in group] for group in (sources, shared)]
+    parked = (-(-c // lanes) * schedule.strips(lanes, vector), team * WARPGROUP * vector)
     grid, emulated = blocks, bool(interpret) and cluster > 1
-    if emulated:
-        out.append(jax.ShapeDtypeStruct((blocks, *exchange), jnp.float32))
     if companion is not None:
         companion.check(schedule, m)
         out.append(companion.out)
         grid = companion.grid(m)
+    if emulated:
+        out.append(jax.ShapeDtypeStruct((grid, *exchange), jnp.float32))
 
     def kernel(read: Any, beside: Any, known: Any, others: Any, *refs: Any) -> None:
         *written, scratch, memory = refs
-        first_row = lax.axis_index("block")
+        first_row = block = lax.axis_index("block")
         if companion is not None:
-            turn = companion.turn(first_row)
+            turn = companion.turn(block)
             first_row = turn.row
-        shared_memory = written.pop().at[first_row] if emulated else scratch.exchange
+        shared_memory = written.pop().at[block] if emulated else scratch.exchange
         member = lax.axis_index("member") if team > 1 else 0
         if cluster > 1:
             member += lax.axis_index("part") * team
@@ -207,6 +209,7 @@ def run_rows(
             team=Team(lanes, cluster, shared_memory, scratch.meeting, interpret, **held),
             barriers=scratch.barriers,
             ring=scratch.ring,
+            parked=scratch.parked,
             pieces=pieces,
             columns=c,
             vector=vector,
@@ -222,7 +225,20 @@ def run_rows(
             _run_block(program, launch, m)
         else:
             result = written[len(wanted) + numbers]
-            turn.run(m, lambda: program(Row(launch, first_row, 0)), member, others, result, memory)
+
+            def run_row(row: Any, number: Any) -> None:
+                program(Row(launch, row, number))
+
+            turn.run(
+                m,
+                run_row,
+                member,
+                schedule.members,
+                others,
+                result,
+                memory,
+                launch.park if schedule.park else lambda: None,
+            )
 
     run = launch_kernel(
         profile_name(program) if name is None else name,
@@ -230,7 +246,7 @@ def run_rows(
         out,
         {"block": grid},
         [
-            _Scratch.of(schedule, pieces, exchange, [x.array.dtype for x in sources], interpret),
+            _Scratch.of(schedule, pieces, exchange, parked, *dtypes, interpret),
             [] if companion is None else companion.memory,
         ],
         cluster={"part": cluster} if cluster > 1 else None,
@@ -250,6 +266,8 @@ def _run_block(program: Program, launch: Launch, m: int) -> None:
         pl.loop(0, schedule.stages)(launch.fetch)
     if schedule.preload:
         launch.preload()
+    if schedule.park:
+        launch.park()
     if schedule.rows_per_warp:
         _run_by_warp(program, launch, m)
     elif schedule.blocks == m:
@@ -282,16 +300,25 @@ class _Scratch(NamedTuple):
         meeting: The barrier of the team under the interpreter.
         barriers: A barrier for each stage.
         ring: The stages of each array; empty if rows are read directly from memory.
+        parked: The strips of each vector, if they wait there for all rows.
     """
 
     exchange: Any
     meeting: Any
     barriers: Any
     ring: Sequence[Any]
+    parked: Sequence[Any]
 
     @classmethod
     def of(
-        cls, schedule: RowSchedule, pieces: Pieces, exchange: tuple[int, int], dtypes: Sequence[Any], interpret: Any
+        cls,
+        schedule: RowSchedule,
+        pieces: Pieces,
+        exchange: tuple[int, int],
+        parked: tuple[int, int],
+        dtypes: Sequence[Any],
+        vectors: Sequence[Any],
+        interpret: Any,
     ) -> "_Scratch":
         """Returns the types."""
         clusters, stages = schedule.cluster > 1, schedule.stages
@@ -305,6 +332,7 @@ class _Scratch(NamedTuple):
             meeting=meeting,
             barriers=plgpu.Barrier(num_arrivals=len(dtypes), num_barriers=stages) if stages else None,
             ring=[plgpu.SMEM((stages, pieces.capacity), dtype) for dtype in dtypes] if stages else [],
+            parked=[plgpu.SMEM(parked, dtype) for dtype in vectors] if schedule.park else [],
         )
 
 
@@ -321,12 +349,14 @@ def _check_schedule(
         return
     if 1 < vector < _LEAST_VECTOR:
         raise ValueError(f"expected 1 or at least {_LEAST_VECTOR} columns a thread, got {schedule}.")
-    if schedule.members * WARPGROUP * vector > lanes or (schedule.cluster > 1 and not direct):
+    if not schedule.strips(lanes, vector) or (schedule.cluster > 1 and not direct):
         raise ValueError(
             f"rows of {columns} columns, {lanes} lanes and {vector} columns a thread do not allow {schedule}."
         )
     if schedule.spread and (lanes == WARPGROUP or schedule.cluster > 1 or (schedule.preload and not schedule.hold)):
         raise ValueError(f"rows of {columns} columns and {lanes} lanes do not allow {schedule}.")
+    if schedule.park and (not direct or schedule.spread or schedule.preload):
+        raise ValueError(f"rows of {columns} columns have no vectors in shared memory with {schedule}.")
     if not direct and any(columns * size % COPY_BYTES for size in sizes):
         raise ValueError(
             f"expected rows of whole {COPY_BYTES} bytes, or stages=0, got {columns} columns of {sizes} bytes."

@@ -22,10 +22,12 @@ class ChunkSchedule:
     Attributes:
         neighbours: Neighbouring columns that a thread owns: 1, 2 or 4.
         warpgroups: Warpgroups of a block, which divide the parts: 1, 2, 4 or 8.
+        apart: Write the sums of the parts, which another kernel adds: each warpgroup has a strip of one part.
     """
 
     neighbours: int
     warpgroups: int
+    apart: bool = False
 
 
 def chunk_schedule(rows: int, columns: int, itemsize: int) -> ChunkSchedule:

@@ -12,8 +12,6 @@ WARPS: Final = 4
 """Warps of a warpgroup."""
 WARP_VECTOR: Final = 4
 """Neighbouring columns that a thread holds where each warp has a row of its own."""
-GRADIENTS_NEIGHBOURS: Final = 2
-"""Neighbouring columns of a thread that adds the gradient of a weight in the launch of both gradients of a norm."""
 COPY_BYTES: Final = 128
 """Copies into shared memory are multiples of this size: every thread of a warpgroup announces its share."""
 
@@ -39,8 +37,8 @@ _SHARED_COLUMNS: Final = 8192  # of a row that waits in shared memory if there a
 _SHARED_PASSES: Final = {2: 3, 4: 2}  # of such a row, for each size of an element; measured
 _SPREAD_STRIPS: Final = 4  # of a thread
 _PARTS_OF_FEW: Final = (2, 8, 4)  # warpgroups, blocks and columns a thread of two arrays of very few long rows
-_ROWS_READ_ONCE: Final = 512
-_COLUMNS_READ_ONCE: Final = (4096, 8192)  # others were not measured
+_PARTS_OF_LONG: Final = (2, 8, 4)  # the same for rows that are read in both passes
+_LONG_UNROLL: Final = 4
 _PICKED_COLUMNS: Final = 1024  # of all arrays, for programs that could also have more lanes
 
 
@@ -55,6 +53,7 @@ class RowSchedule:
         stages: Stages of the circular buffer; 0 to read directly from memory (and its caches).
         hold: Keep the row in registers from the first pass to the last.
         preload: Keep the vectors in registers, for all rows of a block.
+        park: Keep the vectors in shared memory, for all rows of a block, every thread the columns that it reads.
         unroll: Blocks of lanes that one step of a loop handles.
         cluster: Blocks that share a row; more than one only if `stages` is 0.
         rows_per_warp: Rows that each warp of a block processes by itself, with the loads of all of them in flight; 0 if
@@ -76,6 +75,7 @@ class RowSchedule:
     rows_per_warp: int = 0
     vector: int = 0
     spread: bool = False
+    park: bool = False
 
     @property
     def rows_per_block(self) -> int:
@@ -86,6 +86,10 @@ class RowSchedule:
     def members(self) -> int:
         """Warpgroups that share a row."""
         return self.team * self.cluster
+
+    def strips(self, lanes: int, vector: int) -> int:
+        """Returns how many strips of a block of `lanes` lanes each warpgroup has, with `vector` columns a thread."""
+        return lanes // (self.members * GROUP * vector)
 
 
 def row_vector(lanes: int, itemsizes: Sequence[int]) -> int:
@@ -165,12 +169,12 @@ def row_schedule(
     sizes = tuple(itemsizes)
     found = _neighbouring(rows, columns, lanes, sizes, tuple(result_sizes), vectors, passes, picked=picked, plain=plain)
     held = found.hold or (found.stages == 1 and found.stage == columns)
-    share = lanes // (found.members * GROUP * row_vector(lanes, (*itemsizes, *result_sizes)))
-    if not sums or not held or found.cluster > 1 or found.rows_per_warp or share < 2:
+    strips = found.strips(lanes, row_vector(lanes, (*itemsizes, *result_sizes)))
+    if not sums or not held or found.cluster > 1 or found.rows_per_warp or strips < 2:
         return found
     # A thread of many spread strips reads and writes parts of 32 bytes; two sums pay for larger parts.
     few, shared = rows <= SMS and len(sizes) == 1, not found.hold
-    return replace(found, spread=few or shared or (sums > 1 and share <= _SPREAD_STRIPS))
+    return replace(found, spread=few or shared or (sums > 1 and strips <= _SPREAD_STRIPS))
 
 
 def _neighbouring(
@@ -220,6 +224,9 @@ def _neighbouring(
         # Spread over the caches of several multiprocessors, where later passes find the row.
         cluster = max(1, members // _CLUSTER_TEAM)
         hold = registers / members <= (_HELD if passes > 1 else _HELD_CLUSTER)
+        if not hold and passes == 2 and lanes == _MOST_LANES and max(itemsizes) == 2:
+            group, parts, vector = _PARTS_OF_LONG
+            return RowSchedule(group, rows, cluster=parts, vector=vector, unroll=_LONG_UNROLL)
         return RowSchedule(members // cluster, rows, hold=hold, cluster=cluster)
     if team == 1 and members > 1 and len(itemsizes) == 1 and _HELD_FEW < held <= _HELD and rows <= _FEW_WAVES * SMS:
         team = 2  # all rows are in flight at once, also with two warpgroups each
@@ -235,21 +242,6 @@ def _neighbouring(
         return RowSchedule(team, rows, hold=True)
     each = _WARPGROUPS // 2 if result_sizes else _WARPGROUPS
     return RowSchedule(team, SMS * each, columns, _RING_ROWS, hold=True, preload=preloaded <= _HELD_PRELOADED)
-
-
-def gradients_team(rows: int, columns: int, itemsizes: Sequence[int]) -> int:
-    """Returns the warpgroups that share a row where one launch computes both gradients of a norm; 0 for two launches.
-
-    A launch for both reads the rows from memory once, if those of a chunk stay in the cache until they are added.
-
-    Example:
-        >>> gradients_team(4096, 8192, (2, 2)), gradients_team(4096, 8192, (4, 4)), gradients_team(64, 8192, (2, 2))
-        (2, 4, 0)
-    """
-    if rows < _ROWS_READ_ONCE or columns not in _COLUMNS_READ_ONCE:
-        return 0
-    registers = columns * sum(itemsizes) / (4 * GROUP)
-    return next((team for team in (2, 4) if registers / team <= _HELD), 0)
 
 
 def _rows_per_warp(rows: int, columns: int, itemsizes: Sequence[int]) -> int:

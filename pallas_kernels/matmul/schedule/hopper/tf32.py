@@ -2,7 +2,7 @@
 
 A step of wgmma takes 32 bytes of K of either operand for any dtype, so float32 rows of K elements cost the same as
 bfloat16 rows of 2 K elements: (N, K) weights use the schedules of `pallas_kernels.matmul.schedule.hopper.matmul`. (K,
-N) weights are transposed by a separate kernel, or by a copy. The bits do not depend on it.
+N) weights are read into registers, transposed inside the kernel, or by a copy. The bits do not depend on it.
 """
 
 from collections.abc import Iterator
@@ -14,6 +14,7 @@ from pallas_kernels.matmul.schedule.hopper.matmul import candidates
 from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, SMS, MatmulSchedule
 
 _SQUARE: Final = 32
+_NARROW: Final = (8, 16)  # columns of weights that are transposed into memory of their own
 _THREADS: Final = 128
 _MOST_TRANSPOSED: Final = 64  # elements that a thread holds while it transposes
 _MOST_STAGES: Final = 12
@@ -25,9 +26,12 @@ _BYTES_PER_NS: Final = 4200
 _COPY_BYTES_PER_NS: Final = 3800  # a transposing copy, bytes read and written
 _SHARED_BYTES_PER_CYCLE: Final = 120
 _TRANSPOSE_CYCLES: Final = 450  # of a transposing warpgroup's stage, besides its reads and writes
-_CHAIN_CYCLES: Final = 75  # 8 elements of K with rows from registers, ...
-_CHAIN_CYCLES_PER_COLUMN: Final = 0.3  # ... more for each column, ...
-_PRODUCT_CYCLES_PER_COLUMN: Final = 0.38  # ... and for each column of every warpgroup
+_NARROW_CYCLES: Final = (208, 27)  # of a stage of narrow transposed weights, and for 8 elements of K
+_REGISTERS_CYCLES: Final = (360, 25)  # the same with few columns and rows from registers, ...
+_MORE_WARPGROUPS_CYCLES: Final = 115  # ... for each further warpgroup, ...
+_PRODUCT_CYCLES_PER_COLUMN: Final = 0.5  # ... or of 8 elements of K, for each column of every warpgroup, ...
+_EXPOSED_CYCLES: Final = {True: 20, False: 200}  # ... and what is not hidden, for long instructions and for short ones
+_LONG_COLUMNS: Final = 192
 _ISSUE_CYCLES: Final = 240  # two copies
 _START_CYCLES: Final = 3000
 _TILE_CYCLES: Final = 600
@@ -66,15 +70,29 @@ class Tf32Schedule:
         if t.stages % self.transposers:
             raise ValueError(f"stages must be a multiple of the transposing warpgroups, got {self}.")
         transposed_w = t.block_n * t.k_step
+        if self.narrow and not t.swap:
+            return
         if t.block_n % _SQUARE or transposed_w % (2 * _SQUARE**2) or transposed_w > _MOST_TRANSPOSED * _THREADS:
             raise ValueError(
                 f"a stage of transposed weights must be whole squares of {_SQUARE}, an even number of them, at most"
                 f" {_MOST_TRANSPOSED * _THREADS} elements, got k_step {t.k_step} and {t.block_n} columns."
             )
 
+    @property
+    def narrow(self) -> bool:
+        """Whether tiles of weights are narrower than a swizzled row, and are transposed into memory of their own."""
+        return self.transposers > 0 and self.tiles.block_n in _NARROW
+
     def shared_bytes(self, out_itemsize: int) -> int:
         """Returns the shared memory of a block."""
-        return self.tiles.shared_bytes(4, out_itemsize)
+        t = self.tiles
+        return t.shared_bytes(4, out_itemsize) + (t.stages * t.block_n * t.k_step * 4 if self.narrow else 0)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of a stage."""
+        t = self.tiles
+        return (t.block_rows + t.block_columns + (t.block_n if self.narrow else 0)) * t.k_step * 4
 
 
 def tf32_schedule(
@@ -85,8 +103,8 @@ def tf32_schedule(
     Arguments as for `matmul_schedule`.
 
     Example:
-        >>> tf32_schedule(8, 4096, 4096).transposers, tf32_schedule(8, 4096, 4096, transpose_w=True).transposers
-        (1, 0)
+        >>> tf32_schedule(8, 4096, 1024).transposers, tf32_schedule(8, 4096, 4096).from_registers
+        (1, True)
     """
     return next(tf32_candidates(m, k, n, stack=stack, transpose_w=transpose_w, out_itemsize=out_itemsize))
 
@@ -116,36 +134,40 @@ def _shapes(m: int) -> Iterator[tuple[bool, int, int, int, int]]:
 
     Without transposing warpgroups the weights are read into registers.
     """
+    most = max(8, 1 << (m - 1).bit_length())
+    if m <= 32:
+        yield (True, most, 128, 1, 0)
     if m <= 128:
+        if m <= 64:
+            yield from ((False, columns, 128, 1, 1) for columns in _NARROW)
         yield (False, 32, 128, 1, 1) if m <= 32 else (False, 32, 64, 1, 2) if m <= 64 else (False, 32, 64, 2, 1)
-        yield (True, max(8, 1 << (m - 1).bit_length()), 64, 2, 1)
+        yield from ((True, most, 64, 1, 0), (True, most, 64, 2, 0))
         return
-    yield from ((True, 256, 32, 2, 0), (True, 256, 32, 1, 1), (True, 128, 64, 1, 1))
+    yield from ((True, 128, 64, 1, 0), (True, 128, 64, 2, 0), (True, 256, 32, 2, 0), (True, 256, 32, 1, 1))
 
 
 def _on_the_way(m: int, n: int, stack: int, out_itemsize: int) -> Iterator[Tf32Schedule]:
-    """Yields schedules that transpose (K, N) weights inside the kernel."""
+    """Yields schedules that read (K, N) weights as they are."""
     for swap, columns, k_step, warpgroups, transposers in _shapes(m):
         tiles = MatmulSchedule(swap, 64, columns, k_step, 2, warpgroups, out_buffers=1)
-        spare = SHARED_BYTES - tiles.shared_bytes(4, out_itemsize)
         several = max(1, transposers)
-        stages = min(_MOST_STAGES, 2 + spare // _stage_bytes(tiles)) // several * several
+        fewest = Tf32Schedule(replace(tiles, stages=2), transposers, not transposers)
+        spare = SHARED_BYTES - fewest.shared_bytes(out_itemsize)
+        stages = min(_MOST_STAGES, 2 + spare // fewest.stage_bytes) // several * several
         if stages < _FEWEST_STAGES:
             continue
         blocks = SMS if stack * tiles.tiles(m, n) > SMS else 0
         yield Tf32Schedule(replace(tiles, stages=stages, blocks=blocks), transposers, not transposers)
 
 
-def _stage_bytes(t: MatmulSchedule) -> int:
-    return (t.block_rows + t.block_columns) * t.k_step * 4
-
-
 def _estimate_ns(s: Tf32Schedule, m: int, k: int, n: int, stack: int) -> float:
-    """Returns a rough time with (K, N) weights transposed inside the kernel, over all waves."""
+    """Returns a rough time with (K, N) weights that are not copied first, over all waves."""
     t = s.tiles
-    if s.from_registers:  # a stage's products are awaited before the next are issued
-        column = _CHAIN_CYCLES_PER_COLUMN + t.warpgroups * _PRODUCT_CYCLES_PER_COLUMN
-        step = t.k_step / 8 * (_CHAIN_CYCLES + column * t.tile_columns)
+    if s.from_registers:
+        chain = _REGISTERS_CYCLES[0] + t.k_step / 8 * _REGISTERS_CYCLES[1]
+        products = t.k_step / 8 * t.tile_columns * t.warpgroups * _PRODUCT_CYCLES_PER_COLUMN
+        exposed = _EXPOSED_CYCLES[t.tile_columns >= _LONG_COLUMNS]
+        step = max(chain + (t.warpgroups - 1) * _MORE_WARPGROUPS_CYCLES, products + exposed)
     else:
         moved = 2 * t.block_n * t.k_step * 4
         loaded = (t.block_n + min(t.block_m, -(-m // 8) * 8)) * t.k_step * 4
@@ -154,7 +176,7 @@ def _estimate_ns(s: Tf32Schedule, m: int, k: int, n: int, stack: int) -> float:
         step = max(
             (loaded + multiplied + moved) / _SHARED_BYTES_PER_CYCLE,
             (_TRANSPOSE_CYCLES + moved / _SHARED_BYTES_PER_CYCLE) / s.transposers,
-            _ISSUE_CYCLES,
+            _NARROW_CYCLES[0] + t.k_step / 8 * _NARROW_CYCLES[1] if s.narrow else _ISSUE_CYCLES,
         )
     waves = -(-stack * t.tiles(m, n) // SMS)
     computing = (_START_CYCLES + waves * (-(-k // t.k_step) * step + _TILE_CYCLES)) / _CYCLES_PER_NS
