@@ -63,7 +63,18 @@ def _by_mosaic(x: Whole, options: dict[str, Any], plan: Schedule, target: Target
         rows, found = rows_and_scan(tokens, x.value, x.state, **options, stages=plan.stages, workers=plan.workers)
         return tuple(rows[:4]), found
     inverse, weights, logs, betas, grown, later = rows_of(x, plan=plan, target=target)
-    chunks = Chunks(x.query, x.key, x.value, inverse, weights, grown, later, betas, x.state, x.lengths)
+    chunks = Chunks(
+        x.query,
+        x.key,
+        x.value,
+        inverse=inverse,
+        weights=weights,
+        grown=grown,
+        later=later,
+        betas=betas,
+        state=x.state,
+        lengths=x.lengths,
+    )
     return (inverse, weights, logs, betas), walk(chunks, **options, stages=plan.stages)
 
 

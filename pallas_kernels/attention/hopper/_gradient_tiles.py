@@ -154,7 +154,17 @@ class Tiles:
         whole_end = jnp.minimum(whole_end, end)
         some = whole_first < whole_end
         whole_first, whole_end = jnp.where(some, whole_first, end), jnp.where(some, whole_end, end)
-        return Item(sequence, lax.rem(head, self.heads), block, first, end - first, whole_first, whole_end, start, stop)
+        return Item(
+            sequence,
+            lax.rem(head, self.heads),
+            block,
+            first,
+            count=end - first,
+            whole_first=whole_first,
+            whole_end=whole_end,
+            start=start,
+            end=stop,
+        )
 
     def _number(self, place: Any, index: Any) -> Any:
         return index * self.size + self._to_and_fro(index, place) - (self.rounds * self.size - self.items)

@@ -80,12 +80,32 @@ def rows_and_scan(
             worker.run(warpgroup * workers + block, _WARPGROUPS * workers)
 
         def walk(memory: WalkMemory) -> None:
-            of_rows = Chunks(x.query, x.key, value, t, p, grown, later, betas, state, x.lengths)
+            of_rows = Chunks(
+                x.query,
+                x.key,
+                value,
+                inverse=t,
+                weights=p,
+                grown=grown,
+                later=later,
+                betas=betas,
+                state=state,
+                lengths=x.lengths,
+            )
             batch, of_head = lax.div(block - workers, h * slices), lax.rem(block - workers, h * slices)
             walk_block(
-                of_rows, Results(out, (last, edges), flags), memory, batch, of_head, keep_edges=keep_edges,
-                front=0, stages=stages, scale=scale, interpret=emulated, await_rows=Done(done, h, chunks).wait,
-            )  # fmt: skip
+                of_rows,
+                Results(out, (last, edges), flags),
+                memory,
+                batch,
+                of_head,
+                keep_edges=keep_edges,
+                front=0,
+                stages=stages,
+                scale=scale,
+                interpret=emulated,
+                await_rows=Done(done, h, chunks).wait,
+            )
 
         def run(body: Callable[[Any], None], which: int) -> None:
             # A block has memory for what it does. Mosaic's interpreter has no memory of a branch, but enough for both.

@@ -176,11 +176,10 @@ def run_rows(
     _check_schedule(schedule, m, c, lanes, vector, sizes)
     spread = schedule.strips(lanes, vector) if schedule.spread and not interpret else 0
     held = {"threads": WARP if by_warp else WARPGROUP, "spread": spread}
-    direct = schedule.stages == 0
-    pieces = Pieces.of(c, c if direct else schedule.stage)
+    pieces = Pieces.of(c, schedule.stage if schedule.stages else c)
     blocks, team, cluster = schedule.blocks, schedule.team, schedule.cluster
     exchange = (max(1, counter.exchanges * (2 if counter.folds == 1 else 1)), max(WARPGROUP, lanes // WARPGROUP))
-    dtypes = [[x.array.dtype for x in group] for group in (sources, shared)]
+    dtypes, vector_dtypes = ([x.array.dtype for x in group] for group in (sources, shared))
     parked = (-(-c // lanes) * schedule.strips(lanes, vector), team * WARPGROUP * vector)
     grid, emulated = blocks, bool(interpret) and cluster > 1
     if companion is not None:
@@ -192,10 +191,9 @@ def run_rows(
 
     def kernel(read: Any, beside: Any, known: Any, others: Any, *refs: Any) -> None:
         *written, scratch, memory = refs
-        first_row = block = lax.axis_index("block")
-        if companion is not None:
-            turn = companion.turn(block)
-            first_row = turn.row
+        block = lax.axis_index("block")
+        turn = None if companion is None else companion.turn(block)
+        first_row = block if turn is None else turn.row
         shared_memory = written.pop().at[block] if emulated else scratch.exchange
         member = lax.axis_index("member") if team > 1 else 0
         if cluster > 1:
@@ -221,24 +219,11 @@ def run_rows(
             rows=lax.div(m - first_row + blocks - 1, blocks),
             schedule=schedule,
         )
-        if companion is None:
+        if turn is None:
             _run_block(program, launch, m)
         else:
-            result = written[len(wanted) + numbers]
-
-            def run_row(row: Any, number: Any) -> None:
-                program(Row(launch, row, number))
-
-            turn.run(
-                m,
-                run_row,
-                member,
-                schedule.members,
-                others,
-                result,
-                memory,
-                launch.park if schedule.park else lambda: None,
-            )
+            own = (member, schedule.members, others, written[len(wanted) + numbers], memory, launch.park)
+            turn.run(m, lambda row, number: program(Row(launch, row, number)), *own)
 
     run = launch_kernel(
         profile_name(program) if name is None else name,
@@ -246,7 +231,7 @@ def run_rows(
         out,
         {"block": grid},
         [
-            _Scratch.of(schedule, pieces, exchange, parked, *dtypes, interpret),
+            _Scratch.of(schedule, pieces, exchange, parked, dtypes, vector_dtypes, interpret),
             [] if companion is None else companion.memory,
         ],
         cluster={"part": cluster} if cluster > 1 else None,
@@ -254,9 +239,10 @@ def run_rows(
         by_lanes=True,
         interpret=interpret,
     )
-    arrays = ([x.array for x in group] for group in (sources, shared))
-    found = tuple(run(*arrays, given, () if companion is None else companion.arrays))
-    return found[: len(results) + numbers + (companion is not None)]
+    arrays = [[x.array for x in sources], [x.array for x in shared], given]
+    return tuple(run(*arrays, () if companion is None else companion.arrays))[
+        : len(results) + numbers + (companion is not None)
+    ]
 
 
 def _run_block(program: Program, launch: Launch, m: int) -> None:
@@ -266,8 +252,7 @@ def _run_block(program: Program, launch: Launch, m: int) -> None:
         pl.loop(0, schedule.stages)(launch.fetch)
     if schedule.preload:
         launch.preload()
-    if schedule.park:
-        launch.park()
+    launch.park()
     if schedule.rows_per_warp:
         _run_by_warp(program, launch, m)
     elif schedule.blocks == m:

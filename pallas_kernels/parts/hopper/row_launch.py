@@ -275,7 +275,9 @@ class Launch:
         return shifted.load(self.vectors[number][0], row, self.team.interpret)
 
     def park(self) -> None:
-        """Reads the vectors into shared memory, once for all rows."""
+        """Reads the vectors into shared memory, once for all rows, if they wait there."""
+        if not self.parked:
+            return
 
         def copy(block: Any, whole: bool) -> None:
             place = Place(0, block, None, self.columns, whole)
