@@ -180,7 +180,7 @@ def run_rows(
     pieces = Pieces.of(c, c if direct else schedule.stage)
     blocks, team, cluster = schedule.blocks, schedule.team, schedule.cluster
     exchange = (max(1, counter.exchanges * (2 if counter.folds == 1 else 1)), max(WARPGROUP, lanes // WARPGROUP))
-    dtypes = [[x.array.dtype for x in group] for group in (sources, shared)]
+    row_dtypes, vector_dtypes = ([x.array.dtype for x in group] for group in (sources, shared))
     parked = (-(-c // lanes) * schedule.strips(lanes, vector), team * WARPGROUP * vector)
     grid, emulated = blocks, bool(interpret) and cluster > 1
     if companion is not None:
@@ -246,7 +246,7 @@ def run_rows(
         out,
         {"block": grid},
         [
-            _Scratch.of(schedule, pieces, exchange, parked, *dtypes, interpret),
+            _Scratch.of(schedule, pieces, exchange, parked, row_dtypes, vector_dtypes, interpret),
             [] if companion is None else companion.memory,
         ],
         cluster={"part": cluster} if cluster > 1 else None,
