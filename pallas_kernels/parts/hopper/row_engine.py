@@ -144,8 +144,7 @@ def run_rows(
         given: (M, N) arrays, scalars of each row.
         numbers: How many (M, 1) float32 results the program puts.
         count: M, required if the first array is picked.
-        lanes: Lanes of a block, a power of two, for programs whose folds are exact in any order; by default the lanes
-            of `RowContract`.
+        lanes: Lanes of a block, a power of two, for folds that are exact in any order; those of `RowContract` by default.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
         schedule: How to feed the rows; chosen from the shape by default. It does not affect the bits.
         name: Name of the kernel in profiles; by default derived from the function that defines the program.
@@ -240,9 +239,8 @@ def run_rows(
         interpret=interpret,
     )
     arrays = [[x.array for x in sources], [x.array for x in shared], given]
-    return tuple(run(*arrays, () if companion is None else companion.arrays))[
-        : len(results) + numbers + (companion is not None)
-    ]
+    found = tuple(run(*arrays, () if companion is None else companion.arrays))
+    return found[: len(results) + numbers + (companion is not None)]
 
 
 def _run_block(program: Program, launch: Launch, m: int) -> None:
