@@ -144,7 +144,7 @@ def run_rows(
         given: (M, N) arrays, scalars of each row.
         numbers: How many (M, 1) float32 results the program puts.
         count: M, required if the first array is picked.
-        lanes: Lanes of a block, a power of two, for folds that are exact in any order; those of `RowContract` by default.
+        lanes: Lanes of a block, a power of two, for folds that are exact in any order; of `RowContract` by default.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
         schedule: How to feed the rows; chosen from the shape by default. It does not affect the bits.
         name: Name of the kernel in profiles; by default derived from the function that defines the program.
@@ -157,8 +157,7 @@ def run_rows(
     sources, shared = ([x if isinstance(x, Picked) else Picked(x, None) for x in group] for group in (rows, vectors))
     m, c = (sources[0].array.shape[0] if count is None else count), sources[0].array.shape[1]
     wanted = [d if isinstance(d, Parted) else Parted(d) for d in results]
-    out = [jax.ShapeDtypeStruct((m * w.parts, c), w.dtype) for w in wanted]
-    out += [jax.ShapeDtypeStruct((m, 1), jnp.float32)] * numbers
+    out = _result_types(m, c, wanted, numbers)
     if m == 0:
         return tuple(jnp.zeros(o.shape, o.dtype) for o in out)
     counter = _Counter.of(program)
@@ -241,6 +240,12 @@ def run_rows(
     arrays = [[x.array for x in sources], [x.array for x in shared], given]
     found = tuple(run(*arrays, () if companion is None else companion.arrays))
     return found[: len(results) + numbers + (companion is not None)]
+
+
+def _result_types(m: int, c: int, wanted: Sequence[Parted], numbers: int) -> list[jax.ShapeDtypeStruct]:
+    """Returns the types of the results and of the numbers of M rows of C columns."""
+    found = [jax.ShapeDtypeStruct((m * w.parts, c), w.dtype) for w in wanted]
+    return found + [jax.ShapeDtypeStruct((m, 1), jnp.float32)] * numbers
 
 
 def _run_block(program: Program, launch: Launch, m: int) -> None:
