@@ -8,10 +8,8 @@ Blocks start in ascending order, those that compute T and P first. They wait for
 whatever number of them is on the GPU at once.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import jax
 import jax.experimental.pallas as pl
@@ -66,98 +64,75 @@ def rows_and_scan(
         jax.ShapeDtypeStruct((heads * slices,), jnp.int32),
     ]
 
-    types = [of_chunks.Memory.types(size, dtype, (_WARPGROUPS,), lines=2), WalkMemory.types(stages, size, dtype)]
-
     def kernel(x: Tokens, value: Any, state: Any, *rest: Any) -> None:
-        t, p, logs, betas, grown, later, out, last, edges, flags, *memories = rest
-        block, warpgroup = lax.axis_index("block"), lax.axis_index("warpgroup")
+        t, p, logs, betas, grown, later, out, last, edges, flags = rest
+        block = lax.axis_index("block")
         done = None if emulated else pl.get_global(plgpu.SemaphoreType.REGULAR((heads * chunks,)))
 
-        def work(memory: of_chunks.Memory) -> None:
-            worker = _Worker(
-                x, (t, p, logs, betas, grown, later), memory, warpgroup, Done(done, h, chunks), (b, h, chunks), emulated
-            )
-            worker.run(warpgroup * workers + block, _WARPGROUPS * workers)
+        @pl.when(block < workers)
+        def _() -> None:
+            def work(memory: of_chunks.Memory) -> None:
+                warpgroup = lax.axis_index("warpgroup")
+                worker = warpgroup * workers + block
+                own = of_chunks.Memory(*(ref.at[warpgroup] for ref in memory))
+                _Worker(x, (t, p, logs, betas, grown, later), own, done, (b, h, chunks), emulated).run(
+                    worker, _WARPGROUPS * workers
+                )
 
-        def walk(memory: WalkMemory) -> None:
-            of_rows = Chunks(
-                x.query,
-                x.key,
-                value,
-                inverse=t,
-                weights=p,
-                grown=grown,
-                later=later,
-                betas=betas,
-                state=state,
-                lengths=x.lengths,
-            )
-            batch, of_head = lax.div(block - workers, h * slices), lax.rem(block - workers, h * slices)
-            walk_block(
-                of_rows,
-                Results(out, (last, edges), flags),
-                memory,
-                batch,
-                of_head,
-                keep_edges=keep_edges,
-                front=0,
-                stages=stages,
-                scale=scale,
-                interpret=emulated,
-                await_rows=Done(done, h, chunks).wait,
-            )
+            pl.run_scoped(work, of_chunks.Memory.types(size, dtype, (_WARPGROUPS,)), collective_axes="warpgroup")
 
-        def run(body: Callable[[Any], None], which: int) -> None:
-            # A block has memory for what it does. Mosaic's interpreter has no memory of a branch, but enough for both.
-            if emulated:
-                body(memories[which])
-            else:
-                pl.run_scoped(body, types[which], collective_axes="warpgroup")
+        @pl.when(block >= workers)
+        def _() -> None:
+            def walk(memory: WalkMemory) -> None:
+                of_rows = Chunks(
+                    x.query,
+                    x.key,
+                    value,
+                    inverse=t,
+                    weights=p,
+                    grown=grown,
+                    later=later,
+                    betas=betas,
+                    state=state,
+                    lengths=x.lengths,
+                )
+                batch, of_head = lax.div(block - workers, h * slices), lax.rem(block - workers, h * slices)
+                walk_block(
+                    of_rows,
+                    Results(out, (last, edges), flags),
+                    memory,
+                    batch,
+                    of_head,
+                    keep_edges=keep_edges,
+                    front=0,
+                    stages=stages,
+                    scale=scale,
+                    interpret=emulated,
+                    await_rows=None if done is None else partial(_await, done, h, chunks),
+                )
 
-        pl.when(block < workers)(partial(run, work, 0))
-        pl.when(block >= workers)(partial(run, walk, 1))
+            pl.run_scoped(walk, WalkMemory.types(stages, size, dtype), collective_axes="warpgroup")
 
     found = launch(
         "delta_rule",
         kernel,
         [square, square, *[line] * 4, *results],
         {"block": workers + heads * slices},
-        types if emulated else (),
         warpgroups={"warpgroup": _WARPGROUPS},
-        by_lanes=True,
+        parameters=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane, approx_math=True),
         interpret=interpret,
     )(x, value, state)
     return list(found[:6]), tuple(found[6:])
 
 
-class Done(NamedTuple):
-    """Which chunks have T and P.
+def _place(done: Any, h: int, chunks: int, batch: Any, head: Any, chunk: Any) -> Any:
+    return done.at[(batch * h + head) * chunks + chunk]
 
-    Attributes:
-        counts: A semaphore for each chunk of each head of each sequence; None where nothing waits.
-        heads: Value heads of a sequence.
-        chunks: Chunks of a sequence.
-    """
 
-    counts: Any
-    heads: int
-    chunks: int
-
-    def of(self, batch: Any, head: Any, chunk: Any) -> Any:
-        """Returns the semaphore of a chunk."""
-        return self.counts.at[(batch * self.heads + head) * self.chunks + chunk]
-
-    def wait(self, batch: Any, head: Any, chunk: Any) -> None:
-        """Waits until T and P of a chunk are in GPU memory."""
-        if self.counts is not None:
-            plgpu.semaphore_wait(self.of(batch, head, chunk), 1, decrement=False, memory_scope="gpu")
-            _order_copies()
-
-    def signal(self, batch: Any, head: Any, chunk: Any) -> None:
-        """Says that T and P of a chunk, for which this warpgroup has waited, are in GPU memory."""
-        if self.counts is not None:
-            _order_copies()
-            plgpu.semaphore_signal(self.of(batch, head, chunk), 1, memory_scope="gpu")
+def _await(done: Any, h: int, chunks: int, batch: Any, head: Any, chunk: Any) -> None:
+    """Waits until T and P of a chunk are written."""
+    plgpu.semaphore_wait(_place(done, h, chunks, batch, head, chunk), 1, decrement=False, memory_scope="gpu")
+    _order_copies()
 
 
 @inline()
@@ -166,93 +141,99 @@ def _order_copies() -> None:
     mgpu.utils.inline_ptx("fence.proxy.async.global;", has_side_effects=True)
 
 
-@dataclass(frozen=True)
 class _Worker:
     """A warpgroup that computes T and P of some chunks.
 
     Attributes:
         x: The sequences.
         targets: T, P and the numbers of rows, in GPU memory.
-        memory: Shared memory of all warpgroups; what holds numbers of rows is there twice.
-        warpgroup: Index of the warpgroup.
-        done: Which chunks are done.
+        memory: Its shared memory.
+        done: What counts the chunks that are done, or None.
         sizes: Sequences, value heads and chunks.
         interpret: Whether the kernel runs in Mosaic's interpreter.
     """
 
-    x: Tokens
-    targets: tuple[Any, ...]
-    memory: of_chunks.Memory
-    warpgroup: Any
-    done: Done
-    sizes: tuple[int, int, int]
-    interpret: bool
-
-    def own(self, turn: Any) -> of_chunks.Memory:
-        """Returns the warpgroup's memory for every other chunk."""
-        own = of_chunks.Memory(*(ref.at[self.warpgroup] for ref in self.memory))
-        return own._replace(**{name: getattr(own, name).at[turn] for name in of_chunks.LINES})
+    def __init__(
+        self, x: Tokens, targets: tuple[Any, ...], memory: Any, done: Any, sizes: tuple[int, int, int], interpret: bool
+    ) -> None:
+        self.x, self.targets, self.memory, self.done, self.sizes, self.interpret = (
+            x, targets, memory, done, sizes, interpret
+        )  # fmt: skip
 
     def run(self, first: Any, step: int) -> None:
         """Computes chunks from the first one on, one of every `step`."""
         b, h, chunks = self.sizes
-        rounds = lax.div(b * h * chunks - first + step - 1, step)
+        total = b * h * chunks
+        rounds = lax.div(total - first + step - 1, step)
         self.fetch(first)
 
         @pl.loop(0, rounds)
         def _(i: Any) -> None:
-            item = first + i * step
-            there = self.there(item)
-            pl.when(there)(lambda: self.compute(item, i, step))
-            pl.when(jnp.logical_not(there))(lambda: self.fetch(item + step))
+            self.compute(first + i * step, i, first + (i + 1) * step, step)
 
-        self.tell(first + (rounds - 1) * step)
+        if self.done is not None:
+            self.signal(first + (rounds - 1) * step)
+        else:
+            plgpu.wait_smem_to_gmem(0)
 
-    def place(self, item: Any) -> tuple[Any, Any, Any]:
-        """Returns sequence, head and chunk of an item: the first chunks of all heads come first."""
+    def place(self, item: Any) -> tuple[Any, Any, Any, Any]:
+        """Returns sequence, head and chunk of an item, and how many rows of the sequence are there or later."""
         b, h, _ = self.sizes
-        pair = lax.rem(item, b * h)
-        return lax.div(pair, h), lax.rem(pair, h), lax.div(item, b * h)
+        chunk, pair = lax.div(item, b * h), lax.rem(item, b * h)
+        batch = lax.div(pair, h)
+        return batch, lax.rem(pair, h), chunk, self.x.lengths[batch] - chunk * ROWS
 
     def there(self, item: Any) -> Any:
         """Returns whether an item has rows."""
         b, h, chunks = self.sizes
         last = b * h * chunks - 1
-        batch, _, chunk = self.place(jnp.clip(item, 0, last))
-        return (item >= 0) & (item <= last) & (chunk * ROWS < self.x.lengths[batch])
+        return (item <= last) & (item >= 0) & (self.place(jnp.clip(item, 0, last))[3] > 0)
 
     def fetch(self, item: Any) -> None:
         """Starts to read keys and queries of an item."""
 
         @pl.when(self.there(item))
         def _() -> None:
-            batch, head, chunk = self.place(item)
-            m, rows = self.own(0), pl.ds(chunk * ROWS, ROWS)
+            batch, head, chunk, _ = self.place(item)
+            m, rows = self.memory, pl.ds(chunk * ROWS, ROWS)
             key_head = lax.div(head, self.sizes[1] // self.x.key.shape[2])
             fetch_rows(self.x.key.at[batch, rows, key_head], m.key, m.full)
             fetch_rows(self.x.query.at[batch, rows, key_head], m.query, m.full)
 
-    def tell(self, item: Any) -> None:
+    def signal(self, item: Any) -> None:
         """Waits until all that was sent is in GPU memory, and says that an item is done."""
         plgpu.wait_smem_to_gmem(0)
-        pl.when(self.there(item))(lambda: self.done.signal(*self.place(item)))
+        if self.done is None:
+            return
+        _order_copies()
 
-    def compute(self, item: Any, index: Any, step: int) -> None:
+        @pl.when(self.there(item))
+        def _() -> None:
+            _, h, chunks = self.sizes
+            batch, head, chunk, _ = self.place(item)
+            plgpu.semaphore_signal(_place(self.done, h, chunks, batch, head, chunk), 1, memory_scope="gpu")
+
+    def compute(self, item: Any, index: Any, following: Any, step: int) -> None:
         """Computes an item and sends it; says that the one before is done."""
-        m, x, emulated = self.own(lax.rem(index, 2)), self.x, self.interpret
-        batch, head, chunk = self.place(item)
-        left = x.lengths[batch] - chunk * ROWS
-        of_chunks.gates(x.g.at[batch, :, head], x.beta.at[batch, :, head], chunk * ROWS, left, None, m, emulated)
-        plgpu.barrier_wait(m.full)
-        clear_rows(left, m.key, m.query, interpret=emulated)
-        pl.when(index > 0)(lambda: self.tell(item - step))
-        of_chunks.coefficients(m, emulated)
-        self.fetch(item + step)
-        t, p = substitute(m.coefficients, m.seen, m.betas, None, emulated)
-        plgpu.commit_smem()  # every warp has read the coefficients
-        share(t, m.coefficients, emulated)
-        share(p, m.seen, emulated)
-        plgpu.commit_smem()
-        sources = (m.coefficients, m.seen, m.logs, m.betas, m.grown, m.later)
-        for source, target in zip(sources, self.targets, strict=True):
-            plgpu.copy_smem_to_gmem(source, target.at[batch, head, chunk])
+        m, x, emulated = self.memory, self.x, self.interpret
+        self.signal(jnp.where(index > 0, item - step, -1))
+
+        @pl.when(self.there(item))
+        def _() -> None:
+            batch, head, chunk, left = self.place(item)
+            of_head = x.g.at[batch, :, head], x.beta.at[batch, :, head]
+            of_chunks.gates(*of_head, chunk * ROWS, left, None, m, emulated)
+            plgpu.barrier_wait(m.full)
+            clear_rows(left, m.key, m.query, interpret=emulated)
+            of_chunks.coefficients(m, emulated)
+            self.fetch(following)
+            t, p = substitute(m.coefficients, m.seen, m.betas, None, emulated)
+            plgpu.commit_smem()  # every warp has read the coefficients
+            share(t, m.coefficients, emulated)
+            share(p, m.seen, emulated)
+            plgpu.commit_smem()
+            sources = (m.coefficients, m.seen, m.logs, m.betas, m.grown, m.later)
+            for source, target in zip(sources, self.targets, strict=True):
+                plgpu.copy_smem_to_gmem(source, target.at[batch, head, chunk])
+
+        pl.when(jnp.logical_not(self.there(item)))(lambda: self.fetch(following))

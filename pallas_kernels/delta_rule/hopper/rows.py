@@ -50,10 +50,6 @@ from pallas_kernels.parts.hopper.tile import (
 _LOG2E: Final = 1.4426950408889634
 
 
-LINES: Final = ("logs", "betas", "grown", "later", "squares")
-"""The fields of `Memory` that hold a number of each row."""
-
-
 class KeptRows(NamedTuple):
     """What is kept of the chunk in which sequences are continued: arrays in GPU memory.
 
@@ -132,14 +128,15 @@ class Memory(NamedTuple):
     full: Any
 
     @classmethod
-    def types(cls, size: int, dtype: Any, warpgroups: tuple[int, ...] = (), lines: int = 1) -> "Memory":
-        """Returns the types, with `lines` of each array of numbers of rows if there are several."""
+    def types(cls, size: int, dtype: Any, warpgroups: tuple[int, ...] = ()) -> "Memory":
+        """Returns the types."""
         pieces = size // ROWS
         rows = plgpu.SMEM((*warpgroups, pieces, ROWS, ROWS), dtype, transforms=PLAIN)
         tile = plgpu.SMEM((*warpgroups, ROWS, ROWS), dtype, transforms=tiled(dtype, ROWS))
-        line = plgpu.SMEM((*warpgroups, *[lines] * (lines > 1), ROWS), jnp.float32)
+        line = plgpu.SMEM((*warpgroups, ROWS), jnp.float32)
         full = plgpu.Barrier(num_arrivals=2 * pieces, num_barriers=max(1, *warpgroups, 1))
-        return cls(rows, rows, tile, tile, full=full, **dict.fromkeys(LINES, line))
+        lines = dict.fromkeys(("logs", "betas", "grown", "later", "squares"), line)
+        return cls(rows, rows, tile, tile, full=full, **lines)
 
 
 def rows(x: Tokens, *, interpret: Any = False) -> list[jax.Array]:
