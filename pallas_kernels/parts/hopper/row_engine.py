@@ -180,8 +180,6 @@ def run_rows(
     pieces = Pieces.of(c, c if direct else schedule.stage)
     blocks, team, cluster = schedule.blocks, schedule.team, schedule.cluster
     exchange = (max(1, counter.exchanges * (2 if counter.folds == 1 else 1)), max(WARPGROUP, lanes // WARPGROUP))
-    row_dtypes, vector_dtypes = ([x.array.dtype for x in group] for group in (sources, shared))
-    parked = (-(-c // lanes) * schedule.strips(lanes, vector), team * WARPGROUP * vector)
     grid, emulated = blocks, bool(interpret) and cluster > 1
     if companion is not None:
         companion.check(schedule, m)
@@ -209,7 +207,6 @@ def run_rows(
             team=Team(lanes, cluster, shared_memory, scratch.meeting, interpret, **held),
             barriers=scratch.barriers,
             ring=scratch.ring,
-            parked=scratch.parked,
             pieces=pieces,
             columns=c,
             vector=vector,
@@ -225,20 +222,7 @@ def run_rows(
             _run_block(program, launch, m)
         else:
             result = written[len(wanted) + numbers]
-
-            def run_row(row: Any, number: Any) -> None:
-                program(Row(launch, row, number))
-
-            turn.run(
-                m,
-                run_row,
-                member,
-                schedule.members,
-                others,
-                result,
-                memory,
-                launch.park if schedule.park else lambda: None,
-            )
+            turn.run(m, lambda: program(Row(launch, first_row, 0)), member, schedule.members, others, result, memory)
 
     run = launch_kernel(
         profile_name(program) if name is None else name,
@@ -246,7 +230,7 @@ def run_rows(
         out,
         {"block": grid},
         [
-            _Scratch.of(schedule, pieces, exchange, parked, row_dtypes, vector_dtypes, interpret),
+            _Scratch.of(schedule, pieces, exchange, [x.array.dtype for x in sources], interpret),
             [] if companion is None else companion.memory,
         ],
         cluster={"part": cluster} if cluster > 1 else None,
@@ -266,8 +250,6 @@ def _run_block(program: Program, launch: Launch, m: int) -> None:
         pl.loop(0, schedule.stages)(launch.fetch)
     if schedule.preload:
         launch.preload()
-    if schedule.park:
-        launch.park()
     if schedule.rows_per_warp:
         _run_by_warp(program, launch, m)
     elif schedule.blocks == m:
@@ -300,25 +282,16 @@ class _Scratch(NamedTuple):
         meeting: The barrier of the team under the interpreter.
         barriers: A barrier for each stage.
         ring: The stages of each array; empty if rows are read directly from memory.
-        parked: The strips of each vector, if they wait there for all rows.
     """
 
     exchange: Any
     meeting: Any
     barriers: Any
     ring: Sequence[Any]
-    parked: Sequence[Any]
 
     @classmethod
     def of(
-        cls,
-        schedule: RowSchedule,
-        pieces: Pieces,
-        exchange: tuple[int, int],
-        parked: tuple[int, int],
-        dtypes: Sequence[Any],
-        vectors: Sequence[Any],
-        interpret: Any,
+        cls, schedule: RowSchedule, pieces: Pieces, exchange: tuple[int, int], dtypes: Sequence[Any], interpret: Any
     ) -> "_Scratch":
         """Returns the types."""
         clusters, stages = schedule.cluster > 1, schedule.stages
@@ -332,7 +305,6 @@ class _Scratch(NamedTuple):
             meeting=meeting,
             barriers=plgpu.Barrier(num_arrivals=len(dtypes), num_barriers=stages) if stages else None,
             ring=[plgpu.SMEM((stages, pieces.capacity), dtype) for dtype in dtypes] if stages else [],
-            parked=[plgpu.SMEM(parked, dtype) for dtype in vectors] if schedule.park else [],
         )
 
 
@@ -355,8 +327,6 @@ def _check_schedule(
         )
     if schedule.spread and (lanes == WARPGROUP or schedule.cluster > 1 or (schedule.preload and not schedule.hold)):
         raise ValueError(f"rows of {columns} columns and {lanes} lanes do not allow {schedule}.")
-    if schedule.park and (not direct or schedule.spread or schedule.preload):
-        raise ValueError(f"rows of {columns} columns have no vectors in shared memory with {schedule}.")
     if not direct and any(columns * size % COPY_BYTES for size in sizes):
         raise ValueError(
             f"expected rows of whole {COPY_BYTES} bytes, or stages=0, got {columns} columns of {sizes} bytes."
