@@ -125,7 +125,7 @@ def rms_norm_gradients(
         schedule = gradients_schedule(m, c, (h.dtype.itemsize, g.dtype.itemsize))
         if schedule is None:
             raise ValueError(f"expected rows that `gradients_schedule` serves, got {m} of {c} columns.")
-    row_schedule, strips, each = schedule
+    row_schedule, strips = schedule
     count, across = -(-m // chunks.rows), -(-c // (WARPGROUP * strips.neighbours))
     parts = PARTS if strips.apart else 1
     out = jax.ShapeDtypeStruct((count * parts, c), jnp.float32 if count * parts > 1 else jnp.dtype(dtype))
@@ -142,7 +142,6 @@ def rms_norm_gradients(
     companion = Companion(
         rows=chunks.rows // parts,
         apart=parts,
-        each=each,
         blocks=-(-across // row_schedule.members) if strips.apart else across,
         warpgroups=strips.warpgroups,
         arrays=([h, g], [factor]),

@@ -144,7 +144,8 @@ def run_rows(
         given: (M, N) arrays, scalars of each row.
         numbers: How many (M, 1) float32 results the program puts.
         count: M, required if the first array is picked.
-        lanes: Lanes of a block, a power of two, for folds that are exact in any order; of `RowContract` by default.
+        lanes: Lanes of a block, a power of two, for programs whose folds are exact in any order; by default the lanes
+            of `RowContract`.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
         schedule: How to feed the rows; chosen from the shape by default. It does not affect the bits.
         name: Name of the kernel in profiles; by default derived from the function that defines the program.
@@ -157,7 +158,8 @@ def run_rows(
     sources, shared = ([x if isinstance(x, Picked) else Picked(x, None) for x in group] for group in (rows, vectors))
     m, c = (sources[0].array.shape[0] if count is None else count), sources[0].array.shape[1]
     wanted = [d if isinstance(d, Parted) else Parted(d) for d in results]
-    out = _result_types(m, c, wanted, numbers)
+    out = [jax.ShapeDtypeStruct((m * w.parts, c), w.dtype) for w in wanted]
+    out += [jax.ShapeDtypeStruct((m, 1), jnp.float32)] * numbers
     if m == 0:
         return tuple(jnp.zeros(o.shape, o.dtype) for o in out)
     counter = _Counter.of(program)
@@ -174,11 +176,10 @@ def run_rows(
     _check_schedule(schedule, m, c, lanes, vector, sizes)
     spread = schedule.strips(lanes, vector) if schedule.spread and not interpret else 0
     held = {"threads": WARP if by_warp else WARPGROUP, "spread": spread}
-    pieces = Pieces.of(c, schedule.stage if schedule.stages else c)
+    direct = schedule.stages == 0
+    pieces = Pieces.of(c, c if direct else schedule.stage)
     blocks, team, cluster = schedule.blocks, schedule.team, schedule.cluster
     exchange = (max(1, counter.exchanges * (2 if counter.folds == 1 else 1)), max(WARPGROUP, lanes // WARPGROUP))
-    dtypes, vector_dtypes = ([x.array.dtype for x in group] for group in (sources, shared))
-    parked = (-(-c // lanes) * schedule.strips(lanes, vector), team * WARPGROUP * vector)
     grid, emulated = blocks, bool(interpret) and cluster > 1
     if companion is not None:
         companion.check(schedule, m)
@@ -189,9 +190,10 @@ def run_rows(
 
     def kernel(read: Any, beside: Any, known: Any, others: Any, *refs: Any) -> None:
         *written, scratch, memory = refs
-        block = lax.axis_index("block")
-        turn = None if companion is None else companion.turn(block)
-        first_row = block if turn is None else turn.row
+        first_row = block = lax.axis_index("block")
+        if companion is not None:
+            turn = companion.turn(block)
+            first_row = turn.row
         shared_memory = written.pop().at[block] if emulated else scratch.exchange
         member = lax.axis_index("member") if team > 1 else 0
         if cluster > 1:
@@ -205,7 +207,6 @@ def run_rows(
             team=Team(lanes, cluster, shared_memory, scratch.meeting, interpret, **held),
             barriers=scratch.barriers,
             ring=scratch.ring,
-            parked=scratch.parked,
             pieces=pieces,
             columns=c,
             vector=vector,
@@ -217,11 +218,11 @@ def run_rows(
             rows=lax.div(m - first_row + blocks - 1, blocks),
             schedule=schedule,
         )
-        if turn is None:
+        if companion is None:
             _run_block(program, launch, m)
         else:
-            own = (member, schedule.members, others, written[len(wanted) + numbers], memory, launch.park)
-            turn.run(m, lambda row, number: program(Row(launch, row, number)), *own)
+            result = written[len(wanted) + numbers]
+            turn.run(m, lambda: program(Row(launch, first_row, 0)), member, schedule.members, others, result, memory)
 
     run = launch_kernel(
         profile_name(program) if name is None else name,
@@ -229,7 +230,7 @@ def run_rows(
         out,
         {"block": grid},
         [
-            _Scratch.of(schedule, pieces, exchange, parked, dtypes, vector_dtypes, interpret),
+            _Scratch.of(schedule, pieces, exchange, [x.array.dtype for x in sources], interpret),
             [] if companion is None else companion.memory,
         ],
         cluster={"part": cluster} if cluster > 1 else None,
@@ -237,15 +238,9 @@ def run_rows(
         by_lanes=True,
         interpret=interpret,
     )
-    arrays = [[x.array for x in sources], [x.array for x in shared], given]
-    found = tuple(run(*arrays, () if companion is None else companion.arrays))
+    arrays = ([x.array for x in group] for group in (sources, shared))
+    found = tuple(run(*arrays, given, () if companion is None else companion.arrays))
     return found[: len(results) + numbers + (companion is not None)]
-
-
-def _result_types(m: int, c: int, wanted: Sequence[Parted], numbers: int) -> list[jax.ShapeDtypeStruct]:
-    """Returns the types of the results and of the numbers of M rows of C columns."""
-    found = [jax.ShapeDtypeStruct((m * w.parts, c), w.dtype) for w in wanted]
-    return found + [jax.ShapeDtypeStruct((m, 1), jnp.float32)] * numbers
 
 
 def _run_block(program: Program, launch: Launch, m: int) -> None:
@@ -255,7 +250,6 @@ def _run_block(program: Program, launch: Launch, m: int) -> None:
         pl.loop(0, schedule.stages)(launch.fetch)
     if schedule.preload:
         launch.preload()
-    launch.park()
     if schedule.rows_per_warp:
         _run_by_warp(program, launch, m)
     elif schedule.blocks == m:
@@ -288,25 +282,16 @@ class _Scratch(NamedTuple):
         meeting: The barrier of the team under the interpreter.
         barriers: A barrier for each stage.
         ring: The stages of each array; empty if rows are read directly from memory.
-        parked: The strips of each vector, if they wait there for all rows.
     """
 
     exchange: Any
     meeting: Any
     barriers: Any
     ring: Sequence[Any]
-    parked: Sequence[Any]
 
     @classmethod
     def of(
-        cls,
-        schedule: RowSchedule,
-        pieces: Pieces,
-        exchange: tuple[int, int],
-        parked: tuple[int, int],
-        dtypes: Sequence[Any],
-        vectors: Sequence[Any],
-        interpret: Any,
+        cls, schedule: RowSchedule, pieces: Pieces, exchange: tuple[int, int], dtypes: Sequence[Any], interpret: Any
     ) -> "_Scratch":
         """Returns the types."""
         clusters, stages = schedule.cluster > 1, schedule.stages
@@ -320,7 +305,6 @@ class _Scratch(NamedTuple):
             meeting=meeting,
             barriers=plgpu.Barrier(num_arrivals=len(dtypes), num_barriers=stages) if stages else None,
             ring=[plgpu.SMEM((stages, pieces.capacity), dtype) for dtype in dtypes] if stages else [],
-            parked=[plgpu.SMEM(parked, dtype) for dtype in vectors] if schedule.park else [],
         )
 
 
@@ -343,8 +327,6 @@ def _check_schedule(
         )
     if schedule.spread and (lanes == WARPGROUP or schedule.cluster > 1 or (schedule.preload and not schedule.hold)):
         raise ValueError(f"rows of {columns} columns and {lanes} lanes do not allow {schedule}.")
-    if schedule.park and (not direct or schedule.spread or schedule.preload):
-        raise ValueError(f"rows of {columns} columns have no vectors in shared memory with {schedule}.")
     if not direct and any(columns * size % COPY_BYTES for size in sizes):
         raise ValueError(
             f"expected rows of whole {COPY_BYTES} bytes, or stages=0, got {columns} columns of {sizes} bytes."

@@ -6,7 +6,6 @@ from typing import Any, Final
 
 import jax
 import jax.experimental.pallas as pl
-import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.parts.hopper.arithmetic import WARPGROUP
@@ -63,7 +62,6 @@ class Companion:
 
     Attributes:
         rows: Rows of a group.
-        each: Rows that a block (or cluster) has, one after the other; it divides `rows`.
         apart: Distance of a group's rows; as many groups then share the rows that one group would otherwise span.
         blocks: Other blocks (clusters, if a cluster shares a row) before the blocks of a group of rows: they take
             longer, and should not be the last ones.
@@ -83,26 +81,25 @@ class Companion:
     memory: list[Any]
     body: Callable[..., None]
     apart: int = 1
-    each: int = 1
 
     def check(self, schedule: RowSchedule, rows: int) -> None:
-        """Raises `ValueError` unless a block or a cluster of blocks of as many warpgroups takes `each` rows."""
-        fits = schedule.blocks == -(-rows // self.each) and not schedule.stages and not schedule.rows_per_warp
-        if not fits or schedule.team != self.warpgroups or self.rows % self.each:
+        """Raises `ValueError` unless a block or a cluster of blocks of as many warpgroups takes each row."""
+        one = schedule.blocks == rows and not schedule.stages and not schedule.rows_per_warp
+        if not one or schedule.team != self.warpgroups:
             raise ValueError(
-                f"expected a block of {self.warpgroups} warpgroups for {self.each} of {rows} rows, got {schedule}."
+                f"expected a block of {self.warpgroups} warpgroups for each of {rows} rows, got {schedule}."
             )
 
     def grid(self, rows: int) -> int:
         """Returns the number of all blocks."""
-        return -(-rows // (self.rows * self.apart)) * self.apart * (self.rows // self.each + self.blocks)
+        return -(-rows // (self.rows * self.apart)) * self.apart * (self.rows + self.blocks)
 
     def turn(self, block: Any) -> "Turn":
         """Returns what a block of the grid does."""
-        step = self.rows // self.each + self.blocks
+        step = self.rows + self.blocks
         group, place = lax.div(block, step), lax.rem(block, step) - self.blocks
         first = lax.div(group, self.apart) * (self.rows * self.apart) + lax.rem(group, self.apart)
-        return Turn(self, group, place, first + place * self.each * self.apart)
+        return Turn(self, group, place, first + place * self.apart)
 
 
 @dataclass(frozen=True)
@@ -113,7 +110,7 @@ class Turn:
         companion: The companion.
         group: The group of rows.
         place: The block's place in the group: that of a row, or negative.
-        row: The first row that the block has if it has one.
+        row: The row that the block has if it has one.
     """
 
     companion: Companion
@@ -124,40 +121,26 @@ class Turn:
     def run(
         self,
         rows: int,
-        program: Callable[[Any, Any], None],
+        program: Callable[[], None],
         member: Any,
         members: int,
         arrays: Any,
         out: Any,
         memory: Sequence[Any],
-        before: Callable[[], None],
     ) -> None:
         """Runs the program of the row if there is such a row, or the companion's body.
 
         Args:
             rows: Number of rows.
-            program: The program of a row, and of its number among those of the block.
+            program: The program of the row.
             member: The warpgroup's number in its block or cluster.
             members: How many it has.
             arrays: As for the companion's body, like the rest.
             out: The result.
             memory: The shared memory.
-            before: Called before the first of the block's rows.
         """
         ours = self.place >= 0
-
-        @pl.when(ours & (self.row < rows))
-        def _() -> None:
-            before()
-
-            def run(i: Any) -> None:
-                row = self.row + i * self.companion.apart
-                pl.when(row < rows)(lambda: program(row, i))
-
-            if self.companion.each == 1:
-                program(self.row, 0)
-            else:
-                pl.loop(0, self.companion.each)(run)
+        pl.when(ours & (self.row < rows))(program)
 
         @pl.when(~ours)
         def _() -> None:
@@ -200,7 +183,6 @@ class Launch:
     team: Team
     barriers: Any
     ring: Sequence[Any]
-    parked: Sequence[Any]
     pieces: Pieces
     columns: int
     vector: int
@@ -247,13 +229,6 @@ class Launch:
             held = {"threads": self.team.threads, "spread": strips, "number": i}
             yield Strip(place.block, lane, place.columns, self.lanes, self.vector, place.whole, **held)
 
-    def parking(self, place: Place, number: int, strip: Strip) -> tuple[Any, Strip]:
-        """Returns where a strip of the vectors waits in shared memory: the row there, and the strip of it."""
-        width = WARPGROUP * self.vector
-        row = lax.div(jnp.int32(place.block), jnp.int32(self.lanes)) * (self.share // width) + number
-        columns, first = self.schedule.team * width, lax.rem(jnp.int32(self.member), jnp.int32(self.schedule.team))
-        return row, replace(strip, block=0, lane=first * width, columns=columns, lanes=columns, whole=True)
-
     def once(self, action: Callable[[], None]) -> None:
         """Runs an action in one warpgroup of the team."""
         if self.schedule.members == 1:
@@ -268,29 +243,8 @@ class Launch:
         key = (number, place.column(self), part) if self.schedule.preload else None
         if key is not None and key in self.preloaded:
             return self.preloaded[key]
-        if self.parked:
-            at, parked = self.parking(place, part, strip)
-            return parked.load(self.parked[number], at, self.team.interpret)
         shifted = replace(strip, block=place.column(self), columns=self.columns)
         return shifted.load(self.vectors[number][0], row, self.team.interpret)
-
-    def park(self) -> None:
-        """Reads the vectors into shared memory, once for all rows, if they wait there."""
-        if not self.parked:
-            return
-
-        def copy(block: Any, whole: bool) -> None:
-            place = Place(0, block, None, self.columns, whole)
-            for i, strip in enumerate(self.strips(place)):
-                at, parked = self.parking(place, i, strip)
-                for (vector, _), memory in zip(self.vectors, self.parked, strict=True):
-                    parked.store(memory, at, strip.load(vector, None, self.team.interpret), self.team.interpret)
-
-        whole, rest = divmod(self.columns, self.lanes)
-        for block in range(whole):
-            copy(block * self.lanes, True)
-        if rest:
-            copy(whole * self.lanes, False)
 
     def preload(self) -> None:
         """Reads the vectors into registers, once for all rows."""

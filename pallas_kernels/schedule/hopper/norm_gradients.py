@@ -15,12 +15,10 @@ class GradientsSchedule(NamedTuple):
     Attributes:
         rows: How rows are fed to the gradient of the rows.
         strips: How a chunk of rows is summed for the gradient of the weight.
-        each: Rows that a block or cluster has, one after the other.
     """
 
     rows: RowSchedule
     strips: ChunkSchedule
-    each: int = 1
 
 
 def gradients_schedule(rows: int, columns: int, itemsizes: tuple[int, int]) -> GradientsSchedule | None:

@@ -53,7 +53,6 @@ class RowSchedule:
         stages: Stages of the circular buffer; 0 to read directly from memory (and its caches).
         hold: Keep the row in registers from the first pass to the last.
         preload: Keep the vectors in registers, for all rows of a block.
-        park: Keep the vectors in shared memory, for all rows of a block, every thread the columns that it reads.
         unroll: Blocks of lanes that one step of a loop handles.
         cluster: Blocks that share a row; more than one only if `stages` is 0.
         rows_per_warp: Rows that each warp of a block processes by itself, with the loads of all of them in flight; 0 if
@@ -75,7 +74,6 @@ class RowSchedule:
     rows_per_warp: int = 0
     vector: int = 0
     spread: bool = False
-    park: bool = False
 
     @property
     def rows_per_block(self) -> int:
