@@ -14,7 +14,7 @@ import pytest
 import bijax
 from bijax.testing import assert_bits_equal
 from pallas_kernels.attention.call import AttentionCall, AttentionOptions, AttentionResults
-from pallas_kernels.attention.hopper import attention_gradients
+from pallas_kernels.attention.hopper import attention_gradients, backward
 from pallas_kernels.attention.hopper.gradients import Body
 from pallas_kernels.attention.schedule.gradient_order import GradientOrder, Part, Work
 from pallas_kernels.attention.schedule.hopper import GradientSchedule, gradient_schedule
@@ -315,6 +315,27 @@ def test_programs_for_hopper_hold_the_kernels(wide: bool, mapped: bool) -> None:
     assert len(re.findall(r"custom_call @mosaic_gpu\w*", text)) == 3
     assert "stablehlo.dot_general" not in text
     assert "320x320" not in text
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_grid_has_the_blocks_that_run_at_once(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block waits for others, so a GPU of 78 multiprocessors has a grid of 78 blocks, and an order made for these."""
+    query, key = (jnp.ones((1, 8192, heads, 128), jnp.bfloat16) for heads in (32, 8))
+    call = AttentionCall(query, key, key, jnp.full((1, 3), 8192, jnp.int32), AttentionOptions(1.0, causal=causal))
+    found: list[GradientSchedule] = []
+
+    def note(*_: Any, body: Body, **__: Any) -> Any:
+        found.append(body.schedule)
+        return query.astype(jnp.float32), key, key
+
+    monkeypatch.setattr(backward, "gradients", note)
+    monkeypatch.setattr(backward, "resident_blocks", lambda: 78)
+    results = AttentionResults(query, jnp.ones((1, 8192, 32)), query)
+    jax.eval_shape(lambda: attention_gradients(call, results, contract=CONTRACT, interpret=INTERPRETER))
+    assert found[0].blocks == 78
+    order = found[0].order
+    assert (order is not None) == causal
+    assert order is None or len(order.codes) == 78
 
 
 @pytest.mark.tier("full")

@@ -24,6 +24,7 @@ from pallas_kernels.attention.schedule.gradient_order import gradient_order
 from pallas_kernels.attention.schedule.hopper import GradientSchedule, gradient_schedule
 from pallas_kernels.contract import KEY_BLOCK, AttentionGradientContract
 from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.parts.hopper.residency import resident_blocks
 from pallas_kernels.parts.in_32_bits import in_32_bits
 
 _COLUMNS: Final = 64
@@ -70,7 +71,9 @@ def attention_gradients(
         size = value_size = -(-width // _COLUMNS) * _COLUMNS
         query, key, value, out, cotangent = (_widened(x, size) for x in (query, key, value, out, cotangent))
     chosen = schedule is None
-    schedule = schedule or gradient_schedule(size, not options.causal and options.window is None, value_size)
+    if schedule is None:
+        sees_all = not options.causal and options.window is None
+        schedule = gradient_schedule(size, sees_all, value_size, blocks=resident_blocks())
     tiles = Tiles(
         mask_bounds=MaskBounds.of(options),
         block=contract.key_block,

@@ -314,7 +314,9 @@ _TWO_BUFFERS: Final = 128  # heads for which shared memory has room for them
 _GRADIENT_HEADS: Final = {True: 8, False: 64}  # whether all queries see all keys
 
 
-def gradient_schedule(head_size: int, sees_all: bool, value_size: int | None = None) -> GradientSchedule:
+def gradient_schedule(
+    head_size: int, sees_all: bool, value_size: int | None = None, blocks: int = SMS
+) -> GradientSchedule:
     """Returns the schedule of the gradients.
 
     Args:
@@ -322,10 +324,12 @@ def gradient_schedule(head_size: int, sees_all: bool, value_size: int | None = N
         sees_all: Whether all blocks of keys are seen by the same number of queries, with neither a causal mask nor a
             window.
         value_size: Width of a head of the values; defaults to the keys' width.
+        blocks: Most blocks of the grid. They wait for one another, so all must run at once.
     """
     return GradientSchedule(
         _GRADIENT_ROWS.get(head_size, 64),
         cotangent_stages=1 if (value_size or head_size) > _TWO_STAGES else 2,
+        blocks=blocks,
         heads=_GRADIENT_HEADS[sees_all],
         to_and_fro=not sees_all,
         lagging=head_size > _COUPLED,
