@@ -10,10 +10,21 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from pallas_kernels.errors import UnsupportedError
+
 
 def gathered(x: jax.Array) -> jax.Array:
-    """Returns an array that is whole on every device, if its type says that it is cut, and as it is if not."""
+    """Returns an array that is whole on every device, if its type says that it is cut, and as it is if not.
+
+    Raises:
+        UnsupportedError: If its type is unreduced or reduced.
+    """
     sharding = jax.typeof(x).sharding
+    if is_partial(sharding, gradients=True):
+        raise UnsupportedError(
+            f"bijax: expected an array whose type is neither unreduced nor reduced, got {jax.typeof(x).str_short()};"
+            " XLA adds its parts in an order of its own. Use jax.lax.psum in jax.shard_map."
+        )
     if not is_cut(sharding):
         return x
     return jax.sharding.reshard(x, NamedSharding(sharding.mesh, PartitionSpec()))
@@ -38,8 +49,19 @@ def is_cut(sharding: Any) -> bool:
     Args:
         sharding: The sharding of a `jax.core.ShapedArray`, None if it has none.
     """
-    if sharding is None or sharding.mesh.empty or all(axes is None for axes in sharding.spec):
+    if sharding is None or sharding.mesh.empty or all(axes is None for axes in sharding.spec.partitions):
         return False
     types = dict(zip(sharding.mesh.axis_names, sharding.mesh.axis_types, strict=True))
-    named = (axis for axes in sharding.spec for axis in (axes if isinstance(axes, tuple) else (axes,)))
+    named = (axis for axes in sharding.spec.partitions for axis in (axes if isinstance(axes, tuple) else (axes,)))
     return any(types.get(axis) == AxisType.Explicit for axis in named)
+
+
+def is_partial(sharding: Any, *, gradients: bool = False) -> bool:
+    """Returns whether a sharding is unreduced: values are the sums of the devices' parts.
+
+    Args:
+        sharding: A sharding, the sharding of a type, or a specification; anything else is none of these.
+        gradients: Whether those count, too, whose gradients are unreduced, which JAX calls reduced.
+    """
+    spec = getattr(sharding, "spec", sharding)
+    return isinstance(spec, PartitionSpec) and bool(spec.unreduced or (gradients and spec.reduced))

@@ -69,7 +69,7 @@ def _cut(leaf: Any) -> Cut | None:
         return None
     mesh = tuple(sharding.mesh.shape.items())
     sizes = dict(mesh)
-    for dimension, entry in enumerate(sharding.spec):
+    for dimension, entry in enumerate(sharding.spec.partitions):
         names = entry if isinstance(entry, tuple) else () if entry is None else (entry,)
         count = math.prod(sizes[name] for name in names)
         if count > 1:

@@ -210,7 +210,7 @@ def test_every_primitive_with_a_rule_is_followed_or_named_here() -> None:
     unknown = set(
         "all_gather all_gather_done all_gather_invariant all_gather_reduced all_gather_start all_to_all all_to_all_done"
         " all_to_all_start bijax_triton_launch call_exported cudnn_fusion custom_partitioning"
-        " dimension_size dot_product_attention_bwd"
+        " dimension_size dot_product_attention_bwd operations"
         " dot_product_attention_bwd_wrapper dot_product_attention_fp8_bwd dot_product_attention_fp8_bwd_wrapper"
         " dot_product_attention_fp8_fwd dot_product_attention_fp8_fwd_wrapper dot_product_attention_fwd"
         " dot_product_attention_fwd_wrapper ffi_call io_callback mosaic_gpu_p pallas_call pbroadcast_dynamic ppermute"

@@ -10,8 +10,12 @@ from typing import Any, Final
 import jax
 from jax.extend.core import Literal, Var
 
+from bijax.core.explicit_axes import is_partial
 from bijax.core.partitioning import WHOLE
 from bijax.transform.errors import NotInvariantError
+from bijax.transform.rules._refused import REFUSED
+from bijax.transform.rules.equations import line_of
+from bijax.transform.rules.names import PARTIAL, rule_name
 
 UNMARKED: Final = frozenset(
     {
@@ -21,6 +25,9 @@ UNMARKED: Final = frozenset(
 )
 """Operations that define shardings, that hold programs whose arguments and results have explicit shardings, or that
 compute nothing: the barriers around a function would gather the arguments of a `jax.shard_map` inside."""
+
+_ADDING: Final = frozenset({"reshard", "sharding_constraint"})
+"""Those of them that may add the parts of an unreduced value."""
 
 
 def with_whole_values(jaxpr: Any, is_meant: Callable[[Any], bool], refused: str = "") -> Any:
@@ -32,8 +39,11 @@ def with_whole_values(jaxpr: Any, is_meant: Callable[[Any], bool], refused: str 
         refused: Why no value can be marked, if none can.
 
     Raises:
-        NotInvariantError: If an equation should be made invariant and no value can be marked.
+        NotInvariantError: If an equation should be made invariant and no value can be marked, or it has partial sums.
     """
+    for eqn in jaxpr.eqns:
+        if is_meant(eqn) and (eqn.primitive.name in _ADDING or eqn.primitive.name not in UNMARKED):
+            _check_types(eqn)
     meant = [is_meant(eqn) and eqn.primitive.name not in UNMARKED for eqn in jaxpr.eqns]
     if not any(meant):
         return jaxpr
@@ -66,6 +76,15 @@ def with_whole_values(jaxpr: Any, is_meant: Callable[[Any], bool], refused: str 
                 outvars.append(v)
         equations += [eqn.replace(invars=invars, outvars=outvars), *leaving]
     return jaxpr.replace(eqns=equations)
+
+
+def _check_types(eqn: Any) -> None:
+    """Refuses an operation on partial sums: as a value that is whole, each device's part would count as the sum."""
+    name, operands = eqn.primitive.name, [v.aval for v in eqn.invars]
+    results = (getattr(v.aval, "sharding", None) for v in eqn.outvars)
+    if rule_name(name, eqn.params, operands) == PARTIAL or any(map(is_partial, results)):
+        described = f"{name}({', '.join(map(str, operands))})"
+        raise NotInvariantError(name, described, REFUSED[PARTIAL], line_of(eqn), may_be_allowed=False)
 
 
 def has_typed_values(jaxpr: Any) -> bool:

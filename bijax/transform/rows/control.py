@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Final
 
+from bijax.core.explicit_axes import is_partial
 from bijax.transform.rows.flow import Flow, rule, unknown
 from bijax.transform.rows.layout import Layout, layout, moved
 from bijax.transform.rows.value import Place, Value, axes_moved, chosen, combined, met_along
@@ -206,6 +207,8 @@ def shard_map(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     """
     params = eqn.params
     sizes = dict(params["mesh"].shape)
+    if any(is_partial(specs, gradients=True) for specs in (*params["in_specs"], *params["out_specs"])):
+        return unknown(flow, eqn, values)
     with flow.mesh(sizes) as axes:
         inside = []
         for value, specs in zip(values, params["in_specs"], strict=True):

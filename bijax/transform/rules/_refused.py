@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from bijax.transform.rules.names import CUDNN_ATTENTION
+from bijax.transform.rules.names import CUDNN_ATTENTION, PARTIAL
 from bijax.transform.rules.registry import Kind, Rule, is_known, register
 
 _LIBRARY: Final = "a library computes it and chooses its algorithm by the shapes"
@@ -40,6 +40,8 @@ REFUSED: Final = {
     "call_exported": "it was lowered when it was exported, and bijax cannot see whether it was made invariant then;"
     " call the function itself",
     "custom_partitioning": "a callback creates the program while XLA partitions",
+    PARTIAL: "XLA adds the parts of the devices, in an order of its own; use jax.shard_map, where jax.lax.psum adds"
+    " them in a fixed order",
     "ffi_call": "bijax cannot see what the foreign function computes; use the equivalent operation of JAX or bijax",
     "io_callback": "bijax cannot see what the Python callback computes",
     "pure_callback": "bijax cannot see what the Python callback computes",

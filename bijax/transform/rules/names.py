@@ -3,10 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from bijax.core.explicit_axes import is_partial
+
 CUDNN_ATTENTION: Final = tuple(
     f"dot_product_attention_{way}{wrapper}" for way in ("fwd", "bwd") for wrapper in ("", "_wrapper")
 )
 """The primitives of cuDNN's attention."""
+
+PARTIAL: Final = "operations on unreduced types"
+"""The name of every operation that has an operand, or is asked for a result, of such a type."""
 
 _OFFSETS: Final = 6
 """Index of the offsets of packed sequences among the operands of cuDNN's attention."""
@@ -15,15 +20,17 @@ _OFFSETS: Final = 6
 def rule_name(name: str, parameters: Mapping[str, Any], operands: Sequence[Any] = ()) -> str:
     """Returns the name of an operation in the registry.
 
-    It is the name of its primitive, except for `scatter_apply`, callbacks without results, random numbers and keys
-    whose count no batch changes, kernels of jax-triton with several configurations, and calls of cuDNN's attention that
-    are not replaced.
+    It is the name of its primitive, except for types that JAX calls unreduced, `scatter_apply`, callbacks without
+    results, random numbers and keys whose count no batch changes, kernels of jax-triton with several configurations,
+    and calls of cuDNN's attention that are not replaced.
 
     Args:
         name: Name of the primitive.
         parameters: Its parameters.
         operands: Abstract values of its operands.
     """
+    if any(map(is_partial, (parameters.get("out_sharding"), *(getattr(a, "sharding", None) for a in operands)))):
+        return PARTIAL
     if name == "scatter" and parameters.get("update_jaxpr") is not None:
         return "scatter_apply"
     if name == "io_callback" and not parameters.get("result_avals", (name,)):
