@@ -1,6 +1,6 @@
 """An all-to-all of rows between the GPUs of one process as one kernel, which moves used rows alone.
 
-Each device reads the rows that it needs from where they are in the memory of the others, so nobody copies them before
+Each device reads the rows that it needs from where they are in the memory of the others, so they are not copied before
 they travel. XLA makes all devices wait for each other before the kernel starts, so the rows are there; a block ends
 when another device has read as much of this one's rows.
 """

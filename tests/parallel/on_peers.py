@@ -165,7 +165,7 @@ def reach() -> None:
     assert not reaches(Driver("cuDeviceGetP2PAttribute"), 0, 1)
     assert not reaches(object(), 0, 1), "an old driver"
     assert not reaches(None, 0, 1)
-    assert reaches(None, 0), "one GPU has nobody to reach"
+    assert reaches(None, 0), "a single GPU has no other to reach"
     assert peer_access.reach_each_other(jax.devices()), "programs for other machines"
     with unittest.mock.patch.object(peers, "reach_each_other", lambda devices: len(devices) != 2):
         assert "mosaic_gpu" not in lowered(total, on(0, 2), of(2))
