@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from bijax.serving import AsyncEngine, EngineStats, RequestOutput, SamplingParams
+from bijax.serving import AsyncEngine, EngineStats, QueueFullError, RequestOutput, SamplingParams
 
 _ADDED = (
     *("num_running", "num_waiting", "prefix_queries", "prefix_hits", "preemptions", "compilations", "prompt_tokens"),
@@ -18,7 +18,8 @@ _ADDED = (
 class Replicas:
     """Engines that share the requests; a `bijax.server.engine.Engine`.
 
-    A request goes to the engine that has the fewest at that moment, the first of them if several have.
+    A request goes to the engine that has the fewest at that moment, the first of them if several have; if too many
+    sequences wait there, to the next.
 
     Args:
         engines: The engines, with equal models and options.
@@ -44,15 +45,20 @@ class Replicas:
         self, prompt_tokens: Sequence[int], params: SamplingParams, *, request_id: str, priority: int = 0
     ) -> AsyncGenerator[RequestOutput]:
         """Serves a request; see `AsyncEngine.stream`."""
-        chosen = self._open.index(min(self._open))
-        self._open[chosen] += 1
-        try:
-            outputs = self._engines[chosen].stream(prompt_tokens, params, request_id=request_id, priority=priority)
-            async with aclosing(outputs):
-                async for output in outputs:
-                    yield output
-        finally:
-            self._open[chosen] -= 1
+        order = sorted(range(len(self._engines)), key=self._open.__getitem__)
+        for chosen in order:
+            self._open[chosen] += 1
+            try:
+                outputs = self._engines[chosen].stream(prompt_tokens, params, request_id=request_id, priority=priority)
+                async with aclosing(outputs):
+                    async for output in outputs:
+                        yield output
+                return
+            except QueueFullError:  # before the first output; a request may be several sequences
+                if chosen == order[-1]:
+                    raise
+            finally:
+                self._open[chosen] -= 1
 
     async def abort(self, request_id: str) -> bool:
         """Ends a request; returns whether there was one."""

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from bijax.server.replicas import Replicas
-from bijax.serving import AsyncEngine, Completion, EngineError, EngineStats, RequestOutput, SamplingParams
+from bijax.serving import (
+    AsyncEngine,
+    Completion,
+    EngineError,
+    EngineStats,
+    QueueFullError,
+    RequestOutput,
+    SamplingParams,
+)
 from tests.serving.traffic import bits, engine
 
 PARAMS = SamplingParams(max_new_tokens=4, logprobs=True, seed=1)
@@ -86,6 +94,31 @@ def test_requests_go_where_the_fewest_are() -> None:
     asyncio.run(asyncio.wait_for(body(), 60))
     with pytest.raises(ValueError, match="at least one engine, got none"):
         Replicas([])
+
+
+def test_a_full_engine_passes_a_request_on() -> None:
+    """One request may be many sequences, so the engine with fewer requests may be the full one."""
+
+    class Full(Recorded):
+        async def stream(
+            self, tokens: Any, params: Any, *, request_id: str, priority: int
+        ) -> AsyncGenerator[RequestOutput]:
+            self.asked.append(request_id)
+            raise QueueFullError("8 sequences wait")
+            yield  # a generator
+
+    async def body() -> None:
+        full, other = Full(STATS), Recorded(STATS)
+        engines: list[Any] = [full, other]
+        replicas = Replicas(engines)
+        other.go_on.set()
+        [output] = [o async for o in replicas.stream([5], PARAMS, request_id="a")]
+        assert (output.request_id, full.asked, other.asked) == ("a", ["a"], ["a"])
+        engines = [full, Full(STATS)]
+        with pytest.raises(QueueFullError, match="8 sequences wait"):
+            [o async for o in Replicas(engines).stream([5], PARAMS, request_id="b")]
+
+    asyncio.run(body())
 
 
 @pytest.mark.tier("full")
