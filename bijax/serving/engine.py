@@ -6,12 +6,12 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 from jax.sharding import Mesh
 
+from bijax.serving.accept import accept
 from bijax.serving.batches import cut
 from bijax.serving.cache_size import StateBytes, choose_num_pages, num_snapshots
-from bijax.serving.draft_head import hand_out, repacked, room_of, wants_drafts
+from bijax.serving.drafting import draft_after
 from bijax.serving.errors import EngineError, QueueFullError
 from bijax.serving.grammar import Grammars
 from bijax.serving.model import Model, Tokenizer, adapter_names, state_interval
@@ -20,11 +20,11 @@ from bijax.serving.outputs import EngineStats, FinishReason, RequestOutput
 from bijax.serving.params import SamplingParams
 from bijax.serving.programs import Programs
 from bijax.serving.requests import check_engine, make_request, on_mesh, overlapped, params_of
-from bijax.serving.scheduler import Scheduler, Work
+from bijax.serving.scheduler import Scheduler
 from bijax.serving.sequence import Request
 from bijax.serving.sizes import Sizes
 from bijax.serving.states import States
-from bijax.serving.step import Results, Step
+from bijax.serving.step import Step
 
 
 class Engine:
@@ -270,7 +270,7 @@ class Engine:
         outputs = [] if ready is None else self._take(ready, watched)
         self._keep_states()
         if ready is not None:
-            self._draft(ready)
+            draft_after(ready, self._programs, self.options.page_size)
         return outputs
 
     def _restore_states(self) -> None:
@@ -449,8 +449,11 @@ class Engine:
                 continue
             if results.scored and work in results.scored:
                 request.prompt_logprobs += results.scored[work]
-            taken = self._append(work, results)
+            taken = accept(work, results)
             generated += taken
+            if work.samples and work.drafts:
+                self._counts["drafted_tokens"] += work.drafts
+                self._counts["accepted_tokens"] += max(0, taken - 1)
             # Everything after a rejected draft is discarded.
             self._scheduler.read(work, accepted=taken - 1 if taken else 0)
             if sequence.finish_reason is not None:
@@ -467,44 +470,6 @@ class Engine:
             elif watched is None or request.id in watched:
                 outputs.append(request.output())
         return outputs
-
-    def _draft(self, step: Step) -> None:
-        """Lets the model's head draft after a step that was read, if it is used."""
-        made = []
-        for batch, packed, hidden in step.hidden:
-            packed, room = repacked(batch, packed), room_of(batch.works, batch.shape[0], self.options.page_size)
-            drafts = self._programs.draft(hidden, packed, room, drafts=any(map(wants_drafts, batch.works)))
-            for work in batch.works:
-                work.sequence.drafts = []
-            if drafts is not None:
-                made.append((batch, drafts, packed, room))
-        for batch, drafts, packed, room in made:
-            hand_out(batch.works, np.asarray(drafts), packed, room)
-
-    def _append(self, work: Work, results: Results) -> int:
-        """Passes a sequence its sampled tokens; returns the number accepted."""
-        sequence = work.sequence
-        if not work.samples:
-            if work.reaches_end:
-                if work in results.embedded:
-                    sequence.request.embedding = tuple(results.embedded[work].tolist())
-                sequence.finish("length")
-            return 0
-        drafts = work.tokens[len(work.tokens) - work.drafts :] if work.drafts else ()
-        measured = results.measured[work] if sequence.request.params.logprobs else None
-        taken = 0
-        for place, token in enumerate(results.sampled[work]):
-            if token < 0:
-                sequence.finish("abort", "the logits hold nan, from the model or the penalties, or no token is allowed")
-                break
-            taken += 1
-            sequence.append(token, None if measured is None else measured[place])
-            if sequence.finish_reason is not None or place == work.drafts or drafts[place] != token:
-                break
-        if drafts:
-            self._counts["drafted_tokens"] += work.drafts
-            self._counts["accepted_tokens"] += max(0, taken - 1)
-        return taken
 
     def _finish(self, request: Request) -> RequestOutput:
         del self._requests[request.id]
