@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import expm, solve_triangular
 
 import bijax
-from benchmarks.harness import cell, interleaved_us, run
+from benchmarks.harness import cell, processor_us, run
 
 BATCHES: Final = (8, 64, 512)
 SIZES: Final = {"float32": (2, 6, 16), "float64": (3, 6, 16)}
@@ -112,7 +112,7 @@ def measure(case: tuple[str, str, int, int]) -> dict[str, Any]:
         programs = [jax.jit(function) for function in (ours, plain)]
         times = max(1, round(SHORTEST_S / max(wall_s(program, x) for program in programs)))
         calls = [repeated(program, x, times) for program in programs]
-        ours_us, plain_us = (us / times for us in interleaved_us(calls, seconds=0.4, clock=time.process_time))
+        ours_us, plain_us = (us / times for us in processor_us(calls, seconds=0.4))
     found = cell(ours_us, plain_us, function=name, dtype=dtype, n=n, batch=batch)
     return {
         **found,

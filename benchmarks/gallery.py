@@ -25,7 +25,7 @@ from rich.progress import track
 
 import bijax
 from benchmarks.gallery_programs import EXAMPLES, Program, programs, take
-from benchmarks.harness import add_json, cell, interleaved_us, save, show
+from benchmarks.harness import add_json, cell, processor_us, save, show
 from bijax.testing import bits
 
 SIZES = (2, 3, 8)
@@ -68,7 +68,7 @@ def measure(program: Program, seconds: float) -> dict[str, Any]:
     first = [first_s(f, batch) for f in (plain, invariant)]
     another = [first_s(f, take(batch, slice(3))) for f in (plain, invariant)]
     calls = [lambda: plain(batch), lambda: invariant(batch)]
-    plain_us, invariant_us = interleaved_us(calls, seconds=seconds, clock=time.process_time)
+    plain_us, invariant_us = processor_us(calls, seconds=seconds)
     return {
         **cell(invariant_us, plain_us, program=program.name, batch=EXAMPLES),
         "differing_plain": differing(plain, batch),

@@ -28,7 +28,6 @@ def interleaved_us(
     seconds: float = 0.6,
     rounds: int = 7,
     settle: float = 0.0,
-    clock: Callable[[], float] = time.perf_counter,
 ) -> list[float]:
     """Returns the time of each call in microseconds: the median over rounds of each round's best.
 
@@ -41,12 +40,8 @@ def interleaved_us(
         rounds: Number of rounds.
         settle: Seconds that a call runs in each round before it is timed. A GPU at its power limit sets its clock by
             the load of the last half second: without this a program after a frugal one seems faster.
-        clock: `time.process_time` counts the threads of this process.
     """
-    for call in calls:
-        jax.block_until_ready(call())
-    slowest = max(_once(call, clock) for call in calls)
-    repeats = max(3, min(200, int(seconds / rounds / max(slowest, 1e-6) / len(calls))))
+    repeats = _repeats(calls, seconds / rounds)
     best: list[list[float]] = [[] for _ in calls]
     order = random.Random(0)
     for _ in range(rounds):
@@ -54,8 +49,39 @@ def interleaved_us(
             end = time.perf_counter() + settle
             while time.perf_counter() < end:
                 jax.block_until_ready(calls[index]())
-            best[index].append(min(_once(calls[index], clock) for _ in range(repeats)))
+            best[index].append(min(_once(calls[index]) for _ in range(repeats)))
     return [statistics.median(times) * 1e6 for times in best]
+
+
+def processor_us(calls: Sequence[Callable[[], Any]], *, seconds: float = 0.6, rounds: int = 7) -> list[float]:
+    """Returns the processor time of each call in microseconds: the median over rounds of each round's mean.
+
+    It counts all threads of the process. The system adds the time of threads that are running now and then, so that a
+    single short call may seem to take a tenth of its time; only many calls together have the right time.
+
+    Args:
+        calls: What is timed, alternately.
+        seconds: How long all of it takes about.
+        rounds: Number of rounds.
+    """
+    repeats = _repeats(calls, seconds / rounds)
+    found: list[list[float]] = [[] for _ in calls]
+    order = random.Random(0)
+    for _ in range(rounds):
+        for index in order.sample(range(len(calls)), len(calls)):
+            start = time.process_time()
+            for _ in range(repeats):
+                jax.block_until_ready(calls[index]())
+            found[index].append((time.process_time() - start) / repeats)
+    return [statistics.median(times) * 1e6 for times in found]
+
+
+def _repeats(calls: Sequence[Callable[[], Any]], seconds: float) -> int:
+    """Returns how often each call is made in so many seconds, after it was made once."""
+    for call in calls:
+        jax.block_until_ready(call())
+    slowest = max(_once(call) for call in calls)
+    return max(3, min(200, int(seconds / max(slowest, 1e-6) / len(calls))))
 
 
 def queued_us(calls: Sequence[Callable[[], Any]], *, repeats: int = 40, rounds: int = 7) -> list[float]:
@@ -82,10 +108,10 @@ def queued_us(calls: Sequence[Callable[[], Any]], *, repeats: int = 40, rounds: 
     return [statistics.median(times) * 1e6 for times in found]
 
 
-def _once(call: Callable[[], Any], clock: Callable[[], float]) -> float:
-    start = clock()
+def _once(call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
     jax.block_until_ready(call())
-    return clock() - start
+    return time.perf_counter() - start
 
 
 def device_name() -> str:
