@@ -34,8 +34,10 @@ def chunk_schedule(rows: int, columns: int, itemsize: int) -> ChunkSchedule:
     """Returns the schedule for `rows` rows of `columns` columns of at most `itemsize` bytes.
 
     Example:
-        >>> chunk_schedule(16384, 4096, 2), chunk_schedule(512, 4096, 2)
-        (ChunkSchedule(neighbours=4, warpgroups=2), ChunkSchedule(neighbours=2, warpgroups=4))
+        >>> chunk_schedule(16384, 4096, 2)
+        ChunkSchedule(neighbours=4, warpgroups=2, apart=False)
+        >>> chunk_schedule(512, 4096, 2).warpgroups
+        4
     """
     chunks = -(-rows // ROW_CHUNK)
 
