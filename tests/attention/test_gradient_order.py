@@ -1,15 +1,13 @@
 """The order of the parts of the gradients of attention: each part once, no standstill, and whole items otherwise."""
 
 from collections import Counter
-from types import SimpleNamespace
 from typing import Final
 
-import jax
 import pytest
 
 from pallas_kernels.attention.schedule.gradient_order import GradientOrder, Part, Work, ends_in_order, gradient_order
 from pallas_kernels.attention.schedule.hopper import gradient_schedule
-from pallas_kernels.parts.hopper.residency import resident_blocks
+from pallas_kernels.parts.hopper import residency
 
 SMS: Final = 132
 
@@ -93,21 +91,11 @@ def test_what_keeps_whole_items(own: Work) -> None:
     assert gradient_order(own) is None
 
 
-@pytest.mark.parametrize(("counts", "blocks"), [((114,), 114), ((132, 78), 78), ((144,), SMS), ((None,), SMS)])
+@pytest.mark.parametrize(("count", "blocks"), [(114, 114), (78, 78), (144, SMS), (None, SMS)])
 def test_the_grid_has_no_more_blocks_than_run_at_once(
-    counts: tuple[int | None, ...], blocks: int, monkeypatch: pytest.MonkeyPatch
+    count: int | None, blocks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H100 PCIe and H20 have fewer multiprocessors than an H100 SXM: a block would wait for one that has not begun."""
-    devices = [SimpleNamespace(core_count=count) for count in counts]
-    monkeypatch.setattr(jax, "local_devices", lambda **_: devices)
-    found = resident_blocks.__wrapped__()
-    assert found == blocks
-    assert gradient_schedule(128, sees_all=False, blocks=found).blocks == blocks
-
-
-def test_a_process_without_a_gpu_lowers_for_an_h100_sxm(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(**_: object) -> None:
-        raise RuntimeError("Unknown backend cuda")
-
-    monkeypatch.setattr(jax, "local_devices", fail)
-    assert resident_blocks.__wrapped__() == SMS
+    monkeypatch.setattr(residency, "multiprocessors", lambda: count)
+    assert residency.resident_blocks() == blocks
+    assert gradient_schedule(128, sees_all=False, blocks=residency.resident_blocks()).blocks == blocks

@@ -245,6 +245,25 @@ def test_a_gpu_form_is_one_architecture_s(made: list[bytes]) -> None:
     assert len(made) == 2
 
 
+@pytest.mark.parametrize(("name", "value"), [("multiprocessors", 114), ("driver_version", (12, 4))])
+def test_a_gpu_form_is_that_of_such_a_gpu_and_driver(
+    name: str, value: object, made: list[bytes], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A form has the grid of a GPU and the PTX of a driver, and machines may share a folder."""
+
+    def lower() -> int:
+        jax.clear_caches()
+        before = len(made)
+        with bijax.lowering_for("sm_90"):
+            jax.jit(lambda x: bijax.softmax(x)).trace(X).lower(lowering_platforms=("cuda",))
+        return len(made) - before
+
+    assert lower() > 0
+    assert lower() == 0
+    monkeypatch.setattr(lowered_forms, name, lambda: value)
+    assert lower() > 0
+
+
 def test_the_switch(made: list[bytes], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BIJAX_LOWERING_CACHE", "off")
     without = jax.jit(program())(X)

@@ -42,6 +42,7 @@ from pallas_kernels import registry
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.runtime.compiler_options import is_optimized
 from pallas_kernels.runtime.disk_cache import is_on, keep, recall, source_digest
+from pallas_kernels.runtime.gpu import driver_version, multiprocessors
 
 Context = Any  # mlir.LoweringRuleContext, whose values are typed too abstractly for arrays
 Rule = Callable[..., Sequence[Any]]
@@ -185,7 +186,7 @@ def _question(ctx: Context, function: Any, parameters: Mapping[str, Any]) -> str
     if state is None or None in operands:
         return None
     try:
-        machine = f"{cuda_architecture()} {_compilers()}" if platforms == ("cuda",) else is_optimized()
+        machine = _gpu() if platforms == ("cuda",) else is_optimized()
         called = f"{_text(function)} {_text(dict(parameters))}"
     except (_WithoutTextError, UnsupportedError):  # a kernel that asks for an architecture raises if none is known
         return None
@@ -208,6 +209,11 @@ def _operand(aval: Any) -> str | None:
 @functools.cache
 def _sources() -> str:
     return source_digest(Path(__file__).parents[2])
+
+
+def _gpu() -> str:
+    """Returns what the forms for a GPU depend on of this machine."""
+    return f"{cuda_architecture()} {_compilers()} {driver_version()} {multiprocessors()}"
 
 
 @functools.cache

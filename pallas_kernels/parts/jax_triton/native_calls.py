@@ -7,8 +7,6 @@ compiles it, not the compiler of jaxlib; so it must not be newer than the driver
 is lowered for another machine, calls stay foreign.
 """
 
-import ctypes
-import functools
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -18,6 +16,7 @@ import jax
 from jax.interpreters.mlir import ir
 
 from pallas_kernels.parts.jax_triton.description import VARINT, fields, number_at, without_lines
+from pallas_kernels.runtime.gpu import driver_version
 
 TARGET: Final = "__gpu$xla.gpu.ptx"
 _VERSIONS: Final = ((0, 11), (0, 12))
@@ -172,16 +171,10 @@ def _constant(load: re.Match[str], value: int, widths: dict[str, int]) -> str:
     return f"mov.b{width}{space}%{name}{number}, {value};"
 
 
-@functools.cache
 def newest_ptx() -> tuple[int, int]:
     """Returns the newest version of PTX that the driver of this machine compiles; (0, 0) if there is none."""
-    found = ctypes.c_int()
-    try:
-        failed = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(found))
-    except OSError:
-        return 0, 0
-    cuda = found.value // 1000, found.value % 1000 // 10
-    return (0, 0) if failed or cuda[0] < _CUDA else ptx_of(*cuda)
+    cuda = driver_version()
+    return (0, 0) if cuda[0] < _CUDA else ptx_of(*cuda)
 
 
 def ptx_of(major: int, minor: int) -> tuple[int, int]:
