@@ -56,15 +56,15 @@ def interleaved_us(
 def processor_us(calls: Sequence[Callable[[], Any]], *, seconds: float = 0.6, rounds: int = 7) -> list[float]:
     """Returns the processor time of each call in microseconds: the median over rounds of each round's mean.
 
-    It counts all threads of the process. The system adds the time of threads that are running now and then, so that a
-    single short call may seem to take a tenth of its time; only many calls together have the right time.
+    It counts all threads of the process. The system may add the time of threads that are running at its ticks only, some
+    milliseconds apart, so a short call alone may seem to take a tenth of its time: a round has many ticks.
 
     Args:
         calls: What is timed, alternately.
         seconds: How long all of it takes about.
         rounds: Number of rounds.
     """
-    repeats = _repeats(calls, seconds / rounds)
+    repeats = _repeats(calls, seconds / rounds, most=100_000)
     found: list[list[float]] = [[] for _ in calls]
     order = random.Random(0)
     for _ in range(rounds):
@@ -76,12 +76,12 @@ def processor_us(calls: Sequence[Callable[[], Any]], *, seconds: float = 0.6, ro
     return [statistics.median(times) * 1e6 for times in found]
 
 
-def _repeats(calls: Sequence[Callable[[], Any]], seconds: float) -> int:
+def _repeats(calls: Sequence[Callable[[], Any]], seconds: float, most: int = 200) -> int:
     """Returns how often each call is made in so many seconds, after it was made once."""
     for call in calls:
         jax.block_until_ready(call())
     slowest = max(_once(call) for call in calls)
-    return max(3, min(200, int(seconds / max(slowest, 1e-6) / len(calls))))
+    return max(3, min(most, int(seconds / max(slowest, 1e-6) / len(calls))))
 
 
 def queued_us(calls: Sequence[Callable[[], Any]], *, repeats: int = 40, rounds: int = 7) -> list[float]:
