@@ -56,8 +56,8 @@ def interleaved_us(
 def processor_us(calls: Sequence[Callable[[], Any]], *, seconds: float = 0.6, rounds: int = 7) -> list[float]:
     """Returns the processor time of each call in microseconds: the median over rounds of each round's mean.
 
-    It counts all threads of the process. The system may add the time of threads that are running at its ticks only, some
-    milliseconds apart, so a short call alone may seem to take a tenth of its time: a round has many ticks.
+    It counts all threads of the process. The system may add the time of threads that are running at its ticks only,
+    some milliseconds apart, so a short call alone may seem to take a tenth of its time: a round has many ticks.
 
     Args:
         calls: What is timed, alternately.
