@@ -68,7 +68,7 @@ def main() -> None:
         assert "UnsupportedError bijax: expected an array whose type is neither unreduced" in message(call, *arguments)
     assert "dot_general" in str(bijax.audit(lambda w, x: x @ w, reduced, rows))
 
-    # Plain JAX beside invariant code is as it was.
+    # Plain JAX next to invariant code is as it was.
     mixed = jax.jit(lambda x: jax.reshard(summed(bijax.invariant(jnp.tanh)(x)), P()))(cut)
     np.testing.assert_allclose(np.asarray(mixed), np.tanh(x).sum(1), rtol=1e-4, atol=1e-4)
     print("held")

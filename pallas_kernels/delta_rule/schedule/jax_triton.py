@@ -43,7 +43,7 @@ _MEASURED: Final = ("bfloat16", 128, 128)  # dtype, D and V with which the kerne
 _FULL: Final = 128
 """Programs that use a whole GPU."""
 _MULTIPROCESSORS: Final = 132
-_BESIDE: Final = 64
+_MOST_WALKS: Final = 64
 """Most blocks of a walk on Hopper that leave enough multiprocessors to compute T of chunks at the same time."""
 _APART: Final = 512
 """Heads from which on several kernels for few tokens are faster than one."""
@@ -93,7 +93,7 @@ def chunks_schedule(x: Sizes, features: frozenset[str]) -> Schedule:
         return _NARROW
     if x[:3] == _MEASURED and x.tokens >= _HOPPER.columns:
         blocks = x.heads * (x.value_size // _HOPPER.columns)
-        return replace(_HOPPER, workers=_MULTIPROCESSORS - blocks if blocks <= _BESIDE else 0)
+        return replace(_HOPPER, workers=_MULTIPROCESSORS - blocks if blocks <= _MOST_WALKS else 0)
     return _WIDE if x.heads * (x.value_size // _WIDE.columns) >= _FULL else _NARROW
 
 
