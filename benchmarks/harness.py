@@ -42,15 +42,14 @@ def interleaved_us(
             the load of the last half second: without this a program after a frugal one seems faster.
     """
     repeats = _repeats(calls, seconds / rounds)
-    best: list[list[float]] = [[] for _ in calls]
-    order = random.Random(0)
-    for _ in range(rounds):
-        for index in order.sample(range(len(calls)), len(calls)):
-            end = time.perf_counter() + settle
-            while time.perf_counter() < end:
-                jax.block_until_ready(calls[index]())
-            best[index].append(min(_once(calls[index]) for _ in range(repeats)))
-    return [statistics.median(times) * 1e6 for times in best]
+
+    def best(call: Callable[[], Any]) -> float:
+        end = time.perf_counter() + settle
+        while time.perf_counter() < end:
+            jax.block_until_ready(call())
+        return min(_once(call) for _ in range(repeats))
+
+    return _medians_us(calls, rounds, best)
 
 
 def processor_us(calls: Sequence[Callable[[], Any]], *, seconds: float = 0.6, rounds: int = 7) -> list[float]:
@@ -65,15 +64,14 @@ def processor_us(calls: Sequence[Callable[[], Any]], *, seconds: float = 0.6, ro
         rounds: Number of rounds.
     """
     repeats = _repeats(calls, seconds / rounds, most=100_000)
-    found: list[list[float]] = [[] for _ in calls]
-    order = random.Random(0)
-    for _ in range(rounds):
-        for index in order.sample(range(len(calls)), len(calls)):
-            start = time.process_time()
-            for _ in range(repeats):
-                jax.block_until_ready(calls[index]())
-            found[index].append((time.process_time() - start) / repeats)
-    return [statistics.median(times) * 1e6 for times in found]
+
+    def mean(call: Callable[[], Any]) -> float:
+        start = time.process_time()
+        for _ in range(repeats):
+            jax.block_until_ready(call())
+        return (time.process_time() - start) / repeats
+
+    return _medians_us(calls, rounds, mean)
 
 
 def _repeats(calls: Sequence[Callable[[], Any]], seconds: float, most: int = 200) -> int:
@@ -95,16 +93,30 @@ def queued_us(calls: Sequence[Callable[[], Any]], *, repeats: int = 40, rounds: 
         repeats: How often a call is made in each round.
         rounds: Number of rounds.
     """
+
+    def mean(call: Callable[[], Any]) -> float:
+        jax.block_until_ready(call())
+        start = time.perf_counter()
+        for _ in range(repeats):
+            last = call()
+        jax.block_until_ready(last)
+        return (time.perf_counter() - start) / repeats
+
+    return _medians_us(calls, rounds, mean)
+
+
+def _medians_us(
+    calls: Sequence[Callable[[], Any]], rounds: int, measured: Callable[[Callable[[], Any]], float]
+) -> list[float]:
+    """Returns the median over rounds of what is measured of each call, seconds, in microseconds.
+
+    Each round has the calls in a different order.
+    """
     found: list[list[float]] = [[] for _ in calls]
     order = random.Random(0)
     for _ in range(rounds):
         for index in order.sample(range(len(calls)), len(calls)):
-            jax.block_until_ready(calls[index]())
-            start = time.perf_counter()
-            for _ in range(repeats):
-                last = calls[index]()
-            jax.block_until_ready(last)
-            found[index].append((time.perf_counter() - start) / repeats)
+            found[index].append(measured(calls[index]))
     return [statistics.median(times) * 1e6 for times in found]
 
 

@@ -60,7 +60,7 @@ def is_partial(sharding: Any, *, gradients: bool = False) -> bool:
     """Returns whether a sharding is unreduced: values are the sums of the devices' parts.
 
     Args:
-        sharding: A sharding, the sharding of a type, or a specification; anything else is none of these.
+        sharding: A sharding, the sharding of a type, or a specification; False for anything else.
         gradients: Whether those count, too, whose gradients are unreduced, which JAX calls reduced.
     """
     spec = getattr(sharding, "spec", sharding)

@@ -40,7 +40,6 @@ class GradientAccumulation:
         self._has_aux = flag("accumulate_gradients", "has_aux", has_aux)
         self._gradient = jax.value_and_grad(loss_fn, argnums=argnums, has_aux=self._has_aux)
         self._unit, self._reduction = unit, reduction
-        self._loss = (reduction, self._has_aux, unit)
         self._batch_argnums = None if batch_argnums is None else _indices("batch_argnums", batch_argnums)
         if both := set(self._argnums) & set(self._batch_argnums or ()):
             raise ValueError(
@@ -67,7 +66,7 @@ class GradientAccumulation:
         dtypes = tuple(_result(x.dtype) for x in jax.tree.leaves(((value, aux), grads)))
         zeros = jax.tree.map(lambda x: vary_as(jnp.zeros(x.shape, _wide(x.dtype)), x), (value, aux, grads))
         value, aux, grads = zeros
-        return GradientSum(value, aux, grads, jnp.zeros((), jnp.int32), dtypes, *self._loss)
+        return GradientSum(value, aux, grads, jnp.zeros((), jnp.int32), dtypes, *self._kind)
 
     def add(self, total: GradientSum, *args: Any, **kwargs: Any) -> GradientSum:
         """Adds a micro-batch.
@@ -84,7 +83,7 @@ class GradientAccumulation:
             TypeError: If `total` is not a `GradientSum`.
             ValueError: If it has other units, another reduction, or parameters or outputs of other shapes or dtypes.
         """
-        check_is_sum(total, *self._loss)
+        check_is_sum(total, *self._kind)
         units, slices = self._cut(args)
 
         def add_unit(sums: PyTree, unit: list[PyTree]) -> tuple[PyTree, None]:
@@ -97,6 +96,11 @@ class GradientAccumulation:
         sums = (total.value, total.aux, total.grads)
         (value, aux, grads), _ = invariant(lambda sums, slices: lax.scan(add_unit, sums, slices))(sums, slices)
         return dataclasses.replace(total, value=value, aux=aux, grads=grads, units=total.units + units)
+
+    @property
+    def _kind(self) -> tuple[str, bool, int]:
+        """What sums must have in common to be one sum."""
+        return self._reduction, self._has_aux, self._unit
 
     def _one_unit(self, args: tuple[Any, ...], unit: list[PyTree], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
         arguments = list(args)

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from bijax.transform.invariant import invariant
 
 PyTree = Any
+Leaf = tuple[str, tuple[int, ...], jnp.dtype]
+"""The path, the shape and the dtype of a result."""
 
 
 @jax.tree_util.register_dataclass
@@ -90,15 +92,7 @@ def check_has_shapes(total: GradientSum, found: PyTree, dtypes: tuple[jnp.dtype,
     Raises:
         ValueError: If they have other shapes or dtypes.
     """
-    sums = (total.value, total.aux, total.grads)
-    kept = [
-        (jax.tree_util.keystr(path), x.shape, dtype)
-        for (path, x), dtype in zip(jax.tree_util.tree_leaves_with_path(sums), total.dtypes, strict=True)
-    ]
-    new = [
-        (jax.tree_util.keystr(path), x.shape, dtype)
-        for (path, x), dtype in zip(jax.tree_util.tree_leaves_with_path(found), dtypes, strict=True)
-    ]
+    kept, new = _leaves((total.value, total.aux, total.grads), total.dtypes), _leaves(found, dtypes)
     if kept != new:
         ours = next((x for x in kept if x not in new), None)
         theirs = next((x for x in new if x not in kept), None)
@@ -108,13 +102,15 @@ def check_has_shapes(total: GradientSum, found: PyTree, dtypes: tuple[jnp.dtype,
         )
 
 
-def _shown(leaf: tuple[str, tuple[int, ...], jnp.dtype] | None) -> str:
+def _leaves(tree: PyTree, dtypes: tuple[jnp.dtype, ...]) -> list[Leaf]:
+    leaves = zip(jax.tree_util.tree_leaves_with_path(tree), dtypes, strict=True)
+    return [(jax.tree_util.keystr(path), x.shape, dtype) for (path, x), dtype in leaves]
+
+
+def _shown(leaf: Leaf | None) -> str:
     if leaf is None:
         return "nothing in its place"
     path, shape, dtype = leaf
     for place, name in (("[0]", "loss"), ("[1]", "aux"), ("[2]", "gradient")):
         path = f"{name}{path.removeprefix(place)}" if path.startswith(place) else path
     return f"{path} of {dtype}{list(shape)}"
-
-
-__all__ = ["GradientSum", "check_has_shapes", "check_is_sum"]

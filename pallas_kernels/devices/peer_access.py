@@ -3,11 +3,12 @@
 import ctypes
 import functools
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import jax
 
-_LIBRARY: Final = "libcuda.so.1"
+from pallas_kernels.runtime.gpu import driver
+
 _ACCESS, _ATOMICS = 2, 3
 """`CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED` and `..._NATIVE_ATOMIC_SUPPORTED`.
 
@@ -38,15 +39,17 @@ def _reaches(device: int, peer: int) -> bool:
 
 def _attribute(attribute: int, device: int, peer: int) -> int | None:
     """Returns what the driver says of a pair of GPUs, None if it gives no answer."""
+    library = driver()
+    if library is None:
+        return None
     try:
-        driver = ctypes.CDLL(_LIBRARY)
         handles = [ctypes.c_int() for _ in range(2)]
         for handle, number in zip(handles, (device, peer), strict=True):
-            if driver.cuDeviceGet(ctypes.byref(handle), ctypes.c_int(number)):
+            if library.cuDeviceGet(ctypes.byref(handle), ctypes.c_int(number)):
                 return None
         answer = ctypes.c_int()
-        if driver.cuDeviceGetP2PAttribute(ctypes.byref(answer), ctypes.c_int(attribute), *handles):
+        if library.cuDeviceGetP2PAttribute(ctypes.byref(answer), ctypes.c_int(attribute), *handles):
             return None
-    except (OSError, AttributeError):
+    except AttributeError:  # an old driver has no such function
         return None
     return answer.value

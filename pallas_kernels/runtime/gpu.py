@@ -21,12 +21,18 @@ def multiprocessors() -> int | None:
     return min((int(count) for count in counts if count), default=None)
 
 
+def driver() -> ctypes.CDLL | None:
+    """Returns the library of CUDA's driver, None if this machine has none."""
+    try:
+        return ctypes.CDLL(_DRIVER)
+    except OSError:
+        return None
+
+
 @functools.cache
 def driver_version() -> tuple[int, int]:
     """Returns the newest version of CUDA that the driver of this machine serves; (0, 0) if there is none."""
-    found = ctypes.c_int()
-    try:
-        failed = ctypes.CDLL(_DRIVER).cuDriverGetVersion(ctypes.byref(found))
-    except OSError:
+    library, found = driver(), ctypes.c_int()
+    if library is None or library.cuDriverGetVersion(ctypes.byref(found)):
         return 0, 0
-    return (0, 0) if failed else (found.value // 1000, found.value % 1000 // 10)
+    return found.value // 1000, found.value % 1000 // 10

@@ -8,6 +8,7 @@ Blocks start in ascending order, those that compute T and P first. They wait for
 whatever number of them is on the GPU at once.
 """
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -33,9 +34,16 @@ _WARPGROUPS: Final = 3
 
 
 def rows_and_scan(
-    x: Tokens, value: jax.Array, state: jax.Array, *, scale: float, keep_edges: bool, stages: int, workers: int,
+    x: Tokens,
+    value: jax.Array,
+    state: jax.Array,
+    *,
+    scale: float,
+    keep_edges: bool,
+    stages: int,
+    workers: int,
     interpret: Any = False,
-) -> tuple[list[jax.Array], tuple[jax.Array, ...]]:  # fmt: skip
+) -> tuple[list[jax.Array], tuple[jax.Array, ...]]:
     """Runs the kernel on whole sequences.
 
     Args:
@@ -141,6 +149,7 @@ def _order_copies() -> None:
     mgpu.utils.inline_ptx("fence.proxy.async.global;", has_side_effects=True)
 
 
+@dataclass(frozen=True)
 class _Worker:
     """A warpgroup that computes T and P of some chunks.
 
@@ -153,12 +162,12 @@ class _Worker:
         interpret: Whether the kernel runs in Mosaic's interpreter.
     """
 
-    def __init__(
-        self, x: Tokens, targets: tuple[Any, ...], memory: Any, done: Any, sizes: tuple[int, int, int], interpret: bool
-    ) -> None:
-        self.x, self.targets, self.memory, self.done, self.sizes, self.interpret = (
-            x, targets, memory, done, sizes, interpret
-        )  # fmt: skip
+    x: Tokens
+    targets: tuple[Any, ...]
+    memory: Any
+    done: Any
+    sizes: tuple[int, int, int]
+    interpret: bool
 
     def run(self, first: Any, step: int) -> None:
         """Computes chunks from the first one on, one of every `step`."""
@@ -171,10 +180,7 @@ class _Worker:
         def _(i: Any) -> None:
             self.compute(first + i * step, i, first + (i + 1) * step, step)
 
-        if self.done is not None:
-            self.signal(first + (rounds - 1) * step)
-        else:
-            plgpu.wait_smem_to_gmem(0)
+        self.signal(first + (rounds - 1) * step)
 
     def place(self, item: Any) -> tuple[Any, Any, Any, Any]:
         """Returns sequence, head and chunk of an item, and how many rows of the sequence are there or later."""
