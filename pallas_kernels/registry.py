@@ -44,8 +44,9 @@ class Kernel:
         takes_target: Whether the function has an argument `target`: it compiles code for a target when it is traced.
         by_name: Whether it serves calls only if its backend is preferred by the target.
         instead: For a kernel `by_name` with the bits of the target's own kernels: a function, or "module:function",
-            that takes the kernel's arguments without contracts and returns whether it serves the call instead of them,
-            where no backend is preferred and its packages are installed. The result may depend on the batch.
+            that takes the target and the kernel's arguments without contracts and returns whether it serves the call
+            instead of them, where no backend is preferred and its packages are installed. The result may depend on the
+            batch.
         backend: Name of its backend, which `bijax.prefer_backend` takes. For a listed kernel, the name of the module
             that lists it; for an added one what is passed here, "" for none.
     """
@@ -259,7 +260,7 @@ def _comes_first(kernel: Kernel, target: Target, arrays: tuple[Any, ...], parame
     if kernel.instead is None or (kernel.packages is not None and not kernel.packages.are_installed):
         return False
     instead = _loaded(kernel.instead) if isinstance(kernel.instead, str) else kernel.instead
-    return bool(instead(*arrays, **parameters))
+    return bool(instead(target, *arrays, **parameters))
 
 
 def _closest(

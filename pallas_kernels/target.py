@@ -34,13 +34,14 @@ class Target:
         platform: As JAX names it: "cpu", "cuda", ...
         architecture: "sm_90" for an NVIDIA GPU of compute capability 9.0; "" if the platform has none or it is unknown.
         backend: The backend whose kernels are preferred (`pallas_kernels.registry.find`); "" if none is.
+        several: Whether several devices run the program together. It chooses schedules, never bits.
 
     Raises:
         ValueError: If a name is invalid, or the platform has no architectures.
 
     Example:
         >>> Target("cuda", "sm_90")
-        Target(platform='cuda', architecture='sm_90', backend='')
+        Target(platform='cuda', architecture='sm_90', backend='', several=False)
         >>> str(Target.parse("sm_80")), str(Target.parse("cpu"))
         ('sm_80', 'cpu')
     """
@@ -48,6 +49,7 @@ class Target:
     platform: str
     architecture: str = ""
     backend: str = ""
+    several: bool = False
 
     def __post_init__(self) -> None:
         has_it = self.platform == _CUDA and _ARCHITECTURE.fullmatch(self.architecture)

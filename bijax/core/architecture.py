@@ -5,7 +5,7 @@ import contextlib
 import jax
 from jax.extend.backend import backends
 
-from bijax.core.contexts import named_architecture, preferred_kernels
+from bijax.core.contexts import named_architecture, on_several_devices, preferred_kernels
 from pallas_kernels import registry
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.target import Target
@@ -54,7 +54,7 @@ def prefer_backend(name: str) -> contextlib.AbstractContextManager[None]:
         >>> import bijax
         >>> with lowering_for("sm_90"), prefer_backend("jax_triton"):
         ...     target_for("cuda")
-        Target(platform='cuda', architecture='sm_90', backend='jax_triton')
+        Target(platform='cuda', architecture='sm_90', backend='jax_triton', several=False)
     """
     known = registry.backends()
     if name not in known:
@@ -65,7 +65,8 @@ def prefer_backend(name: str) -> contextlib.AbstractContextManager[None]:
 def target_for(platform: str) -> Target:
     """Returns the target of programs for a platform, with the architecture if it is known."""
     known = platform == "cuda" and (named_architecture.value is not None or "cuda" in backends())
-    return Target(platform, cuda_architecture() if known else "", preferred_backend())
+    architecture = cuda_architecture() if known else ""
+    return Target(platform, architecture, preferred_backend(), on_several_devices.value)
 
 
 def preferred_backend() -> str:

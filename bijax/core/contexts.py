@@ -36,6 +36,9 @@ named_architecture = jax.make_user_context(default_value=None)
 preferred_kernels = jax.make_user_context(default_value="")
 """The backend whose kernels are preferred; empty for none."""
 
+on_several_devices = jax.make_user_context(default_value=False)
+"""Whether several devices run the program that is being lowered."""
+
 linen_conversion = jax.make_user_context(default_value=None)
 """How `flax_layers.convert` converts the linen model that is being called, so that `linen.jit` keeps the traces of
 both models apart; None outside of one."""

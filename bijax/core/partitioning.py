@@ -35,6 +35,18 @@ def whole_array(x: jax.Array) -> jax.Array:
     return WHOLE.bind(x)
 
 
+def has_several_devices(module: Any) -> bool:
+    """Returns whether several devices run the program being lowered.
+
+    Args:
+        module: Context of the module.
+    """
+    context = module.axis_context
+    mesh = getattr(context, "mesh", None)
+    devices = getattr(context, "num_devices", 1) if mesh is None else mesh.size
+    return (devices or 1) > 1
+
+
 def is_partitioned(module: Any) -> bool:
     """Returns whether XLA may partition the values of the program being lowered.
 
@@ -44,7 +56,7 @@ def is_partitioned(module: Any) -> bool:
     context = module.axis_context
     mesh = getattr(context, "mesh", None)
     if mesh is None:
-        return (getattr(context, "num_devices", 1) or 1) > 1
+        return has_several_devices(module)
     return any(size > 1 for axis, size in mesh.shape.items() if axis not in context.manual_axes)
 
 

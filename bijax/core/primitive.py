@@ -20,9 +20,10 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from bijax.core.architecture import target_for
+from bijax.core.contexts import on_several_devices
 from bijax.core.contracts import without_recording
 from bijax.core.lowering_cache.lowered_forms import is_own, lower_once
-from bijax.core.partitioning import is_partitioned, mark
+from bijax.core.partitioning import has_several_devices, is_partitioned, mark
 from bijax.core.tag import kernel_code
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.parts.xla.manual_axes import result_type, vary_alike
@@ -177,6 +178,7 @@ def _rule(name: str, kernel: Kernel, lowered_once: bool) -> Callable[..., Any]:
         with ExitStack() as stack:
             for manager in (*LOWERED_IN, kernel_code, without_mesh):
                 stack.enter_context(manager())
+            stack.enter_context(on_several_devices(has_several_devices(ctx.module_context)))
             stack.enter_context(of_width((*ctx.avals_in, *ctx.avals_out)))
             # Shardings and the axes of manual meshes belong to the kernel's arrays, not to its body.
             plain = [jax.core.ShapedArray(a.shape, a.dtype, weak_type=a.weak_type) for a in ctx.avals_in]

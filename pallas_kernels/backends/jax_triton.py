@@ -195,12 +195,12 @@ def _kernels(
         return Kernel(operation, on, load, contract, functions, **options)
 
     return (
-        kernel("matmul", f"{_MATMUL}.launch:matmul", product),
+        kernel("matmul", f"{_MATMUL}.launch:matmul", product, for_few="products"),
         kernel("matmul", f"{_MATMUL}.launch:matmul", tf32),
         kernel("matmul", f"{_MATMUL}.launch:matmul", _chains),
-        kernel("split_matmul", f"{_MATMUL}.launch:matmul", split),
-        kernel("fused_matmul", f"{_MATMUL}.launch:matmul", _either(product, split), _of_activation),
-        kernel("gated_matmul", f"{_MATMUL}.launch:gated_matmul", _unsplit(product), _of_activation),
+        kernel("split_matmul", f"{_MATMUL}.launch:matmul", split, for_few="products"),
+        kernel("fused_matmul", f"{_MATMUL}.launch:matmul", _either(product, split), _of_activation, "products"),
+        kernel("gated_matmul", f"{_MATMUL}.launch:gated_matmul", _unsplit(product), _of_activation, "products"),
         kernel("weight_gradient", f"{_MATMUL}.launch:weight_gradient", chunks),
         kernel("weight_gradient", f"{_MATMUL}.launch:weight_gradient", _chunks),
         kernel("group_matmul", f"{_MATMUL}.groups:group_matmul", product(_A_PRODUCT), for_few="groups"),

@@ -22,6 +22,7 @@ from bijax import parallel
 from bijax.testing import assert_bits_equal
 from flax_layers import INVARIANT
 from tests.arrays import on_device
+from tests.jax_triton.packages import HAS_JAX_TRITON, launches_in
 
 CHECKS: dict[str, Callable[[], None]] = {}
 AXIS = "cut"
@@ -573,6 +574,28 @@ def _lowering_for_hopper() -> None:
     summed = bijax.invariant(lambda x: lax.psum(x.astype(jnp.float32), AXIS))
     text = lowered(summed, 2, (P(None, AXIS),), P())
     assert re.search(r"all_reduce.*\n.*\n +%\d+ = stablehlo\.add .*\n +stablehlo\.return", text), text
+
+
+@check("few rows on Hopper")
+def _few_rows_on_hopper() -> None:
+    """Where the host launches kernels of several GPUs, products of few rows are kernels of Triton, in equal contracts."""
+
+    fingerprints = set()
+
+    def launches(rows: int, devices: int) -> tuple[bool, bool]:
+        cut = sharded(lambda x, w: parallel.row_parallel(x, w, AXIS), devices, (P(None, AXIS), P(AXIS)), P())
+        given = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((rows, 4096), (4096, 512))]
+        program: Any = cut
+        with bijax.lowering_for("sm_90"):
+            text = program.trace(*given).lower(lowering_platforms=("cuda",)).as_text()
+            contracts = bijax.contracts(cut, *given, platform="cuda")
+        fingerprints.add(contracts.fingerprint)
+        return launches_in(text) > 0, "@mosaic_gpu" in text
+
+    assert launches(8, 1) == (False, True)
+    assert launches(32, 2) == (False, True)
+    assert launches(8, 2) == (HAS_JAX_TRITON, not HAS_JAX_TRITON)
+    assert len(fingerprints) == 1
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ import pytest
 from tests import fake_devices
 from tests.tiers import full_only
 
-FAST = ("products", "bad input", "fingerprints", "experts")
+FAST = ("products", "bad input", "fingerprints", "experts", "few rows on Hopper")
 OTHERS = (
     ("sums", "rows", "weights of leaves", "gradients"),
     ("vocabulary", "lowering for Hopper", "gradients without types"),

@@ -36,7 +36,7 @@ from jax.interpreters.mlir import ir
 from bijax.core.architecture import cuda_architecture, preferred_backend, target_for
 from bijax.core.lowering_cache import _jax_private
 from bijax.core.lowering_cache.kernels_ahead import compile_ahead, compile_ahead_of, make_ready
-from bijax.core.partitioning import is_partitioned
+from bijax.core.partitioning import has_several_devices, is_partitioned
 from bijax.core.record_tree import RecordTree
 from pallas_kernels import registry
 from pallas_kernels.errors import UnsupportedError
@@ -176,8 +176,8 @@ def _question(ctx: Context, function: Any, parameters: Mapping[str, Any]) -> str
     module = ctx.module_context
     platforms = tuple(ctx.platforms or module.platforms)
     where, devices = _where(module), getattr(module.axis_context, "num_devices", 0)
-    several = len(platforms) != 1 or bool(ctx.dim_var_values) or (not where and devices != 1)
-    if several or module.lowering_parameters != mlir.LoweringParameters():
+    unknown = len(platforms) != 1 or bool(ctx.dim_var_values) or (not where and devices != 1)
+    if unknown or module.lowering_parameters != mlir.LoweringParameters():
         return None
     if _has_foreign_kernels(platforms[0]):
         return None
@@ -190,7 +190,8 @@ def _question(ctx: Context, function: Any, parameters: Mapping[str, Any]) -> str
         called = f"{_text(function)} {_text(dict(parameters))}"
     except (_WithoutTextError, UnsupportedError):  # a kernel that asks for an architecture raises if none is known
         return None
-    return f"{platforms[0]} {machine} {preferred_backend()} {where} {called} {operands}\n{state}"
+    several = has_several_devices(module)
+    return f"{platforms[0]} {machine} {preferred_backend()} {where} {several} {called} {operands}\n{state}"
 
 
 def _has_foreign_kernels(platform: str) -> bool:
