@@ -107,12 +107,18 @@ def test_a_backend_is_the_module_that_lists_a_kernel_or_stated() -> None:
 def test_a_kernel_by_name_may_serve_calls_instead() -> None:
     """Where another backend is asked for, or its packages are missing, it does not, and nothing warns."""
     missing = Packages(("no-such-package",), "cuda13")
+
+    def instead(target: Target, *, few: bool) -> bool:
+        return few and not target.several
+
     for served, packages in ((True, None), (False, None), (True, missing)):
-        options = {"by_name": True, "backend": "mine", "instead": lambda *, few: few, "packages": packages}
+        options = {"by_name": True, "backend": "mine", "instead": instead, "packages": packages}
         with registered(kernel("cuda", 1, **options), kernel("cuda", 2, backend="theirs"), kernel("sm_90", 3)):
             with warnings.catch_warnings(action="error"):
                 found = find("number", Target("cuda", "sm_90"), None, few=served)
+                on_several = find("number", Target("cuda", "sm_90", several=True), None, few=served)
             assert found.function() == (1 if served and packages is None else 3)
+            assert on_several.function() == 3
             assert find("number", Target("cuda", "sm_90", "theirs"), None, few=served).kernel.backend == "theirs"
 
 

@@ -578,8 +578,7 @@ def _lowering_for_hopper() -> None:
 
 @check("few rows on Hopper")
 def _few_rows_on_hopper() -> None:
-    """Where the host launches kernels of several GPUs, products of few rows are kernels of Triton, in equal contracts."""
-
+    """In programs of several GPUs Triton's kernels multiply few rows, under equal contracts."""
     fingerprints = set()
 
     def launches(rows: int, devices: int) -> tuple[bool, bool]:
