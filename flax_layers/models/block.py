@@ -26,6 +26,7 @@ from .layers import (
     RMSNorm,
     RotaryEmbedding,
 )
+from .layers.unrounded import Unrounded, apply_unrounded, rounded
 
 if TYPE_CHECKING:
     # Reading checkpoints needs packages that the model does not.
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 type Rotary = tuple[jax.Array, jax.Array]
 
-type Stream = tuple[jax.Array, jax.Array | None]
+type Stream = tuple[jax.Array, jax.Array | Unrounded | None]
 """The residual stream, whose last addition is left to the next norm; None where there is nothing to add."""
 
 
@@ -113,6 +114,7 @@ class Block(nnx.Module):
         """
         x, normed = normalized(self.attention_norm, stream)
         places = {"start": start, "lengths": lengths}
+        y: jax.Array | Unrounded
         if isinstance(self.attention, GatedDeltaNet):
             if isinstance(cache, DeltaNetSlots) and slots is not None:
                 y, kept = self.attention.extend_slots(normed, cache, slots, **places)
@@ -130,13 +132,17 @@ class Block(nnx.Module):
         return self.after_attention(x, y), held
 
     def after_attention(
-        self, x: jax.Array, y: jax.Array, mlp: Callable[[jax.Array], jax.Array] | None = None
+        self, x: jax.Array, y: jax.Array | Unrounded, mlp: Callable[[jax.Array], jax.Array] | None = None
     ) -> Stream:
         """Returns the stream x with the output y of attention added, and the output of the MLP or of `mlp`."""
-        y = y if self.attention_output_norm is None else self.attention_output_norm(y)
-        x, normed = self.mlp_norm.add(x, y)
-        y = (self.mlp if mlp is None else mlp)(normed)
-        return x, y if self.mlp_output_norm is None else self.mlp_output_norm(y)
+        x, normed = self.add_attention(x, y)
+        y = apply_unrounded(self.mlp, normed) if mlp is None else mlp(normed)
+        return x, y if self.mlp_output_norm is None else self.mlp_output_norm(rounded(y, x.dtype))
+
+    def add_attention(self, x: jax.Array, y: jax.Array | Unrounded) -> tuple[jax.Array, jax.Array]:
+        """Returns the stream x with the output y of attention added, and the norm before the MLP of it."""
+        y = y if self.attention_output_norm is None else self.attention_output_norm(rounded(y, x.dtype))
+        return self.mlp_norm.add(x, y)
 
 
 def _attention(config: LlamaConfig, layer: int, common: dict[str, Any]) -> Attention | GatedDeltaNet | LatentAttention:
@@ -184,7 +190,7 @@ def _attention(config: LlamaConfig, layer: int, common: dict[str, Any]) -> Atten
 def added(stream: Stream) -> jax.Array:
     """Returns the residual stream as one array."""
     x, y = stream
-    return x if y is None else x + y
+    return x if y is None else x + rounded(y, x.dtype)
 
 
 def normalized(norm: RMSNorm, stream: Stream) -> tuple[jax.Array, jax.Array]:

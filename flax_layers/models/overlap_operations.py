@@ -72,6 +72,7 @@ def _attn_core(block: Block, known: Values) -> Values:
     places: Places = known["places"]
     where = {"start": places.start, "lengths": places.lengths}
     kept: Stored = known["kept"]
+    y: Any
     if isinstance(block.attention, GatedDeltaNet):
         if not isinstance(kept, DeltaNetSlots) or places.slots is None:
             raise TypeError(f"Block: a layer of linear attention keeps states in slots, got a {type(kept).__name__}.")
@@ -86,9 +87,7 @@ def _attn_core(block: Block, known: Values) -> Values:
 
 
 def _comm_prepare_mlp(block: Block, known: Values) -> Values:
-    y = known["attended"]
-    y = y if block.attention_output_norm is None else block.attention_output_norm(y)
-    x, normed = block.mlp_norm.add(known["stream"][0], y)
+    x, normed = block.add_attention(known["stream"][0], known["attended"])
     return {"stream": (x, None), "normed": normed, "attended": None}
 
 

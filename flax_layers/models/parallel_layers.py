@@ -5,7 +5,7 @@ operations `PLAIN` they compute with JAX's own product and `psum`, whose bits de
 """
 
 import math
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,11 @@ from ..ops import PLAIN, Ops
 from .layers import Embed, Linear
 from .layers._dtypes import promote
 from .layers.embed import check_token_ids
+from .layers.unrounded import Unrounded
 from .parallel_cut import Cut, CutLayer
+
+_FEW: Final = 1 << 18
+"""Elements of a sum of few rows."""
 
 
 class ColumnParallelLinear(CutLayer, nnx.Module):
@@ -112,6 +116,20 @@ class RowParallelLinear(CutLayer, nnx.Module):
             y = jax.lax.psum(PLAIN.matmul(x, kernel, **options), self.cut.axis)
             return y if bias is None else y + bias.astype(y.dtype)
         return row_parallel(x, kernel, self.cut.axis, bias=bias, leaves=self.cut.leaves, **options)
+
+    def unrounded(self, x: jax.Array) -> jax.Array | Unrounded:
+        """Does what a call does, and leaves the rounding of the devices' sum to the next norm if there are few rows.
+
+        The rounding of few rows is one kernel more that the host launches on each device. Kernels that add many rows
+        round themselves.
+        """
+        several = self.cut.own_leaves < self.cut.leaves
+        x, kernel, bias, options = self._operands(x)
+        few = math.prod(x.shape[:-1]) * kernel.shape[-1] <= _FEW
+        if self.ops is PLAIN or not (several and few) or options["preferred_element_type"] is not None:
+            return self(x)
+        options |= {"preferred_element_type": jnp.float32, "leaves": self.cut.leaves}
+        return Unrounded(row_parallel(x, kernel, self.cut.axis, bias=bias, **options))
 
     def own_rows(self, x: jax.Array) -> jax.Array:
         """Maps this device's columns of x (..., in_features) to its part of the rows, (R, out_features).

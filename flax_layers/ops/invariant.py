@@ -106,7 +106,7 @@ class Ops(AttentionOps, LinearAttentionOps):
     def add_rms_norm(
         self, x: jax.Array, residual: jax.Array, weight: jax.Array | None, *, eps: float, weight_offset: float = 0.0
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns x + residual, of one dtype, and its `rms_norm`."""
+        """Returns x + residual, which is rounded to the dtype of x first, and its `rms_norm`."""
         return add_rms_norm(x, residual, weight, eps=eps, weight_offset=weight_offset)
 
     def scale(self, x: jax.Array, factor: float) -> jax.Array:

@@ -94,7 +94,7 @@ class PlainOps(PlainLinearAttention, Ops):
     def add_rms_norm(
         self, x: jax.Array, residual: jax.Array, weight: jax.Array | None, *, eps: float, weight_offset: float = 0.0
     ) -> tuple[jax.Array, jax.Array]:
-        h = x + residual
+        h = x + residual.astype(x.dtype)
         return h, self.rms_norm(h, weight, eps=eps, weight_offset=weight_offset)
 
     @override

@@ -42,8 +42,13 @@ def rms_norm(
     vectors = [] if weight is None else [weight]
     honour("rms_norm", contract, row_contract())
 
-    def total(h: jax.Array, residual: Sequence[jax.Array]) -> jax.Array:
-        return (h + residual[0]).astype(x.dtype).astype(jnp.float32) if residual else h
+    def rounded(h: jax.Array) -> jax.Array:
+        return h.astype(x.dtype).astype(jnp.float32)
+
+    def total(h: jax.Array, added: Sequence[jax.Array]) -> jax.Array:
+        if residual is None:
+            return h
+        return rounded(h + (added[0] if residual.dtype == x.dtype else rounded(added[0])))
 
     rows = [x] if residual is None else [x, residual]
     results = [x.dtype if dtype is None else jnp.dtype(dtype), x.dtype][: len(rows)]

@@ -38,7 +38,8 @@ def rms_norm(
     Args:
         x: (M, C) of any floating dtype.
         weight: (C,) of any floating dtype.
-        residual: (M, C) of the dtype of `x`; the sum is rounded to that dtype before the norm is taken.
+        residual: (M, C) of the dtype of `x`, or float32, and then rounded to that dtype first; the sum is rounded to it
+            before the norm is taken.
         eps: Added to the mean square.
         offset: Added to the weight.
         dtype: Dtype of the result; that of `x` by default.
@@ -65,7 +66,8 @@ def rms_norm(
     def program(x: jax.Array, *residual: jax.Array) -> Arrays:
         h = x.astype(jnp.float32)
         if residual:
-            (total,) = isolate((h + residual[0].astype(jnp.float32)).astype(x.dtype))
+            (added,) = residual if residual[0].dtype == x.dtype else isolate(residual[0].astype(x.dtype))
+            (total,) = isolate((h + added.astype(jnp.float32)).astype(x.dtype))
             h = total.astype(jnp.float32)
         factor = reciprocal_root(add_lanes(product(h, h), contract), c, eps)
         y = h * factor if scale is None else h * factor * scale

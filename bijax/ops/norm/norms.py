@@ -81,7 +81,7 @@ def add_rms_norm(
 
     Args:
         x: (..., C) float32, bfloat16 or float16.
-        residual: Of the shape and dtype of `x`.
+        residual: Of the shape of `x` and its dtype, or float32: then it is rounded to the dtype of `x` first.
         weight: As for `rms_norm`.
         eps: As for `rms_norm`.
         weight_offset: As for `rms_norm`.
@@ -98,8 +98,8 @@ def add_rms_norm(
         >>> h.tolist(), y.tolist()
         ([4.0, 4.0], [1.0, 1.0])
     """
-    arrays, back, numbers = _checked("bijax.add_rms_norm", x, weight, residual, eps, weight_offset)
-    y, h = _add_rms_norm(*arrays, numbers)
+    arrays, back, numbers = _checked("bijax.add_rms_norm", x, weight, residual, eps, weight_offset, or_float32=True)
+    y, h = _add_rms_norm(*arrays, numbers._replace(residual=arrays[2].dtype.name))
     return back(h), back(y)
 
 
@@ -126,12 +126,13 @@ def wide_rms_norm(op: str, x: jax.Array, weight: Any, *, eps: float) -> jax.Arra
 
 
 def _checked(
-    op: str, x: Any, weight: Any, residual: Any, eps: float, weight_offset: float
-) -> tuple[tuple[jax.Array, jax.Array | None, jax.Array | None], Callable[[jax.Array], jax.Array], "Numbers"]:
+    op: str, x: Any, weight: Any, residual: Any, eps: float, weight_offset: float, *, or_float32: bool = False
+) -> tuple[tuple[jax.Array, jax.Array | None, Any], Callable[[jax.Array], jax.Array], "Numbers"]:
     """Returns rows, weight and rows of the residual, what gives rows the shape of `x`, and the numbers of the norm."""
     x = float_array(op, "x", x)
     residual = None if residual is None else float_array(op, "residual", residual)
-    same_dtype(op, x=x, residual=residual)
+    if not (or_float32 and residual is not None and residual.dtype == jnp.float32):
+        same_dtype(op, x=x, residual=residual)
     weight = row_vector(op, "weight", weight, x)
     numbers = Numbers(check_eps(op, eps), check_offset(op, weight, weight_offset))
     if residual is not None and residual.shape != x.shape:
@@ -185,11 +186,13 @@ class Numbers(NamedTuple):
         eps: Added to the mean square.
         offset: Added to the weight, or the weight of all columns if there is none and it is not 0.
         dtype: Dtype of the result; that of the rows by default.
+        residual: Dtype of the residual, if it may differ from that of the rows.
     """
 
     eps: float
     offset: float = 0.0
     dtype: str | None = None
+    residual: str | None = None
 
     @property
     def of_forward(self) -> dict[str, Any]:
@@ -237,7 +240,7 @@ def _add_rms_norm_backward(numbers: Numbers, saved: Any, g: Any) -> tuple[jax.Ar
     g, g_sum = g
     of_norm, of_weight, _ = _rms_norm_backward(numbers, saved, g)
     dh = of_norm + g_sum
-    return dh, of_weight, dh
+    return dh, of_weight, dh.astype(numbers.residual)
 
 
 _add_rms_norm.defvjp(_rms_norm_forward, _add_rms_norm_backward)

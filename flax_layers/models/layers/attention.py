@@ -14,6 +14,7 @@ from .cached_attention import CachedAttention
 from .linear import Linear
 from .rms_norm import RMSNorm
 from .rotary import check_angles
+from .unrounded import Unrounded, apply_unrounded
 
 
 class Attention(CachedAttention, nnx.Module):
@@ -157,8 +158,8 @@ class Attention(CachedAttention, nnx.Module):
         return query, cache._replace(keys=keys, values=values)
 
     @override
-    def attend(self, x: jax.Array, query: jax.Array, cache: LayerCache, **places: jax.Array) -> jax.Array:
-        return self.out(self.attended(x, query, cache, **places))
+    def attend(self, x: jax.Array, query: jax.Array, cache: LayerCache, **places: jax.Array) -> jax.Array | Unrounded:
+        return apply_unrounded(self.out, self.attended(x, query, cache, **places))
 
     def attended(self, x: jax.Array, query: jax.Array, cache: LayerCache, **places: jax.Array) -> jax.Array:
         """Returns the input of the last product of `attend`, (B, T, num_heads * head_dim)."""

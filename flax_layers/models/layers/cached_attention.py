@@ -5,6 +5,7 @@ from abc import abstractmethod
 import jax
 
 from .cache import LayerCache
+from .unrounded import Unrounded
 
 
 class CachedAttention:
@@ -18,7 +19,7 @@ class CachedAttention:
         *,
         start: jax.Array,
         lengths: jax.Array,
-    ) -> tuple[jax.Array, LayerCache]:
+    ) -> tuple[jax.Array | Unrounded, LayerCache]:
         """Appends tokens to sequences in a cache, and attends to all tokens up to each.
 
         Args:
@@ -45,5 +46,5 @@ class CachedAttention:
         """Computes what `extend` does before scores: returns rotated queries, and the cache with the new tokens."""
 
     @abstractmethod
-    def attend(self, x: jax.Array, query: jax.Array, cache: LayerCache, **places: jax.Array) -> jax.Array:
+    def attend(self, x: jax.Array, query: jax.Array, cache: LayerCache, **places: jax.Array) -> jax.Array | Unrounded:
         """Computes the rest of `extend` from what `prepare` returned for x."""

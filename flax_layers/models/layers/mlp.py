@@ -10,6 +10,7 @@ from ..._signature import ConstructorSignature
 from ...ops import INVARIANT, Ops
 from ._initializers import LECUN_NORMAL
 from .linear import Linear
+from .unrounded import Unrounded, apply_unrounded
 
 
 class MLP(nnx.Module):
@@ -85,5 +86,12 @@ class MLP(nnx.Module):
             TypeError: If a dtype is not supported.
             ValueError: If the last dimension of x is not `features`.
         """
+        return self.down(self._hidden(x))
+
+    def unrounded(self, x: jax.Array) -> jax.Array | Unrounded:
+        """Does what a call does, for a result that is added to the residual stream."""
+        return apply_unrounded(self.down, self._hidden(x))
+
+    def _hidden(self, x: jax.Array) -> jax.Array:
         gate, up = jnp.split(self.gate_up(x), 2, axis=-1)
-        return self.down((self.ops.swiglu if self.activation == "silu" else self.ops.geglu)(gate, up))
+        return (self.ops.swiglu if self.activation == "silu" else self.ops.geglu)(gate, up)

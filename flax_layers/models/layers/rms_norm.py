@@ -9,6 +9,7 @@ from flax import nnx
 from ..._signature import ConstructorSignature
 from ...ops import INVARIANT, Ops
 from ._dtypes import promote
+from .unrounded import Unrounded, rounded
 
 
 class RMSNorm(nnx.Module):
@@ -73,18 +74,24 @@ class RMSNorm(nnx.Module):
         x, scale = self._promoted(x)
         return self.ops.rms_norm(x, scale, eps=self.epsilon, weight_offset=self.scale_offset)
 
-    def add(self, x: jax.Array, residual: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def add(self, x: jax.Array, residual: jax.Array | Unrounded) -> tuple[jax.Array, jax.Array]:
         """Returns the sum of x and residual (..., num_features), and this norm of it.
+
+        An `Unrounded` residual is rounded to the dtype of x first.
 
         Raises:
             TypeError: If a dtype is not supported.
             ValueError: If the last dimension is not `num_features`, or the shapes differ.
         """
         wide, scale = self._promoted(x)
-        if not x.dtype == residual.dtype == wide.dtype:
-            x = x + residual
-            return x, self(x)
-        return self.ops.add_rms_norm(x, residual, scale, eps=self.epsilon, weight_offset=self.scale_offset)
+        if isinstance(residual, Unrounded) and x.dtype == wide.dtype:
+            added = residual.sum  # rounded by the norm's kernel
+        else:
+            added = rounded(residual, x.dtype)
+            if not x.dtype == added.dtype == wide.dtype:
+                x = x + added
+                return x, self(x)
+        return self.ops.add_rms_norm(x, added, scale, eps=self.epsilon, weight_offset=self.scale_offset)
 
     def _promoted(self, x: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         if x.shape[-1:] != (self.num_features,):

@@ -145,14 +145,15 @@ def piece(kept, row_starts, rows: Rows, first, form: tl.constexpr):
 
 @triton.jit
 def totals_of(kept, x, residual, rows: Rows, first, HAS_RESIDUAL: tl.constexpr, form: tl.constexpr):
-    """Returns the blocks of a piece of x + residual, rounded to its dtype, or of x."""
+    """Returns the blocks of a piece of x + residual, both of them rounded to its dtype, or of x."""
     PIECE: tl.constexpr = form.piece
     totals = piece(kept, x, rows, first, form)
     if HAS_RESIDUAL:
         xs = totals
         totals = ()
         for i in tl.static_range(PIECE):
-            wide = xs[i].to(tl.float32) + read(residual, rows, first + i, form).to(tl.float32)
+            added = read(residual, rows, first + i, form).to(xs[i].dtype)
+            wide = xs[i].to(tl.float32) + added.to(tl.float32)
             totals = totals + (wide.to(xs[i].dtype),)
     return totals
 
