@@ -57,6 +57,16 @@ class ColumnParallelLinear(CutLayer, nnx.Module):
         """Maps x (..., in_features), the same on all devices, to this device's columns of each projection in turn."""
         return ungrouped(self.columns(x), self.parts, self.cut.leaves, self.cut.own_leaves)
 
+    def in_groups(self, x: jax.Array, heads: int) -> tuple[jax.Array, int]:
+        """Does what a call does, for a reader of groups: returns the columns, and how many groups they are in.
+
+        Args:
+            x: As for a call.
+            heads: Heads of the projection that has the fewest on this device; groups have whole heads of each.
+        """
+        own = self.cut.own_leaves
+        return (self(x), 1) if heads % own else (self.columns(x), own)
+
     def columns(self, x: jax.Array) -> jax.Array:
         """Maps x to this device's columns group by group, each with its share of every projection."""
         x, kernel, bias = promote(self.dtype, x, self.kernel[...], None if self.bias is None else self.bias[...])

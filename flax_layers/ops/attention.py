@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 import bijax
-from bijax.ops.rotary.heads import rotate_and_store, rotate_heads
+from bijax.ops.rotary.heads import rotate_and_store, rotate_heads, side_by_side
 
 from .cache import rotate_and_store_in_8_bits
 
@@ -29,6 +29,7 @@ class AttentionOps:
         *,
         to_rotate: jax.Array | None = None,
         scales: tuple[jax.Array, jax.Array] | None = None,
+        groups: int = 1,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Rotates the queries and keys in heads (B, T, N + 2 * K, H) as `rotate` does, and stores keys and values.
 
@@ -36,17 +37,18 @@ class AttentionOps:
         range are dropped. If passed, `to_rotate` (B, T, N + K, H) is rotated instead of the queries and keys in
         `heads`. Returns the rotated queries (B, T, N, H), keys and values. A cache of 8 bits has scales of keys and of
         values, (K,) or (K, H); it stores the quotients. The query of a token whose keys or values are inf or nan, which
-        such a cache cannot hold, becomes nan.
+        such a cache cannot hold, becomes nan. The heads may be in `groups` groups, each with an equal share of queries,
+        keys and values in turn.
         """
         if scales is not None:
-            angles = (cos, sin)
+            heads, angles = side_by_side(heads, keys.shape[2], groups), (cos, sin)
             return rotate_and_store_in_8_bits(self.rotate, heads, angles, rows, (keys, values), to_rotate, scales)
-        return self._rotate_and_store(heads, cos, sin, rows, keys, values, to_rotate)
+        return self._rotate_and_store(heads, cos, sin, rows, keys, values, to_rotate, groups=groups)
 
-    def _rotate_and_store(self, *arrays: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def _rotate_and_store(self, *arrays: Any, groups: int) -> tuple[jax.Array, jax.Array, jax.Array]:
         """`rotate_and_store` with a cache of the heads' dtype; the last array is `to_rotate`."""
         *given, to_rotate = arrays
-        return rotate_and_store(*given, to_rotate=to_rotate)
+        return rotate_and_store(*given, to_rotate=to_rotate, groups=groups)
 
     def attention(
         self,

@@ -7,7 +7,7 @@ from typing import Any, override
 import jax
 import jax.numpy as jnp
 
-from bijax.ops.rotary.heads import rotate_and_store_in_pieces
+from bijax.ops.rotary.heads import rotate_and_store_in_pieces, side_by_side
 
 from ..routing import Routing
 from .invariant import Ops
@@ -160,8 +160,9 @@ class PlainOps(PlainLinearAttention, Ops):
         return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
     @override
-    def _rotate_and_store(self, *arrays: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-        return rotate_and_store_in_pieces(self.rotate, *arrays)
+    def _rotate_and_store(self, *arrays: Any, groups: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+        heads, *others = arrays
+        return rotate_and_store_in_pieces(self.rotate, side_by_side(heads, others[3].shape[2], groups), *others)
 
     @override
     def attention(

@@ -147,6 +147,7 @@ def rotate_and_store(
     values: jax.Array,
     to_rotate: jax.Array | None = None,
     *,
+    groups: int = 1,
     functions: ElementwiseContract = XLA_FUNCTIONS,
     compute: Callable[..., tuple[jax.Array, ...]] = run_flat,
     store: Callable[[jax.Array, jax.Array, jax.Array], jax.Array] = _store_columns,
@@ -165,6 +166,8 @@ def rotate_and_store(
         values: Same shape and dtype as `keys`.
         to_rotate: (T, N + K, H) of the dtype of `heads`: rotated instead of the queries and keys in `heads`, for
             example their normalized values.
+        groups: Groups that the heads of a token are in, each with an equal share of queries, keys and values in turn.
+            `to_rotate` has none.
         functions: How element-wise code is computed.
         compute: Runs an element-wise program on arrays of one shape.
         store: Writes the last heads of each token to a cache.
@@ -184,6 +187,7 @@ def rotate_and_store(
     honour("rotate_and_store", functions, XLA_FUNCTIONS)
     key_heads = keys.shape[1]
     query_heads = heads.shape[1] - 2 * key_heads
+    heads = side_by_side(heads, key_heads, groups)
     source = heads[:, : query_heads + key_heads] if to_rotate is None else to_rotate
 
     first, second = jnp.split(source, 2, axis=-1)
@@ -194,10 +198,29 @@ def rotate_and_store(
     return both[:, :query_heads], store(keys, at, both), store(values, at, heads)
 
 
-def rotate_and_store_on_gpu(*arrays: jax.Array, functions: ElementwiseContract) -> tuple[jax.Array, ...]:
+def side_by_side(heads: jax.Array, key_heads: int, groups: int) -> jax.Array:
+    """Returns heads (..., N + 2 * K, H) that are in groups as all queries, then all keys, then all values.
+
+    Example:
+        >>> heads = jnp.arange(8).reshape(8, 1)  # two groups of two queries, a key and a value
+        >>> side_by_side(heads, 2, 2)[:, 0].tolist()
+        [0, 1, 4, 5, 2, 6, 3, 7]
+    """
+    if groups == 1:
+        return heads
+    *lead, number, width = heads.shape
+    of_group, keys = number // groups, key_heads // groups
+    apart = heads.reshape(*lead, groups, of_group, width)
+    parts = jnp.split(apart, (of_group - 2 * keys, of_group - keys), axis=-2)
+    return jnp.concatenate([p.reshape(*lead, groups * p.shape[-2], width) for p in parts], axis=-2)
+
+
+def rotate_and_store_on_gpu(
+    *arrays: jax.Array, groups: int = 1, functions: ElementwiseContract
+) -> tuple[jax.Array, ...]:
     """`rotate_and_store` for platforms where fences in the lowering keep XLA from contracting products with sums."""
     return rotate_and_store(
-        *arrays, functions=functions, compute=lambda program, *arrays: program(*arrays), store=_store
+        *arrays, groups=groups, functions=functions, compute=lambda program, *arrays: program(*arrays), store=_store
     )
 
 

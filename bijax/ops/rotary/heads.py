@@ -1,7 +1,6 @@
 """Rotary embedding of the heads of queries and keys, and storing keys and values in a cache by row."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -14,6 +13,7 @@ from bijax.dispatch.kernels import backend_of
 from bijax.ops.elementwise.call import elementwise
 from pallas_kernels.parts.xla.join import halves, join
 from pallas_kernels.rotary import portable
+from pallas_kernels.rotary.portable import side_by_side as side_by_side
 
 
 def rotate_heads(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
@@ -57,6 +57,7 @@ def rotate_and_store(
     values: jax.Array,
     *,
     to_rotate: jax.Array | None = None,
+    groups: int = 1,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Rotates queries and keys and stores keys and values, on a GPU in one kernel after the product that makes them.
 
@@ -68,6 +69,8 @@ def rotate_and_store(
         keys: (X, Y, K, H): written in place where it is not used again.
         values: The same.
         to_rotate: (B, T, N + K, H): rotated instead of the queries and keys in `heads`, such as their norms.
+        groups: Groups that the heads of a token are in, each with an equal share of queries, keys and values in turn:
+            so do products have them whose columns are cut over devices.
 
     Returns:
         The rotated queries (B, T, N, H), `keys` and `values`.
@@ -84,8 +87,8 @@ def rotate_and_store(
     given = [x for x in (heads, keys, values, to_rotate) if x is not None]
     one_dtype = len({x.dtype for x in given}) == 1 and heads.dtype.name in FLOATS
     if one_dtype and cos.dtype == sin.dtype == jnp.float32 and all(x.size for x in given):
-        return _rotate_and_store(*arrays)
-    return rotate_and_store_in_pieces(rotate_heads, *arrays)
+        return _rotate_and_store(groups, *arrays)
+    return rotate_and_store_in_pieces(rotate_heads, side_by_side(heads, keys.shape[2], groups), *arrays[1:])
 
 
 def rotate_and_store_in_pieces(
@@ -106,23 +109,29 @@ def rotate_and_store_in_pieces(
     return both[:, :, :query_heads], *stored
 
 
-@custom_vjp()
-def _rotate_and_store(*arrays: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+@custom_vjp(nondiff_argnums=(0,))
+def _rotate_and_store(groups: int, *arrays: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
     heads, cos, sin, rows, keys, values, to_rotate = arrays
     flat = [x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]) for x in (heads, cos, sin)]
     caches = [x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]) for x in (keys, values)]
     rest = [] if to_rotate is None else [to_rotate.reshape(flat[0].shape[0], *to_rotate.shape[2:])]
-    query, *stored = _kernel(*flat, rows.astype(jnp.int32), *caches, *rest)
+    query, *stored = _kernel(
+        *flat, rows.astype(jnp.int32), *caches, *rest, **({"groups": groups} if groups > 1 else {})
+    )
     keys, values = (x.reshape(keys.shape) for x in stored)
     return query.reshape(*heads.shape[:2], *query.shape[1:]), keys, values
 
 
-def _forward(*arrays: Any) -> tuple[Any, Any]:
-    return _rotate_and_store(*arrays), arrays
+def _forward(groups: int, *arrays: Any) -> tuple[Any, Any]:
+    return _rotate_and_store(groups, *arrays), arrays
 
 
-def _backward(saved: Any, cotangents: Any) -> Any:
-    _, pull = jax.vjp(partial(rotate_and_store_in_pieces, rotate_heads), *saved)
+def _backward(groups: int, saved: Any, cotangents: Any) -> Any:
+    def in_pieces(heads: jax.Array, *others: Any) -> Any:
+        key_heads = saved[4].shape[2]
+        return rotate_and_store_in_pieces(rotate_heads, side_by_side(heads, key_heads, groups), *others)
+
+    _, pull = jax.vjp(in_pieces, *saved)
     return pull(cotangents)
 
 
@@ -139,14 +148,14 @@ def _shapes(heads: jax.Array, *arrays: jax.Array, **_: Any) -> Arrays:
     return heads[:, : heads.shape[1] - 2 * keys.shape[1]], keys, values
 
 
-def _fold(size: int, arrays: Arrays, axes: Sequence[int | None], _: dict[str, Any]) -> Arrays:
+def _fold(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dict[str, Any]) -> Arrays:
     """More sequences are more tokens, each with the rows of its own part of a larger cache."""
     heads, cos, sin, rows, keys, values, *to_rotate = in_front(size, arrays, axes)
     stored = keys.shape[1]
     inside = (rows >= 0) & (rows < stored)
     rows = jnp.where(inside, rows + stored * jnp.arange(size, dtype=rows.dtype)[:, None], size * stored)
     given = (heads, cos, sin, rows, keys, values, *to_rotate)
-    return unfold_rows(size, _kernel(*(x.reshape(size * x.shape[1], *x.shape[2:]) for x in given)))
+    return unfold_rows(size, _kernel(*(x.reshape(size * x.shape[1], *x.shape[2:]) for x in given), **parameters))
 
 
 _kernel = define_kernel("rotate_and_store", backend_of("rotate_and_store", _shapes), _fold, _shapes)

@@ -149,12 +149,21 @@ class Attention(CachedAttention, nnx.Module):
     ) -> tuple[jax.Array, LayerCache]:
         if cache.values is None:
             raise ValueError("Attention: the cache must hold keys and values, got one of latents, without values.")
-        heads, query_key = self._heads(x, rotary)
         rows = cache.rows(x.shape[1], **places)
-        to_rotate = None if self.query_norm is None else query_key
-        query, keys, values = self.ops.rotate_and_store(
-            heads, *rotary, rows, cache.keys, cache.values, to_rotate=to_rotate, scales=cache.scales
-        )
+        caches = cache.keys, cache.values
+        options: dict[str, Any] = {"scales": cache.scales}
+        in_groups = getattr(self.qkv, "in_groups", None)
+        if self.query_norm is None and in_groups is not None:
+            check_angles("Attention", x, rotary, self.head_dim)
+            heads, groups = in_groups(x, self.num_kv_heads)
+            heads = self._by_head(heads)
+            query, keys, values = self.ops.rotate_and_store(heads, *rotary, rows, *caches, **options, groups=groups)
+        else:
+            heads, query_key = self._heads(x, rotary)
+            to_rotate = None if self.query_norm is None else query_key
+            query, keys, values = self.ops.rotate_and_store(
+                heads, *rotary, rows, *caches, **options, to_rotate=to_rotate
+            )
         return query, cache._replace(keys=keys, values=values)
 
     @override
@@ -173,13 +182,16 @@ class Attention(CachedAttention, nnx.Module):
     def _heads(self, x: jax.Array, rotary: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         """Returns all heads, and the queries and keys to rotate, (B, T, heads, head_dim) each."""
         check_angles("Attention", x, rotary, self.head_dim)
-        heads = self.qkv(x).reshape(*x.shape[:2], self.num_heads + 2 * self.num_kv_heads, self.head_dim)
+        heads = self._by_head(self.qkv(x))
         to_rotate = self.num_heads + self.num_kv_heads
         query_key = heads[:, :, :to_rotate]
         if self.query_norm is not None:
             query, key = query_key[:, :, : self.num_heads], query_key[:, :, self.num_heads :]
             query_key = jnp.concatenate([self.query_norm(query), self.key_norm(key)], axis=2)
         return heads, query_key
+
+    def _by_head(self, columns: jax.Array) -> jax.Array:
+        return columns.reshape(*columns.shape[:2], self.num_heads + 2 * self.num_kv_heads, self.head_dim)
 
     def _merge(self, heads: jax.Array, x: jax.Array) -> jax.Array:
         y = heads.reshape(*heads.shape[:2], self.num_heads * self.head_dim)

@@ -45,6 +45,7 @@ def rotate_and_store(
     to_rotate: jax.Array | None = None,
     *,
     target: Target,
+    groups: int = 1,
     functions: ElementwiseContract = XLA_FUNCTIONS,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Bit-identical to `portable.rotate_and_store`. The caches are updated in place where XLA allows it.
@@ -70,6 +71,8 @@ def rotate_and_store(
         constants={
             "QUERY_HEADS": query_heads,
             "KEY_HEADS": key_heads,
+            "GROUPS": groups,
+            "OF_SOURCE": groups if to_rotate is None else 1,
             "WIDTH": width,
             "OF_QUERIES": next_power_of_two(query_heads * width // 2),
             "OF_KEYS": next_power_of_two(key_heads * width // 2),
