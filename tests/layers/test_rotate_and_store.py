@@ -1,5 +1,6 @@
 """Turning heads and storing keys and values in one operation: the bits and gradients of its pieces."""
 
+import functools
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from bijax.testing import assert_bits_equal
 from flax_layers import INVARIANT, PLAIN, Ops
 from tests.arrays import on_device
 from tests.layers.rotate_checks import assert_same
-from tests.rotary.cases import case
+from tests.rotary.cases import case, in_groups
 from tests.tiers import full_only
 
 HEADS, KEYS, WIDTH = 4, 2, 8
@@ -48,6 +49,18 @@ def test_the_bits_of_the_pieces(ops: Ops, dtype: str, cache: str | None) -> None
         assert found[1].dtype == (cache or dtype)
 
 
+@pytest.mark.parametrize("ops", [INVARIANT, PLAIN])
+@pytest.mark.parametrize("cache", [None, "float32"])
+def test_heads_in_groups(ops: Ops, cache: str | None) -> None:
+    """As a product has them whose columns are cut over devices; the control reads them as if they were not."""
+    (heads, *rest), to_rotate = arrays("bfloat16", cache)
+    grouped = in_groups(heads, KEYS, 2)
+    for t in (None, to_rotate):
+        expected = ops.rotate_and_store(heads, *rest, to_rotate=t)
+        assert_same(ops.rotate_and_store(grouped, *rest, to_rotate=t, groups=2), expected)
+        assert (ops.rotate_and_store(grouped, *rest, to_rotate=t)[2] != expected[2]).any()
+
+
 def test_rows_that_are_none_leave_the_cache_as_it_is() -> None:
     given, _ = arrays("bfloat16")
     _, keys, values = INVARIANT.rotate_and_store(*given[:3], jnp.array([-1, 9, 10, -9, 99, 12]), *given[4:])
@@ -59,16 +72,23 @@ def test_gradients() -> None:
     given, to_rotate = arrays("float32")
     rest = [x.astype(jnp.float32) for x in (*given[:3], *given[4:], to_rotate)]
 
+    def of_groups(heads: jax.Array, *others: jax.Array, to_rotate: jax.Array) -> Any:
+        return INVARIANT.rotate_and_store(in_groups(heads, KEYS, 2), *others, to_rotate=to_rotate, groups=2)
+
+    def in_pieces(*given: jax.Array, to_rotate: jax.Array) -> Any:
+        return pieces(INVARIANT, *given, to_rotate)
+
     @jax.jit
     def both(*rest: jax.Array) -> Any:
         found = []
-        for function in (INVARIANT.rotate_and_store, lambda *a, to_rotate: pieces(INVARIANT, *a, to_rotate)):
+        for function in (INVARIANT.rotate_and_store, of_groups, in_pieces):
             y, pull = jax.vjp(lambda *a, f=function: f(*a[:3], given[3], *a[3:5], to_rotate=a[5]), *rest)
             found.append(pull(jax.tree.map(jnp.cos, y)))
         return found
 
-    found, expected = both(*rest)
+    found, grouped, expected = both(*rest)
     assert_same(found, expected)
+    assert_same(grouped, expected)
     assert all(bool((x != 0).any()) for x in found)
 
 
@@ -80,7 +100,9 @@ def test_under_vmap() -> None:
     @jax.jit
     def both() -> Any:
         mapped = [jnp.stack(pair) for pair in zip(given[:4], other, strict=True)]
-        found = jax.vmap(INVARIANT.rotate_and_store, (0, 0, 0, 0, None, None))(*mapped, *given[4:])
+        heads = in_groups(mapped[0], KEYS, 2)
+        of_groups = functools.partial(INVARIANT.rotate_and_store, groups=2)
+        found = jax.vmap(of_groups, (0, 0, 0, 0, None, None))(heads, *mapped[1:], *given[4:])
         each = [pieces(INVARIANT, *tokens[:4], *given[4:]) for tokens in (given, other)]
         return found, jax.tree.map(lambda *x: jnp.stack(x), *each)
 

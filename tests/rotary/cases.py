@@ -43,3 +43,11 @@ def case(
     caches = (numbers(stored, keys, width) for _ in range(2))
     more = [numbers(tokens, queries + keys, width)] if to_rotate else []
     return (numbers(tokens, queries + 2 * keys, width), *tables, jnp.asarray(rows), *caches, *more)
+
+
+def in_groups(heads: jax.Array, keys: int, groups: int) -> jax.Array:
+    """Returns heads (..., N + 2 * K, H) put into groups, each with an equal share of queries, keys and values."""
+    *_, number, _ = heads.shape
+    parts = jnp.split(heads, (number - 2 * keys, number - keys), axis=-2)
+    by_group = [jnp.split(part, groups, axis=-2) for part in parts]
+    return jnp.concatenate([part for group in zip(*by_group, strict=True) for part in group], axis=-2)

@@ -13,7 +13,7 @@ from bijax.testing import assert_bits_equal
 from flax_layers import INVARIANT
 from tests.jax_triton.packages import skip_without_jax_triton
 from tests.layers.rotate_checks import assert_same
-from tests.rotary.cases import case
+from tests.rotary.cases import case, in_groups
 
 pytestmark = pytest.mark.gpu
 skip_without_jax_triton()
@@ -53,6 +53,14 @@ def test_the_bits_of_the_pieces(shape: tuple[int, int, int, int], dtype: str, to
     arrays[1] = arrays[1].at[0].set(jnp.nan)  # the angles of a token that finds no room
     found = jax.jit(kernel)(*arrays)
     assert_same(found, jax.jit(pieces)(*arrays))
+
+
+@pytest.mark.parametrize("to_rotate", [False, True])
+@pytest.mark.parametrize(("shape", "groups"), [((7, 6, 2, 80), 2), ((33, 32, 8, 128), 4), ((300, 16, 4, 64), 4)])
+def test_heads_in_groups(shape: tuple[int, int, int, int], groups: int, to_rotate: bool) -> None:
+    heads, *rest = case(shape, "bfloat16", to_rotate=to_rotate)
+    found = jax.jit(functools.partial(kernel, groups=groups))(in_groups(heads, shape[2], groups), *rest)
+    assert_same(found, jax.jit(pieces)(heads, *rest))
 
 
 def test_products_are_rounded_apart() -> None:

@@ -90,6 +90,8 @@ def cases(
     yield case("rms_norm", (x, w, residual), along | eps | {"offset": 1.0}, " with an offset")
     yield case("rms_norm", (x,), along | eps | {"offset": 0.3}, " times a number")
     yield case("rms_norm", (x, w, residual), along | eps | {"dtype": "float32"}, " in float32")
+    wide = hostile_rows(7, (m, columns), "float32")["normal"]
+    yield case("rms_norm", (x, w, wide), along | eps, " of a sum that is rounded first")
     yield case("rms_norm_gradient", (x, factor, g, w), along)
     yield case("rms_norm_gradient", (x, factor, g, None, residual), along, " of a sum")
     yield case("rms_norm_gradient", (x, factor, g, w, residual), along | {"offset": 1.0}, " with an offset")

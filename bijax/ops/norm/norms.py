@@ -17,6 +17,7 @@ from bijax.dispatch.rows import as_rows, define_row_kernel, row_backend
 from bijax.ops.norm._arguments import check_eps, check_offset
 from bijax.ops.rows.sum_rows import sum_rows
 from pallas_kernels.contract import chunk_contract
+from pallas_kernels.parts.xla.tiles import isolate
 from pallas_kernels.registry import find_or_none
 from pallas_kernels.target import Target
 
@@ -240,6 +241,9 @@ def _add_rms_norm_backward(numbers: Numbers, saved: Any, g: Any) -> tuple[jax.Ar
     g, g_sum = g
     of_norm, of_weight, _ = _rms_norm_backward(numbers, saved, g)
     dh = of_norm + g_sum
+    if dh.dtype == numbers.residual:
+        return dh, of_weight, dh
+    (dh,) = isolate(dh)  # XLA would leave out a rounding before a conversion to float32
     return dh, of_weight, dh.astype(numbers.residual)
 
 
