@@ -29,6 +29,8 @@ class LatentSchedule:
         ahead: Whether the scores of a block are started before the left half of the values of the block before it are
             there, whose right half then waits until the scores are.
         registers: Registers of a thread that computes and of one that copies.
+        spread: Whether kernels of their own compute the scores, a thread block for each block of keys, and the values
+            of splits, a thread block for each 64 columns. The others are of no use then.
     """
 
     whole: bool = False
@@ -36,6 +38,7 @@ class LatentSchedule:
     blocks: int = SMS
     ahead: bool = False
     registers: tuple[int, int] = (240, 24)
+    spread: bool = False
 
 
 def takes_latents(call: Any) -> bool:
