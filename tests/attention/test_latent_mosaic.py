@@ -25,7 +25,7 @@ SCHEDULES: Final = {
     f"{'whole' if whole else 'splits'}{', ahead' if ahead else ''}": LatentSchedule(whole=whole, ahead=ahead, blocks=2)
     for whole in (False, True)
     for ahead in (False, True)
-}
+} | {"spread": LatentSchedule(spread=True)}
 SCALE: Final = 0.04
 
 

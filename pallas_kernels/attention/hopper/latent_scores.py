@@ -110,7 +110,8 @@ def scores_of_blocks(call: AttentionCall, items: Items) -> Scores:
 
             @pl.when(m.marks[0] != 0)
             def _() -> None:
-                end = jnp.minimum(place + items.contract.key_block, sequence.keys)
+                # Keys after the last one of the sequence too: they have weights of zero, which do not mask them.
+                end = jnp.minimum(place + items.contract.key_block, items.capacity)
                 wrong_ref[index, tile, block] = first_not_finite(
                     key, refs.page_table, items.value_size, index, place, end, interpret
                 )
