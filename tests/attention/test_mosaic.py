@@ -44,6 +44,7 @@ DECODE: Final = DecodeSchedule(stages=2, blocks=2)
 WHOLE: Final = dataclasses.replace(DECODE, whole=True)
 SWAP: Final = dataclasses.replace(DECODE, swap=True)
 WORKERS: Final = dataclasses.replace(SWAP, workers=2)
+TEAM: Final = dataclasses.replace(SWAP, team=True)
 ONE_STAGE: Final = dataclasses.replace(DECODE, stages=1, byte_stages=3)
 SWAP_CONTRACT: Final = SplitAttentionContract(split=256)  # keys as rows are 128
 
@@ -135,6 +136,12 @@ CASES: Final = {
     "decode, keys as rows, int8": Case((298, 130), (2, 1), (300, 131), 3, SWAP, stored="int8", contract=SWAP_CONTRACT),
     "decode, keys as rows, fp8, window, pages": Case(
         (269, 3), (3, 1), (300, 5), 2, WORKERS, False, (40, 1), 64, 128, stored="float8_e4m3fn", contract=SWAP_CONTRACT
+    ),
+    "decode, keys as rows, int8, a team": Case(
+        (698, 3), (2, 0), (700, 4), 3, TEAM, stored="int8", contract=dataclasses.replace(SWAP_CONTRACT, split=512)
+    ),
+    "decode, keys as rows, fp8, window, pages, a team": Case(
+        (669, 3), (3, 1), (700, 5), 2, TEAM, False, (240, 1), 64, 128, stored="float8_e4m3fn", contract=SWAP_CONTRACT
     ),
     "prefill, bias": Case((60, 3), (70, 9), (130, 12), 2, PREFILL, bias="NTS"),
     "prefill, bias, mask, window": Case((60, 3), (70, 9), (130, 12), 2, PREFILL, True, (37, 0), bias="B", mask="BTS"),
@@ -258,7 +265,7 @@ def test_interpreted_kernels_attend(name: str, races: Races) -> None:
 def test_8_bits_have_the_bits_of_their_contract(name: str) -> None:
     case = CASES[name]
     query, *caches = data(case)
-    schedule = dataclasses.replace(case.schedule, workers=1) if "decode" in name else case.schedule
+    schedule = dataclasses.replace(case.schedule, workers=1, team=False) if "decode" in name else case.schedule
     wide = functools.partial(attend, case._replace(stored=None, schedule=schedule))
     for ours, theirs in zip(plain(name), composed(wide, query, caches, case.scales, heads=False), strict=True):
         assert_bits_equal(ours, theirs)

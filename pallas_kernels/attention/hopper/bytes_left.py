@@ -14,6 +14,7 @@ from typing import Any, Final
 import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
+from jax import lax
 from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, nvvm
@@ -156,6 +157,7 @@ def start_values(
     weights: Any,
     fp8: bool,
     interpret: bool,
+    first: Any = 0,
 ) -> tuple[jax.Array, ...]:
     """Starts totals + values^T @ weights^T, with values widened from bytes as in `start_keys`.
 
@@ -165,6 +167,7 @@ def start_values(
         weights: Shared memory (8, 128) of 16-bit numbers.
         fp8: Whether bytes are float8_e4m3fn; else int8.
         interpret: Whether the kernel runs in Mosaic's interpreter.
+        first: Which 64 columns of the values are those of the first total.
 
     Returns:
         Tiles as `totals`, valid only after `products.finish`.
@@ -173,18 +176,26 @@ def start_values(
     if interpret:
         values = in_units(stored[...], weights.dtype, fp8)
         return tuple(
-            start(total, (values[:, i * ROWS : (i + 1) * ROWS],), (weights,), left_along=False, interpret=True)
+            start(
+                total,
+                (lax.dynamic_slice_in_dim(values, (first + i) * ROWS, ROWS, 1),),
+                (weights,),
+                left_along=False,
+                interpret=True,
+            )
             for i, total in enumerate(totals)
         )
-    types = (plgpu.RefType(tiled(jnp.int8, columns)), ref_type(weights), *[TILE] * len(totals))
+    number = plgpu.Layout.WG_SPLAT(())
+    types = (plgpu.RefType(tiled(jnp.int8, columns)), ref_type(weights), number, *[TILE] * len(totals))
 
     @inline(*types, result=(tile_type(COLUMNS),) * len(totals))
-    def issue(stored: Any, weights: Any, *totals: Any) -> Any:
+    def issue(stored: Any, weights: Any, first: Any, *totals: Any) -> Any:
         kind = ir.MemRefType(weights.type).element_type
         text = widening(fp8, str(kind), _PAIRS)
         at = _Place(stored)
         # A matrix has 8 keys; a warp has 16 columns of every 64.
         base, turn = at.row(at.matrix), arith.xori(at.warp, at.swizzle)
+        turn = arith.xori(turn, _times(first.registers.item(), ROWS // _CHUNK))
         found = []
         for tile, total in enumerate(totals):
             chunk = arith.xori(turn, i32(tile * ROWS // _CHUNK))
@@ -198,7 +209,7 @@ def start_values(
             found.append(_multiply(total, operands, weights, kind))
         return tuple(found)
 
-    return issue(stored, weights, *totals)
+    return issue(stored, weights, jnp.asarray(first, jnp.int32), *totals)
 
 
 class _Place:
