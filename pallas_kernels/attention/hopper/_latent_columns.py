@@ -15,6 +15,7 @@ from jaxlib.mlir.dialects import arith, memref
 from pallas_kernels.attention.hopper._latent_items import Items
 from pallas_kernels.attention.hopper._mask_bounds import Blocks
 from pallas_kernels.attention.hopper._setup import Lengths
+from pallas_kernels.contract import LEAST
 from pallas_kernels.parts.hopper.inline import inline
 from pallas_kernels.parts.hopper.registers import element, number_of
 from pallas_kernels.parts.hopper.tile import ROWS, TILE, i32, thread_of_warpgroup
@@ -124,3 +125,43 @@ def store_numbers(refs: tuple[Any, ...], numbers: tuple[jax.Array, ...], row: An
                         memref.store(number_of(pair, i), ref, [arith.index_cast(index, arith.addi(first, i32(8 * j + i)))])
 
     store(*refs, *numbers, jnp.asarray(row, jnp.int32))
+
+
+def largest_so_far(maxima: Any, first: Any, count: Any, target: Any, interpret: bool) -> None:
+    """Writes the largest number of each row before and after each block, so that `target[i]` is that of i blocks.
+
+    A block is skipped where there are fewer. The caller's threads meet at a barrier before they read.
+
+    Args:
+        maxima: (blocks of all splits, 16) float32 in GPU memory.
+        first: The first block.
+        count: Number of blocks.
+        target: Shared memory (blocks + 1, 16) float32.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
+    """
+    blocks = target.shape[0] - 1
+    if interpret:
+        found = [maxima.at[first + i][...] for i in range(blocks)]
+        largest = [jnp.full((NARROW,), LEAST, jnp.float32)]
+        for i, x in enumerate(found):
+            largest.append(jnp.where(i < count, jnp.maximum(largest[-1], x), largest[-1]))
+        target[...] = jnp.stack(largest)
+        return
+    number = plgpu.Layout.WG_SPLAT(())
+
+    @inline(plgpu.RefType(), plgpu.RefType(), number, number)
+    def find(maxima: Any, target: Any, first: Any, count: Any) -> None:
+        index, thread = ir.IndexType.get(), thread_of_warpgroup()
+        (first,), (count,) = first.registers.flat, count.registers.flat
+        with mgpu.when(arith.cmpi(arith.CmpIPredicate.ult, thread, i32(NARROW))):
+            column = arith.index_cast(index, thread)
+            places = (arith.index_cast(index, arith.addi(first, i32(i))) for i in range(blocks))
+            found = [memref.load(maxima, [place, column]) for place in places]
+            largest = mgpu.c(float(LEAST), ir.F32Type.get())
+            memref.store(largest, target, [mgpu.c(0, index), column])
+            for i, x in enumerate(found):
+                there = arith.cmpi(arith.CmpIPredicate.slt, i32(i), count)
+                largest = arith.select(there, arith.maximumf(largest, x), largest)
+                memref.store(largest, target, [mgpu.c(i + 1, index), column])
+
+    find(maxima, target, *(jnp.asarray(x, jnp.int32) for x in (first, count)))

@@ -1,7 +1,7 @@
 """Values of latent attention from scores, a thread block for each split and 64 columns of the values.
 
-Four warpgroups make weights of scores, every fourth block of keys each, and a fifth one multiplies them with the
-values, of which a split's columns are all on their way from the start. The bits are those of `latent.py`.
+Two warpgroups make weights of scores, every second block of keys each, and a third one multiplies them with the
+values. The bits are those of `latent.py`.
 """
 
 import math
@@ -19,6 +19,7 @@ from pallas_kernels.attention.hopper._latent_columns import (
     NARROW,
     NOWHERE,
     Sequence,
+    largest_so_far,
     store_columns,
     store_numbers,
 )
@@ -28,38 +29,43 @@ from pallas_kernels.attention.hopper._merge_loop import padded_splits
 from pallas_kernels.attention.hopper._setup import Lengths
 from pallas_kernels.attention.hopper.columns import down
 from pallas_kernels.attention.hopper.latent_scores import Scores
-from pallas_kernels.contract import LEAST
 from pallas_kernels.parts.hopper.chunks import take_back
 from pallas_kernels.parts.hopper.launch import launch
 from pallas_kernels.parts.hopper.products import finish, share, start
 from pallas_kernels.parts.hopper.tile import ROWS, TILE, WARPGROUP, Arithmetic, filled, tiled
 
-_WORKERS: Final = 4  # warpgroups that make weights
+_WORKERS: Final = 2  # warpgroups that make weights
+_STAGES: Final = 6  # of values: two thread blocks share a multiprocessor
+_AHEAD: Final = 3  # scores that a warpgroup has asked for before it needs them
 
 
 class Memory(NamedTuple):
     """Shared memory and barriers.
 
     Attributes:
-        values: (blocks, 64, 64), columns of the latents of a split.
+        values: (stages, 64, 64), columns of latents.
         weights: (blocks, 64, 16).
+        largest: (blocks + 1, 16) float32, the largest scores before and after each block.
         decays: (blocks, 16) float32.
         sums: (blocks, 128) float32, of weights.
         wide: (workers, n) float32.
         numbers: (16,) float32.
-        values_full: A barrier for each block.
-        weights_full: The same.
+        values_full: A barrier for each stage.
+        weights_full: A barrier for each block.
+        largest_full: A barrier.
         sums_full: A barrier.
     """
 
     values: Any
     weights: Any
+    largest: Any
     decays: Any
     sums: Any
     wide: Any
     numbers: Any
     values_full: Any
     weights_full: Any
+    largest_full: Any
     sums_full: Any
 
     @classmethod
@@ -67,14 +73,16 @@ class Memory(NamedTuple):
         """Returns the types."""
         blocks, block = items.blocks_of_split, items.contract.key_block
         return cls(
-            values=plgpu.SMEM((blocks, block, ROWS), dtype, transforms=tiled(dtype, ROWS)),
+            values=plgpu.SMEM((min(_STAGES, blocks), block, ROWS), dtype, transforms=tiled(dtype, ROWS)),
             weights=plgpu.SMEM((blocks, block, NARROW), dtype, transforms=tiled(dtype, NARROW)),
+            largest=plgpu.SMEM((blocks + 1, NARROW), jnp.float32),
             decays=plgpu.SMEM((blocks, NARROW), jnp.float32),
             sums=plgpu.SMEM((blocks, WARPGROUP), jnp.float32),
             wide=plgpu.SMEM((_WORKERS, WIDE), jnp.float32),
             numbers=plgpu.SMEM((NARROW,), jnp.float32),
-            values_full=plgpu.Barrier(num_arrivals=items.source.copies, num_barriers=blocks),
+            values_full=plgpu.Barrier(num_arrivals=items.source.copies, num_barriers=min(_STAGES, blocks)),
             weights_full=plgpu.Barrier(num_barriers=blocks),
+            largest_full=plgpu.Barrier(),
             sums_full=plgpu.Barrier(num_arrivals=_WORKERS),
         )
 
@@ -128,48 +136,51 @@ class Body(NamedTuple):
         return nearest
 
     def weigh(self, worker: Any) -> None:
-        """Makes the weights of every fourth block."""
+        """Makes the weights of every second block."""
         m, items = self.memory, self.items
         tile, columns = Arithmetic(interpret=self.interpret), Arithmetic(interpret=self.interpret, axis=0)
-        blocks, block = items.blocks_of_split, items.contract.key_block
+        blocks = items.blocks_of_split
         rounds = -(-blocks // _WORKERS)
-        own = [jnp.minimum(i * _WORKERS + worker, blocks - 1) for i in range(rounds)]
-        scores = [
-            take_back(self.where(self.found.scores).at[self.first + at], (block, NARROW), self.interpret) for at in own
-        ]
-        maxima = [self.largest(at) for at in range(blocks)]
-        before = plgpu.layout_cast(jnp.full((NARROW,), LEAST, jnp.float32), COLUMN)
+        scores = [self.scores(jnp.minimum(i * _WORKERS + worker, blocks - 1)) for i in range(min(_AHEAD, rounds))]
+
+        @pl.when(worker == 0)
+        def _() -> None:
+            largest_so_far(self.where(self.found.maxima), self.first, self.count, m.largest, self.interpret)
+            if self.interpret:
+                plgpu.commit_smem()  # ordinary writes
+            for _ in range(_WORKERS - 1):
+                plgpu.barrier_arrive(m.largest_full)
+
+        plgpu.barrier_wait(m.largest_full)
         for i in range(rounds):
-            mine = maximum = before
-            for j, largest in enumerate(maxima[i * _WORKERS : (i + 1) * _WORKERS]):
-                before = jnp.maximum(before, largest)
-                mine = jnp.where(jnp.full(mine.shape, j < worker), before, mine)
-                maximum = jnp.where(jnp.full(mine.shape, j <= worker), before, maximum)
             at = i * _WORKERS + worker
 
             @pl.when(at < self.count)
-            def _(mine: jax.Array = mine, maximum: jax.Array = maximum, i: int = i, at: Any = at) -> None:
+            def _(i: int = i, at: Any = at) -> None:
+                before, maximum = (plgpu.load(m.largest.at[at + j], layout=COLUMN, optimized=False) for j in range(2))
                 weights = tile.exp2(tile.fused(scores[i], items.factor, down(-maximum)))
-                decay = columns.exp2(mine - maximum)
+                decay = columns.exp2(before - maximum)
                 share(weights.astype(m.weights.dtype), m.weights.at[at], self.interpret)
                 store_numbers((m.decays.at[at],), (decay,), 0, self.interpret)
                 if self.interpret:
-                    plgpu.commit_smem()  # ordinary writes
+                    plgpu.commit_smem()
                 plgpu.barrier_arrive(m.weights_full.at[at])
 
                 @pl.when(self.column == 0)
                 def _() -> None:
                     fold_keys(weights, m.wide.at[worker], m.sums.at[at], self.interpret)
 
-        pl.when(self.column == 0)(lambda: self.add(worker, before))
+            if i + _AHEAD < rounds:
+                scores.append(self.scores(jnp.minimum((i + _AHEAD) * _WORKERS + worker, blocks - 1)))
 
-    def largest(self, block: int) -> jax.Array:
-        """Returns the largest scores of a block of the split, (16,); the least number where there is none."""
-        ref = self.where(self.found.maxima).at[self.first + block]
-        found = plgpu.load(ref, layout=COLUMN, optimized=False)
-        return jnp.where(jnp.full((NARROW,), block < self.count), found, jnp.float32(LEAST))
+        pl.when(self.column == 0)(lambda: self.add(worker))
 
-    def add(self, worker: Any, maximum: jax.Array) -> None:
+    def scores(self, block: Any) -> jax.Array:
+        """Returns the scores of a block of the split, (64, 16)."""
+        shape = self.items.contract.key_block, NARROW
+        return take_back(self.where(self.found.scores).at[self.first + block], shape, self.interpret)
+
+    def add(self, worker: Any) -> None:
         """Adds the weights of the split."""
         m = self.memory
         if self.interpret:
@@ -181,6 +192,7 @@ class Body(NamedTuple):
             plgpu.barrier_wait(m.sums_full)
             total = add_blocks(m.sums, m.decays, m.numbers, self.count, self.interpret)
             total = jnp.where(self.first_wrong() < self.sequence.ends_of_columns(), jnp.float32(math.nan), total)
+            maximum = plgpu.load(m.largest.at[self.count], layout=COLUMN, optimized=False)
             index, row = self.sequence.index, self.sequence.tile * NARROW
             refs = tuple(self.stats.at[index, i, :, self.split] for i in range(2))
             store_numbers(refs, (maximum, total), row, self.interpret)
@@ -192,27 +204,36 @@ class Body(NamedTuple):
         key: Any = self.refs.key
         columns = key.at[:, :, :, pl.ds(self.column, ROWS)]
 
-        @pl.loop(0, self.count)
-        def _(at: Any) -> None:
-            block = self.first + at
-            pages = items.source.pages(self.refs.page_table, index, block)
-            items.source.copy(columns, pages, m.values.at[at], m.values_full.at[at], index, block, 0)
+        stages = m.values.shape[0]
 
+        def copy(at: Any) -> None:
+            block, slot = self.first + at, lax.rem(at, stages)
+            pages = items.source.pages(self.refs.page_table, index, block)
+            items.source.copy(columns, pages, m.values.at[slot], m.values_full.at[slot], index, block, 0)
+
+        pl.loop(0, jnp.minimum(self.count, stages))(copy)
         wrong = self.first_wrong()
 
         def step(at: Any, values: jax.Array) -> jax.Array:
             plgpu.barrier_wait(m.weights_full.at[at])
             decay = plgpu.load(m.decays.at[at], layout=COLUMN, optimized=False)
             values = tile.product(values, down(decay))
-            plgpu.barrier_wait(m.values_full.at[at])
+            slot = lax.rem(at, stages)
+            plgpu.barrier_wait(m.values_full.at[slot])
 
             @pl.when(wrong != NOWHERE)
             def _() -> None:
-                self.zero_fill(m.values.at[at])
+                self.zero_fill(m.values.at[slot])
 
-            operands = (m.values.at[at],), (m.weights.at[at],)
+            operands = (m.values.at[slot],), (m.weights.at[at],)
             values = start(values, *operands, left_along=False, right_along=False, interpret=self.interpret)
             (values,) = finish(0, values, interpret=self.interpret)
+
+            @pl.when(at + stages < self.count)
+            def _() -> None:
+                plgpu.commit_smem()  # every warp has read
+                copy(at + stages)
+
             return values
 
         values = lax.fori_loop(0, self.count, step, filled((ROWS, NARROW), 0))
@@ -239,11 +260,11 @@ def values_of_splits(call: AttentionCall, found: Scores, items: Items) -> tuple[
     Returns:
         (B, splits, R, V), and (B, 2, R, splits'), float32.
     """
-    rows, slices = call.query.shape[1], items.value_size // ROWS
+    rows = call.query.shape[1]
 
     def kernel(refs: AttentionCall, found: Scores, out: Any, stats: Any, memory: Memory) -> None:
-        part, split, index = (lax.axis_index(name) for name in ("part", "split", "sequence"))
-        tile, column = lax.div(part, slices), lax.rem(part, slices) * ROWS
+        column, tile, item = (lax.axis_index(name) for name in ("column", "tile", "item"))
+        column, split, index = column * ROWS, lax.rem(item, items.splits), lax.div(item, items.splits)
         sequence = Sequence(items, Lengths(refs.limits), index, tile)
         length = items.blocks_of_split
         count = jnp.minimum(sequence.blocks().last - split * length, length)
@@ -262,7 +283,8 @@ def values_of_splits(call: AttentionCall, found: Scores, items: Items) -> tuple[
             jax.ShapeDtypeStruct((items.batch, items.splits, rows, items.value_size), jnp.float32),
             jax.ShapeDtypeStruct((items.batch, 2, rows, padded_splits(items.splits)), jnp.float32),
         ],
-        {"part": slices * (rows // NARROW), "split": items.splits, "sequence": items.batch},
+        # A tile is an axis of its own: LLVM drops the mask of a quotient times 16 that is divided again.
+        {"column": items.value_size // ROWS, "tile": rows // NARROW, "item": items.splits * items.batch},
         [Memory.types(items, call.query.dtype)],
         warpgroups={"warpgroup": _WORKERS + 1},
         parameters=plgpu.CompilerParams(
