@@ -127,7 +127,7 @@ def test_schedules_have_the_same_bits(name: str) -> None:
 
 
 @pytest.mark.tier("full")
-@pytest.mark.parametrize("schedule", ["splits", "whole, ahead"])
+@pytest.mark.parametrize("schedule", ["splits", "whole, ahead", "spread"])
 @pytest.mark.parametrize("place", [40, 129], ids=["of a whole block", "of a block seen in part"])
 @pytest.mark.parametrize(("column", "value"), [(7, np.nan), (500, np.inf), (300, -np.inf)], ids=str)
 def test_values_that_are_not_finite_reach_the_rows_that_see_them(
@@ -147,7 +147,7 @@ def test_values_that_are_not_finite_reach_the_rows_that_see_them(
 
 
 @pytest.mark.tier("full")
-@pytest.mark.parametrize("schedule", ["splits", "whole"])
+@pytest.mark.parametrize("schedule", ["splits", "whole", "spread"])
 def test_what_is_out_of_range_gives_nan(schedule: str) -> None:
     """A page that holds keys, and a number of queries; not a page after the last key."""
     case = Case((19, 69), (1, 1), (20, 70), 16, 16)

@@ -480,6 +480,11 @@ def test_unsupported_calls_are_named() -> None:
         attention(call, contract=CONTRACT, schedule=SWAP)
     with pytest.raises(UnsupportedError, match="a cache of 8 bits alone"):
         attention(call, contract=CONTRACT, schedule=WORKERS)
+    with pytest.raises(UnsupportedError, match="a team or several workers"):
+        stored = jnp.ones(x.shape, jnp.int8)
+        scale = jnp.ones((1, 2, 1))
+        eight = dataclasses.replace(call, key=stored, value=stored, key_scale=scale, value_scale=scale)
+        attention(eight, contract=SWAP_CONTRACT, schedule=dataclasses.replace(WORKERS, team=True))
 
 
 def test_keys_are_rows_where_splits_of_a_few_rows_are_merged() -> None:
@@ -487,6 +492,7 @@ def test_keys_are_rows_where_splits_of_a_few_rows_are_merged() -> None:
     assert choose(splits=2).swap
     assert choose(splits=2, eight_bits=True).swap
     assert [choose(splits=n, eight_bits=True).workers for n in (2, 16, 17)] == [1, 1, 2]
+    assert [choose(splits=n, eight_bits=True).team for n in (2, 16, 17)] == [True, True, False]
     for other in (choose(splits=1), choose(splits=2, rows=9), decode_schedule(96, tiles=8, splits=2, rows=8)):
         assert not other.swap
 

@@ -16,6 +16,8 @@ _WHOLE_SPLITS: Final = 8  # more would leave a long sequence to a few blocks
 _MANY_ROUNDS: Final = 4  # of whole tiles, of which some may then be longer than others
 _FEW_TILES: Final = 4  # of a sequence; with more, latents come from the L2 cache
 _SPLIT_BYTES: Final = 256 << 20  # most bytes of partial results of splits
+_NARROW: Final = 16  # rows of a tile of spread attention
+_SPREAD: Final = 32  # most splits of all such tiles: more keep the multiprocessors busy with whole splits
 
 
 @dataclass(frozen=True)
@@ -67,10 +69,14 @@ def latent_schedule(batch: int, rows: int, splits: int) -> LatentSchedule:
 
     Example:
         >>> latent_schedule(8, 128, 8)
-        LatentSchedule(whole=False, stages=2, blocks=132, ahead=False, registers=(240, 24))
+        LatentSchedule(whole=False, stages=2, blocks=132, ahead=False, registers=(240, 24), spread=False)
         >>> latent_schedule(1, 2048 * 16, 2).ahead
         True
+        >>> latent_schedule(1, 16, 4).spread
+        True
     """
+    if batch * -(-rows // _NARROW) * splits <= _SPREAD:
+        return LatentSchedule(spread=True)
     of_sequence = -(-rows // _ROWS)
     tiles, scratch = batch * of_sequence, 4 * batch * rows * splits * LATENT_SIZES[1]
     rounds = -(-tiles // SMS)
