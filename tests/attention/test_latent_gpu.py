@@ -136,7 +136,7 @@ def test_schedules_have_the_same_bits(tokens: int) -> None:
         )(call)
         for schedule in (
             *(LatentSchedule(whole=whole, ahead=ahead) for whole in (False, True) for ahead in (False, True)),
-            LatentSchedule(spread=True),
+            *(LatentSchedule(spread=columns) for columns in (64, 128)),
         )
     )
     for other in others:

@@ -25,7 +25,10 @@ SCHEDULES: Final = {
     f"{'whole' if whole else 'splits'}{', ahead' if ahead else ''}": LatentSchedule(whole=whole, ahead=ahead, blocks=2)
     for whole in (False, True)
     for ahead in (False, True)
-} | {"spread": LatentSchedule(spread=True)}
+} | {
+    "spread": LatentSchedule(spread=64),
+    "spread, 128 columns": LatentSchedule(spread=128),
+}
 SCALE: Final = 0.04
 
 

@@ -1,7 +1,7 @@
-"""Values of latent attention from scores, a thread block for each split and 64 columns of the values.
+"""Values of latent attention from scores, a thread block for each split and some columns of the values.
 
-Two warpgroups make weights of scores, every second block of keys each, and a third one multiplies them with the
-values. The bits are those of `latent.py`.
+Two warpgroups make weights of scores, every second block of keys each; every other one multiplies them with 64 columns
+of the values. The bits are those of `latent.py`.
 """
 
 import math
@@ -35,7 +35,7 @@ from pallas_kernels.parts.hopper.products import finish, share, start
 from pallas_kernels.parts.hopper.tile import ROWS, TILE, WARPGROUP, Arithmetic, filled, tiled
 
 _WORKERS: Final = 2  # warpgroups that make weights
-_STAGES: Final = 6  # of values: two thread blocks share a multiprocessor
+_STAGES: Final = 6  # of 64 columns of values: two thread blocks of so many share a multiprocessor
 _AHEAD: Final = 3  # scores that a warpgroup has asked for before it needs them
 
 
@@ -43,14 +43,14 @@ class Memory(NamedTuple):
     """Shared memory and barriers.
 
     Attributes:
-        values: (stages, 64, 64), columns of latents.
+        values: (parts, stages, 64, 64), columns of latents.
         weights: (blocks, 64, 16).
         largest: (blocks + 1, 16) float32, the largest scores before and after each block.
         decays: (blocks, 16) float32.
         sums: (blocks, 128) float32, of weights.
         wide: (workers, n) float32.
         numbers: (16,) float32.
-        values_full: A barrier for each stage.
+        values_full: A barrier for each stage of each part.
         weights_full: A barrier for each block.
         largest_full: A barrier.
         sums_full: A barrier.
@@ -71,16 +71,17 @@ class Memory(NamedTuple):
     @classmethod
     def types(cls, items: Items, dtype: Any) -> "Memory":
         """Returns the types."""
-        blocks, block = items.blocks_of_split, items.contract.key_block
+        blocks, block, parts = items.blocks_of_split, items.contract.key_block, items.schedule.spread // ROWS
+        stages = min(_STAGES, blocks)
         return cls(
-            values=plgpu.SMEM((min(_STAGES, blocks), block, ROWS), dtype, transforms=tiled(dtype, ROWS)),
+            values=plgpu.SMEM((parts, stages, block, ROWS), dtype, transforms=tiled(dtype, ROWS)),
             weights=plgpu.SMEM((blocks, block, NARROW), dtype, transforms=tiled(dtype, NARROW)),
             largest=plgpu.SMEM((blocks + 1, NARROW), jnp.float32),
             decays=plgpu.SMEM((blocks, NARROW), jnp.float32),
             sums=plgpu.SMEM((blocks, WARPGROUP), jnp.float32),
             wide=plgpu.SMEM((_WORKERS, WIDE), jnp.float32),
             numbers=plgpu.SMEM((NARROW,), jnp.float32),
-            values_full=plgpu.Barrier(num_arrivals=items.source.copies, num_barriers=min(_STAGES, blocks)),
+            values_full=plgpu.Barrier(num_arrivals=items.source.copies, num_barriers=parts * stages),
             weights_full=plgpu.Barrier(num_barriers=blocks),
             largest_full=plgpu.Barrier(),
             sums_full=plgpu.Barrier(num_arrivals=_WORKERS),
@@ -197,19 +198,20 @@ class Body(NamedTuple):
             refs = tuple(self.stats.at[index, i, :, self.split] for i in range(2))
             store_numbers(refs, (maximum, total), row, self.interpret)
 
-    def multiply(self) -> None:
-        """Copies and multiplies the values."""
-        m, items = self.memory, self.items
+    def multiply(self, part: Any) -> None:
+        """Copies and multiplies 64 columns of the values."""
+        m, items, column = self.memory, self.items, self.column + part * ROWS
         index, tile = self.sequence.index, Arithmetic(interpret=self.interpret)
         key: Any = self.refs.key
-        columns = key.at[:, :, :, pl.ds(self.column, ROWS)]
+        columns = key.at[:, :, :, pl.ds(column, ROWS)]
 
-        stages = m.values.shape[0]
+        stages = m.values.shape[1]
+        first = part * stages
 
         def copy(at: Any) -> None:
             block, slot = self.first + at, lax.rem(at, stages)
             pages = items.source.pages(self.refs.page_table, index, block)
-            items.source.copy(columns, pages, m.values.at[slot], m.values_full.at[slot], index, block, 0)
+            items.source.copy(columns, pages, m.values.at[part, slot], m.values_full.at[first + slot], index, block, 0)
 
         pl.loop(0, jnp.minimum(self.count, stages))(copy)
         wrong = self.first_wrong()
@@ -219,13 +221,13 @@ class Body(NamedTuple):
             decay = plgpu.load(m.decays.at[at], layout=COLUMN, optimized=False)
             values = tile.product(values, down(decay))
             slot = lax.rem(at, stages)
-            plgpu.barrier_wait(m.values_full.at[slot])
+            plgpu.barrier_wait(m.values_full.at[first + slot])
 
             @pl.when(wrong != NOWHERE)
             def _() -> None:
-                self.zero_fill(m.values.at[slot])
+                self.zero_fill(m.values.at[part, slot])
 
-            operands = (m.values.at[slot],), (m.weights.at[at],)
+            operands = (m.values.at[part, slot],), (m.weights.at[at],)
             values = start(values, *operands, left_along=False, right_along=False, interpret=self.interpret)
             (values,) = finish(0, values, interpret=self.interpret)
 
@@ -240,7 +242,7 @@ class Body(NamedTuple):
         found = wrong < self.sequence.ends_of_columns()
         values = jnp.where(down(found), jnp.float32(math.nan), values)
         rows = self.out.at[index, self.split]
-        store_columns(rows, values, self.sequence.tile * NARROW, self.column, self.interpret)
+        store_columns(rows, values, self.sequence.tile * NARROW, column, self.interpret)
 
     def zero_fill(self, ref: Any) -> None:
         """Zero-fills values that are not finite: no query that gives a result sees them."""
@@ -264,7 +266,7 @@ def values_of_splits(call: AttentionCall, found: Scores, items: Items) -> tuple[
 
     def kernel(refs: AttentionCall, found: Scores, out: Any, stats: Any, memory: Memory) -> None:
         column, tile, item = (lax.axis_index(name) for name in ("column", "tile", "item"))
-        column, split, index = column * ROWS, lax.rem(item, items.splits), lax.div(item, items.splits)
+        column, split, index = column * items.schedule.spread, lax.rem(item, items.splits), lax.div(item, items.splits)
         sequence = Sequence(items, Lengths(refs.limits), index, tile)
         length = items.blocks_of_split
         count = jnp.minimum(sequence.blocks().last - split * length, length)
@@ -274,7 +276,7 @@ def values_of_splits(call: AttentionCall, found: Scores, items: Items) -> tuple[
         @pl.when(sequence.some & (count > 0))
         def _() -> None:
             pl.when(worker < _WORKERS)(lambda: body.weigh(worker))
-            pl.when(worker == _WORKERS)(body.multiply)
+            pl.when(worker >= _WORKERS)(lambda: body.multiply(worker - _WORKERS))
 
     values, stats = launch(
         "latent_values",
@@ -284,9 +286,9 @@ def values_of_splits(call: AttentionCall, found: Scores, items: Items) -> tuple[
             jax.ShapeDtypeStruct((items.batch, 2, rows, padded_splits(items.splits)), jnp.float32),
         ],
         # A tile is an axis of its own: LLVM drops the mask of a quotient times 16 that is divided again.
-        {"column": items.value_size // ROWS, "tile": rows // NARROW, "item": items.splits * items.batch},
+        {"column": items.value_size // items.schedule.spread, "tile": rows // NARROW, "item": items.splits * items.batch},
         [Memory.types(items, call.query.dtype)],
-        warpgroups={"warpgroup": _WORKERS + 1},
+        warpgroups={"warpgroup": _WORKERS + items.schedule.spread // ROWS},
         parameters=plgpu.CompilerParams(
             reduction_scratch_bytes=0,  # no reduction crosses warps
             lowering_semantics=plgpu.LoweringSemantics.Warpgroup,

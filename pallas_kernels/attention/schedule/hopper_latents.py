@@ -31,8 +31,8 @@ class LatentSchedule:
         ahead: Whether the scores of a block are started before the left half of the values of the block before it are
             there, whose right half then waits until the scores are.
         registers: Registers of a thread that computes and of one that copies.
-        spread: Whether kernels of their own compute the scores, a thread block for each block of keys, and the values
-            of splits, a thread block for each 64 columns. The others are of no use then.
+        spread: 64 or 128 if kernels of their own compute the scores, a thread block for each block of keys, and the
+            values of splits, a thread block for each so many columns; the other attributes are of no use then. Else 0.
     """
 
     whole: bool = False
@@ -40,7 +40,7 @@ class LatentSchedule:
     blocks: int = SMS
     ahead: bool = False
     registers: tuple[int, int] = (240, 24)
-    spread: bool = False
+    spread: int = 0
 
 
 def takes_latents(call: Any) -> bool:
@@ -69,14 +69,14 @@ def latent_schedule(batch: int, rows: int, splits: int) -> LatentSchedule:
 
     Example:
         >>> latent_schedule(8, 128, 8)
-        LatentSchedule(whole=False, stages=2, blocks=132, ahead=False, registers=(240, 24), spread=False)
+        LatentSchedule(whole=False, stages=2, blocks=132, ahead=False, registers=(240, 24), spread=0)
         >>> latent_schedule(1, 2048 * 16, 2).ahead
         True
         >>> latent_schedule(1, 16, 4).spread
-        True
+        64
     """
     if batch * -(-rows // _NARROW) * splits <= _SPREAD:
-        return LatentSchedule(spread=True)
+        return LatentSchedule(spread=64)
     of_sequence = -(-rows // _ROWS)
     tiles, scratch = batch * of_sequence, 4 * batch * rows * splits * LATENT_SIZES[1]
     rounds = -(-tiles // SMS)
