@@ -17,7 +17,7 @@ from pallas_kernels.attention.hopper._byte_key_loop import ByteKeyLoop, LeftRing
 from pallas_kernels.attention.hopper._decode_results import Results, store_columns
 from pallas_kernels.attention.hopper._item_rows import ItemRows
 from pallas_kernels.attention.hopper._setup import Lengths
-from pallas_kernels.attention.hopper.bytes_left import scale_queries, start_values
+from pallas_kernels.attention.hopper.bytes_left import scale_queries, start_widened, widen_values
 from pallas_kernels.attention.hopper.columns import (
     COLUMN,
     COLUMNS,
@@ -47,6 +47,8 @@ class TeamShared(NamedTuple):
         numbers: (3, 32) float32, for reductions over keys.
         maxima: (2, 8) float32, the largest score up to a block.
         decays: (2, 8) float32.
+        factors: (H,) float32, of the keys.
+        factors_full: A barrier.
         turns: A barrier for each: the largest score is there.
         full: A barrier for each: weights and decays are there.
         free: A barrier for each: they are read.
@@ -58,14 +60,16 @@ class TeamShared(NamedTuple):
     numbers: Any
     maxima: Any
     decays: Any
+    factors: Any
+    factors_full: Any
     turns: Any
     full: Any
     free: Any
     scaled: Any
 
     @classmethod
-    def types(cls, dtype: Any, tiles: int) -> "TeamShared":
-        """Returns the types, with so many warpgroups for the values."""
+    def types(cls, dtype: Any, size: int, tiles: int) -> "TeamShared":
+        """Returns the types for keys of a width, with so many warpgroups for the values."""
         narrow, wide, _ = scratch(dtype)
         return cls(
             narrow=narrow,
@@ -73,6 +77,8 @@ class TeamShared(NamedTuple):
             numbers=plgpu.SMEM((SCORERS + 1, 4 * COLUMNS), jnp.float32),
             maxima=plgpu.SMEM((SCORERS, COLUMNS), jnp.float32),
             decays=plgpu.SMEM((SCORERS, COLUMNS), jnp.float32),
+            factors=plgpu.SMEM((size,), jnp.float32),
+            factors_full=plgpu.Barrier(),
             turns=plgpu.Barrier(num_barriers=SCORERS),
             full=plgpu.Barrier(num_barriers=SCORERS),
             free=plgpu.Barrier(num_arrivals=tiles, num_barriers=SCORERS),
@@ -112,6 +118,11 @@ class TeamLoop(ByteKeyLoop):
         share_transposed((low, high), m.narrow.at[scorer], m.wide.at[scorer], self.interpret)
         plgpu.barrier_arrive(m.full.at[scorer])
 
+    def _give_back(self, slot: Any) -> None:
+        """Says that the values of a stage were read."""
+        plgpu.commit_smem()  # by every warp
+        plgpu.barrier_arrive(self.ring.values.free.at[slot])
+
     def multiply(self, part: Any) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         """Multiplies 64 columns of the values of all blocks.
 
@@ -124,12 +135,15 @@ class TeamLoop(ByteKeyLoop):
         def step(block: Any, carry: Any) -> Any:
             values, total, _ = carry
             at, slot = lax.rem(self._place(block), SCORERS), self._slot(block)
+            plgpu.barrier_wait(stored.full.at[slot])
+            narrow = m.narrow.at[at]
+            words = widen_values(stored.stored.at[slot], part, narrow.dtype, self.ring.fp8, self.interpret)
+            if not self.ring.fp8:  # else `found` of the stage is read
+                self._give_back(slot)
             plgpu.barrier_wait(m.full.at[at])
             decay, maximum = (plgpu.load(x.at[at], layout=COLUMN, optimized=False) for x in (m.decays, m.maxima))
             values = self.math.product(values, down(decay))
-            plgpu.barrier_wait(stored.full.at[slot])
-            place, narrow = stored.stored.at[slot], m.narrow.at[at]
-            (values,) = start_values((values,), place, narrow, self.ring.fp8, self.interpret, part)
+            values = start_widened(values, words, narrow, self.interpret)
 
             def add(total: jax.Array) -> jax.Array:
                 total = add_rows_to_lanes(total, of_lanes(decay, self.interpret), m.wide.at[at], self.interpret)
@@ -137,8 +151,8 @@ class TeamLoop(ByteKeyLoop):
 
             total = lax.cond(part == 0, add, lambda total: total, total)
             (values,) = finish(0, values, interpret=self.interpret)
-            plgpu.commit_smem()  # every warp has read
-            plgpu.barrier_arrive(stored.free.at[slot])
+            if self.ring.fp8:
+                self._give_back(slot)
             plgpu.barrier_arrive(m.free.at[at])
             return values, total, maximum
 
@@ -176,9 +190,11 @@ def compute(body: Any, part: Any, refs: Any, results: Results, queries: tuple[An
             def _() -> None:
                 @pl.when(part == 0)
                 def _() -> None:
+                    # Copied while the queries are: a load after them would wait for GPU memory once more.
+                    plgpu.copy_gmem_to_smem(rows.factors(refs.key_scale), shared.factors, shared.factors_full)
                     plgpu.barrier_wait(full.at[slot])
-                    factors = rows.factors(refs.key_scale)
-                    scale_queries(rows_of.at[slot], factors, body.setup.unit, rows.interpret)
+                    plgpu.barrier_wait(shared.factors_full)
+                    scale_queries(rows_of.at[slot], shared.factors, body.setup.unit, rows.interpret)
                     plgpu.barrier_arrive(shared.scaled)
 
                 pl.when(part != 0)(lambda: plgpu.barrier_wait(shared.scaled))

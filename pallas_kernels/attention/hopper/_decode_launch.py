@@ -207,7 +207,7 @@ def _run_team(
         queries,
         full,
         plgpu.Barrier(num_arrivals=SCORERS, num_barriers=2),
-        shared=TeamShared.types(dtype, tiles),
+        shared=TeamShared.types(dtype, setup.size, tiles),
         ring=LeftStages.types(1, s.byte_stages, setup.source, setup.size, setup.value_size, tiles),
     )
     return _launch(kernel, call, body, outputs, memory, warpgroups=parts + 1)
