@@ -480,10 +480,9 @@ def test_unsupported_calls_are_named() -> None:
         attention(call, contract=CONTRACT, schedule=SWAP)
     with pytest.raises(UnsupportedError, match="a cache of 8 bits alone"):
         attention(call, contract=CONTRACT, schedule=WORKERS)
+    stored, scale = jnp.ones(x.shape, jnp.int8), jnp.ones((1, 2, 1))
+    eight = dataclasses.replace(call, key=stored, value=stored, key_scale=scale, value_scale=scale)
     with pytest.raises(UnsupportedError, match="a team or several workers"):
-        stored = jnp.ones(x.shape, jnp.int8)
-        scale = jnp.ones((1, 2, 1))
-        eight = dataclasses.replace(call, key=stored, value=stored, key_scale=scale, value_scale=scale)
         attention(eight, contract=SWAP_CONTRACT, schedule=dataclasses.replace(WORKERS, team=True))
 
 

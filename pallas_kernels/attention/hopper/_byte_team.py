@@ -13,7 +13,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.attention.hopper._byte_key_loop import ByteKeyLoop, LeftRing
+from pallas_kernels.attention.hopper._byte_key_loop import ByteKeyLoop
 from pallas_kernels.attention.hopper._decode_results import Results, store_columns
 from pallas_kernels.attention.hopper._item_rows import ItemRows
 from pallas_kernels.attention.hopper._setup import Lengths
@@ -88,7 +88,13 @@ class TeamShared(NamedTuple):
 
 @dataclass(frozen=True)
 class TeamLoop(ByteKeyLoop):
-    """A `ByteKeyLoop` of several warpgroups, whose `shared` is a `TeamShared`."""
+    """A `ByteKeyLoop` of several warpgroups.
+
+    Attributes:
+        shared: A `TeamShared`.
+    """
+
+    shared: Any
 
     def score(self, scorer: Any) -> None:
         """Makes the weights of every second block."""
@@ -207,7 +213,7 @@ def compute(body: Any, part: Any, refs: Any, results: Results, queries: tuple[An
 
         return position + jnp.maximum(item.blocks.last - item.blocks.first, 0), done + jnp.where(some, 1, 0)
 
-    position, _ = lax.fori_loop(0, body.count(worker), one, (jnp.int32(0), jnp.int32(0)))
+    position = lax.fori_loop(0, body.count(worker), one, (jnp.int32(0), jnp.int32(0)))[0]
 
     @pl.when(part < SCORERS)  # every signal is awaited
     def _() -> None:
@@ -217,6 +223,7 @@ def compute(body: Any, part: Any, refs: Any, results: Results, queries: tuple[An
 
 
 def _store(loop: TeamLoop, part: Any, rows: ItemRows, body: Any, results: Results) -> None:
+    """Multiplies 64 columns of the values of an item, and writes them; part 0 writes the stats too."""
     values, (maximum, total) = loop.multiply(part)
     place, item = body.place(rows.item), rows.item
     target = results.of(place, item.split, whole=False)

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.attention.call import AttentionCall
-from pallas_kernels.attention.hopper._byte_key_loop import LeftRing, LeftStages
 from pallas_kernels.attention.hopper import _byte_team as team
+from pallas_kernels.attention.hopper._byte_key_loop import LeftRing, LeftStages
 from pallas_kernels.attention.hopper._byte_ring import ByteRing, Bytes
 from pallas_kernels.attention.hopper._byte_team import SCORERS, TeamShared
 from pallas_kernels.attention.hopper._decode_results import Results

@@ -1,4 +1,4 @@
-"""What the kernels of spread latent attention share: tiles whose rows are keys or values, and columns rows of queries."""
+"""Tiles of spread latent attention, whose rows are keys or columns of values and whose columns are rows of queries."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -122,7 +122,8 @@ def store_numbers(refs: tuple[Any, ...], numbers: tuple[jax.Array, ...], row: An
             for ref, x in zip(refs, numbers, strict=True):
                 for j, pair in enumerate(x.registers.flat):
                     for i in range(2):
-                        memref.store(number_of(pair, i), ref, [arith.index_cast(index, arith.addi(first, i32(8 * j + i)))])
+                        place = arith.index_cast(index, arith.addi(first, i32(8 * j + i)))
+                        memref.store(number_of(pair, i), ref, [place])
 
     store(*refs, *numbers, jnp.asarray(row, jnp.int32))
 

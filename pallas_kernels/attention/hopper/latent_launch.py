@@ -9,11 +9,11 @@ import numpy as np
 
 from pallas_kernels.attention.call import AttentionCall
 from pallas_kernels.attention.hopper._keys import KeySource
+from pallas_kernels.attention.hopper._latent_columns import NARROW
 from pallas_kernels.attention.hopper._latent_items import Items
 from pallas_kernels.attention.hopper._mask_bounds import MaskBounds
 from pallas_kernels.attention.hopper._online import LN2, Stats
 from pallas_kernels.attention.hopper._operands import gathered, in_whole_rows, padded
-from pallas_kernels.attention.hopper._latent_columns import NARROW
 from pallas_kernels.attention.hopper.latent import run
 from pallas_kernels.attention.hopper.latent_scores import scores_of_blocks
 from pallas_kernels.attention.hopper.latent_values import values_of_splits

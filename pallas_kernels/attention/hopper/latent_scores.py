@@ -76,7 +76,8 @@ def scores_of_blocks(call: AttentionCall, items: Items) -> Scores:
         index, tile, block = (lax.axis_index(name) for name in ("sequence", "tile", "block"))
         sequence = Sequence(items, Lengths(refs.limits), index, tile)
         seen, place = sequence.blocks(), block * items.contract.key_block
-        key, query = refs.key, refs.query
+        key: Any = refs.key
+        query: Any = refs.query
 
         @pl.when(sequence.some & (block < seen.last))
         def _() -> None:
@@ -88,7 +89,7 @@ def scores_of_blocks(call: AttentionCall, items: Items) -> Scores:
             m.marks[0] = jnp.int32(0)
             plgpu.commit_smem()
             plgpu.barrier_wait(m.queries_full)
-            found = None
+            found: Any = None
             for i in range(items.size // _PIECE):
                 plgpu.barrier_wait(m.keys_full.at[i])
                 right = m.queries.at[:, pl.ds(i * _PIECE, _PIECE)]

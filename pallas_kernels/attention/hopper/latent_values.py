@@ -117,6 +117,7 @@ class Body(NamedTuple):
 
     @property
     def interpret(self) -> bool:
+        """Whether the kernel runs in Mosaic's interpreter."""
         return bool(self.items.interpret)
 
     @property
@@ -286,7 +287,11 @@ def values_of_splits(call: AttentionCall, found: Scores, items: Items) -> tuple[
             jax.ShapeDtypeStruct((items.batch, 2, rows, padded_splits(items.splits)), jnp.float32),
         ],
         # A tile is an axis of its own: LLVM drops the mask of a quotient times 16 that is divided again.
-        {"column": items.value_size // items.schedule.spread, "tile": rows // NARROW, "item": items.splits * items.batch},
+        {
+            "column": items.value_size // items.schedule.spread,
+            "tile": rows // NARROW,
+            "item": items.splits * items.batch,
+        },
         [Memory.types(items, call.query.dtype)],
         warpgroups={"warpgroup": _WORKERS + items.schedule.spread // ROWS},
         parameters=plgpu.CompilerParams(
