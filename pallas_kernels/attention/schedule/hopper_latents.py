@@ -18,6 +18,7 @@ _FEW_TILES: Final = 4  # of a sequence; with more, latents come from the L2 cach
 _SPLIT_BYTES: Final = 256 << 20  # most bytes of partial results of splits
 _NARROW: Final = 16  # rows of a tile of spread attention
 _SPREAD: Final = 32  # most splits of all such tiles: more keep the multiprocessors busy with whole splits
+_FEW_SPLITS: Final = 16  # of all such tiles: with more, scores that are read less often matter more than short chains
 
 
 @dataclass(frozen=True)
@@ -72,11 +73,12 @@ def latent_schedule(batch: int, rows: int, splits: int) -> LatentSchedule:
         LatentSchedule(whole=False, stages=2, blocks=132, ahead=False, registers=(240, 24), spread=0)
         >>> latent_schedule(1, 2048 * 16, 2).ahead
         True
-        >>> latent_schedule(1, 16, 4).spread
-        64
+        >>> latent_schedule(1, 16, 4).spread, latent_schedule(8, 16, 4).spread
+        (64, 128)
     """
-    if batch * -(-rows // _NARROW) * splits <= _SPREAD:
-        return LatentSchedule(spread=64)
+    narrow_splits = batch * -(-rows // _NARROW) * splits
+    if narrow_splits <= _SPREAD:
+        return LatentSchedule(spread=64 if narrow_splits <= _FEW_SPLITS else 128)
     of_sequence = -(-rows // _ROWS)
     tiles, scratch = batch * of_sequence, 4 * batch * rows * splits * LATENT_SIZES[1]
     rounds = -(-tiles // SMS)
