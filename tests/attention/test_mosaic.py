@@ -44,7 +44,6 @@ DECODE: Final = DecodeSchedule(stages=2, blocks=2)
 WHOLE: Final = dataclasses.replace(DECODE, whole=True)
 SWAP: Final = dataclasses.replace(DECODE, swap=True)
 WORKERS: Final = dataclasses.replace(SWAP, workers=2)
-TEAM: Final = dataclasses.replace(SWAP, team=True)
 ONE_STAGE: Final = dataclasses.replace(DECODE, stages=1, byte_stages=3)
 SWAP_CONTRACT: Final = SplitAttentionContract(split=256)  # keys as rows are 128
 
@@ -136,12 +135,6 @@ CASES: Final = {
     "decode, keys as rows, int8": Case((298, 130), (2, 1), (300, 131), 3, SWAP, stored="int8", contract=SWAP_CONTRACT),
     "decode, keys as rows, fp8, window, pages": Case(
         (269, 3), (3, 1), (300, 5), 2, WORKERS, False, (40, 1), 64, 128, stored="float8_e4m3fn", contract=SWAP_CONTRACT
-    ),
-    "decode, keys as rows, int8, a team": Case(
-        (698, 3), (2, 0), (700, 4), 3, TEAM, stored="int8", contract=dataclasses.replace(SWAP_CONTRACT, split=512)
-    ),
-    "decode, keys as rows, fp8, window, pages, a team": Case(
-        (669, 3), (3, 1), (700, 5), 2, TEAM, False, (240, 1), 64, 128, stored="float8_e4m3fn", contract=SWAP_CONTRACT
     ),
     "prefill, bias": Case((60, 3), (70, 9), (130, 12), 2, PREFILL, bias="NTS"),
     "prefill, bias, mask, window": Case((60, 3), (70, 9), (130, 12), 2, PREFILL, True, (37, 0), bias="B", mask="BTS"),
@@ -265,7 +258,7 @@ def test_interpreted_kernels_attend(name: str, races: Races) -> None:
 def test_8_bits_have_the_bits_of_their_contract(name: str) -> None:
     case = CASES[name]
     query, *caches = data(case)
-    schedule = dataclasses.replace(case.schedule, workers=1, team=False) if "decode" in name else case.schedule
+    schedule = dataclasses.replace(case.schedule, workers=1) if "decode" in name else case.schedule
     wide = functools.partial(attend, case._replace(stored=None, schedule=schedule))
     for ours, theirs in zip(plain(name), composed(wide, query, caches, case.scales, heads=False), strict=True):
         assert_bits_equal(ours, theirs)
@@ -480,10 +473,6 @@ def test_unsupported_calls_are_named() -> None:
         attention(call, contract=CONTRACT, schedule=SWAP)
     with pytest.raises(UnsupportedError, match="a cache of 8 bits alone"):
         attention(call, contract=CONTRACT, schedule=WORKERS)
-    stored, scale = jnp.ones(x.shape, jnp.int8), jnp.ones((1, 2, 1))
-    eight = dataclasses.replace(call, key=stored, value=stored, key_scale=scale, value_scale=scale)
-    with pytest.raises(UnsupportedError, match="a team or several workers"):
-        attention(eight, contract=SWAP_CONTRACT, schedule=dataclasses.replace(WORKERS, team=True))
 
 
 def test_keys_are_rows_where_splits_of_a_few_rows_are_merged() -> None:
@@ -491,7 +480,6 @@ def test_keys_are_rows_where_splits_of_a_few_rows_are_merged() -> None:
     assert choose(splits=2).swap
     assert choose(splits=2, eight_bits=True).swap
     assert [choose(splits=n, eight_bits=True).workers for n in (2, 16, 17)] == [1, 1, 2]
-    assert [choose(splits=n, eight_bits=True).team for n in (2, 16, 17)] == [True, True, False]
     for other in (choose(splits=1), choose(splits=2, rows=9), decode_schedule(96, tiles=8, splits=2, rows=8)):
         assert not other.swap
 

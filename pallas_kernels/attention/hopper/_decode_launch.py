@@ -11,10 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.attention.call import AttentionCall
-from pallas_kernels.attention.hopper import _byte_team as team
 from pallas_kernels.attention.hopper._byte_key_loop import LeftRing, LeftStages
 from pallas_kernels.attention.hopper._byte_ring import ByteRing, Bytes
-from pallas_kernels.attention.hopper._byte_team import SCORERS, TeamShared
 from pallas_kernels.attention.hopper._decode_results import Results
 from pallas_kernels.attention.hopper._key_loop import Spilled
 from pallas_kernels.attention.hopper._keys import KeySource
@@ -127,8 +125,6 @@ def run_bytes(
     several of them, each with items, stages and a copying warpgroup of its own; together they are a worker.
     """
     s, setup, dtype = body.schedule, body.setup, call.query[0].dtype
-    if s.team:
-        return _run_team(call, body=body, fp8=fp8, outputs=outputs)
     interpret = bool(setup.interpret)
     shared = Shared(
         *(plgpu.SMEM((s.workers, *x.shape), x.dtype, transforms=x.transforms) for x in column_scratch(dtype))
@@ -163,54 +159,6 @@ def run_bytes(
     ring = LeftStages.types(s.workers, s.byte_stages, setup.source, setup.size, setup.value_size)
     memory = _ByteMemory(*_rows(body, dtype, s.workers), shared=shared, ring=ring)
     return _launch(kernel, call, body, outputs, memory, warpgroups=2 * s.workers)
-
-
-class _TeamMemory(NamedTuple):
-    """The same of `_run_team`."""
-
-    queries: Any
-    queries_full: Any
-    queries_free: Any
-    shared: TeamShared
-    ring: LeftStages
-
-
-def _run_team(
-    call: AttentionCall, *, body: Any, fp8: bool, outputs: list[jax.ShapeDtypeStruct]
-) -> tuple[jax.Array, jax.Array]:
-    """Launches the kernel in which several warpgroups share an item; arguments as for `run_bytes`."""
-    s, setup, dtype = body.schedule, body.setup, call.query[0].dtype
-    tiles = setup.value_size // ROWS
-    parts = SCORERS + tiles
-
-    def kernel(given: AttentionCall, values: Any, of_rows: Any, memory: _TeamMemory) -> None:
-        warpgroup, rows = lax.axis_index("warpgroup"), memory[:3]
-        ring = LeftRing(jnp.int32(0), 1, s.byte_stages, setup.source, fp8, bool(setup.interpret), *memory.ring)
-
-        @pl.when(warpgroup < parts)
-        def _() -> None:
-            plgpu.set_max_registers(s.registers[0], action="increase")
-            team.compute(body, warpgroup, given, Results(values, of_rows), rows, (ring, memory.shared))
-
-        @pl.when(warpgroup == parts)
-        def _() -> None:
-            plgpu.set_max_registers(s.registers[1], action="decrease")
-
-            def fill(item: Any, position: Any) -> None:
-                caches = given.key, given.value
-                ring.fill(item.blocks, position, caches, given.page_table, item.sequence, item.head)
-
-            body.produce(0, given, Scratch(*rows, None, None), fill, ring)
-
-    queries, full, _ = _rows(body, dtype, 1)
-    memory = _TeamMemory(
-        queries,
-        full,
-        plgpu.Barrier(num_arrivals=SCORERS, num_barriers=2),
-        shared=TeamShared.types(dtype, setup.size, tiles),
-        ring=LeftStages.types(1, s.byte_stages, setup.source, setup.size, setup.value_size, tiles),
-    )
-    return _launch(kernel, call, body, outputs, memory, warpgroups=parts + 1)
 
 
 def _rows(body: Any, dtype: Any, workers: int) -> tuple[Any, Any, Any]:

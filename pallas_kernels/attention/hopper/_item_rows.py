@@ -99,12 +99,6 @@ class ItemRows:
         if isinstance(ring, LeftRing):
             scale_queries(queries, self.factors(self.refs.key_scale), self.setup.unit, self.interpret)
             form = ByteKeyLoop
-        return self.column_loop(form, queries, ring, shared, after_scores).run()
-
-    def column_loop(
-        self, form: Callable[..., Any], queries: Any, ring: Any, shared: Any, after_scores: Callable[[], None]
-    ) -> Any:
-        """Returns a loop over the keys, of the class `form`, with the rows as wgmma's columns."""
         return form(
             factor=self.setup.scoring.factor,
             mask_bounds=self.setup.mask_bounds,
@@ -117,7 +111,7 @@ class ItemRows:
             shared=shared,
             after_scores=after_scores,
             interpret=self.interpret,
-        )
+        ).run()
 
     def key_loop(
         self, queries: Any, ring: Ring, spilled: Any, after_scores: Callable[[], None]

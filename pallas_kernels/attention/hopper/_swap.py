@@ -11,7 +11,7 @@ _OF_BYTES: Final = 128  # widest heads of 8 bits: a row lies in one swizzled til
 
 
 def check_swap(body: Any, call: AttentionCall) -> None:
-    """Checks a schedule's `swap`, `workers` and `team`.
+    """Checks a schedule's `swap` and `workers`.
 
     Args:
         body: The kernel's program, a `decode.Body`.
@@ -21,15 +21,10 @@ def check_swap(body: Any, call: AttentionCall) -> None:
         UnsupportedError: If the schedule does not fit the call.
     """
     setup, rows, stored = body.setup, body.rows, call.key.dtype
-    several = body.schedule.workers > 1 or body.schedule.team
-    if several and not (body.schedule.swap and stored.itemsize == 1):
+    if body.schedule.workers > 1 and not (body.schedule.swap and stored.itemsize == 1):
         raise UnsupportedError(
-            "attention on a Hopper GPU: expected several walkers or a team with swap and a cache of 8 bits alone, got"
+            "attention on a Hopper GPU: expected several walkers with swap and a cache of 8 bits alone, got"
             f" {body.schedule} and a cache of {stored}."
-        )
-    if body.schedule.team and body.schedule.workers > 1:
-        raise UnsupportedError(
-            f"attention on a Hopper GPU: expected a team or several workers, got {body.schedule}. Take one worker."
         )
     if not body.schedule.swap:
         return

@@ -14,15 +14,13 @@ from typing import Any, Final
 import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
-import numpy as np
-from jax import lax
 from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, nvvm
 
 from pallas_kernels.attention.hopper.columns import COLUMNS, Tile
 from pallas_kernels.attention.hopper.widen import in_units, widening
-from pallas_kernels.parts.hopper.inline import fragmented, held, inline
+from pallas_kernels.parts.hopper.inline import inline
 from pallas_kernels.parts.hopper.products import (
     accumulated,
     accumulator,
@@ -32,8 +30,8 @@ from pallas_kernels.parts.hopper.products import (
     steps,
     tile_type,
 )
-from pallas_kernels.parts.hopper.registers import element, with_element
-from pallas_kernels.parts.hopper.tile import ROWS, TILE, WARPGROUP, i32, thread_of_warpgroup, tiled
+from pallas_kernels.parts.hopper.registers import element
+from pallas_kernels.parts.hopper.tile import ROWS, TILE, i32, thread_of_warpgroup, tiled
 from pallas_kernels.parts.ptx import hexadecimal
 
 _STEP: Final = 16  # elements of K in one instruction
@@ -185,77 +183,22 @@ def start_values(
         kind = ir.MemRefType(weights.type).element_type
         text = widening(fp8, str(kind), _PAIRS)
         at = _Place(stored)
+        # A matrix has 8 keys; a warp has 16 columns of every 64.
+        base, turn = at.row(at.matrix), arith.xori(at.warp, at.swizzle)
         found = []
         for tile, total in enumerate(totals):
-            found.append(_multiply(total, _columns(at, i32(tile), rows, columns, text), weights, kind))
+            chunk = arith.xori(turn, i32(tile * ROWS // _CHUNK))
+            place = _sum(base, _times(chunk, _CHUNK))
+            read = [_load(_sum(place, i32(key * columns)), transposed=True) for key in range(0, rows, 2 * _STEP)]
+            operands = []
+            for four in read:
+                for pair in (four[:2], four[2:]):
+                    low, high = (_widen(text, word) for word in pair)
+                    operands.append([*low, *high])
+            found.append(_multiply(total, operands, weights, kind))
         return tuple(found)
 
     return issue(stored, weights, *totals)
-
-
-def widen_values(stored: Any, first: Any, dtype: Any, fp8: bool, interpret: bool) -> jax.Array:
-    """Widens 64 columns of values from bytes, for `start_widened`; no column is read later.
-
-    Args:
-        stored: Shared memory (128, V) int8, stored as `tile.tiled` says.
-        first: Which 64 columns, int32.
-        dtype: Dtype of the weights.
-        fp8: Whether bytes are float8_e4m3fn; else int8.
-        interpret: Whether the kernel runs in Mosaic's interpreter.
-
-    Returns:
-        Each thread's words, int32; in the interpreter (128, 64) numbers.
-    """
-    rows, columns = stored.shape
-    if interpret:
-        return lax.dynamic_slice_in_dim(in_units(stored[...], dtype, fp8), first * ROWS, ROWS, 1)
-    count = rows * ROWS // 2 // WARPGROUP
-    number, result = plgpu.Layout.WG_SPLAT(()), held((WARPGROUP * count,), _words(count), jnp.int32)
-
-    @inline(plgpu.RefType(tiled(jnp.int8, columns)), number, result=result)
-    def widen(stored: Any, first: Any) -> Any:
-        text = widening(fp8, "bf16" if dtype == jnp.bfloat16 else "f16", _PAIRS)
-        operands = _columns(_Place(stored), first.registers.item(), rows, columns, text)
-        registers = np.empty((count,), dtype=object)
-        kind = ir.VectorType.get((1,), i32(0).type)
-        for i, word in enumerate(word for step in operands for word in step):
-            registers[i] = with_element(llvm.mlir_undef(kind), 0, word)
-        return fragmented(registers, mgpu.WGStridedFragLayout((WARPGROUP * count,), 1), signed=True)
-
-    return widen(stored, jnp.asarray(first, jnp.int32))
-
-
-def start_widened(total: jax.Array, words: jax.Array, weights: Any, interpret: bool) -> jax.Array:
-    """Starts total + values^T @ weights^T as `start_values` does, with words of `widen_values`."""
-    if interpret:
-        return start(total, words.T, (weights,), interpret=True)
-    count = words.shape[0] // WARPGROUP
-
-    @inline(_words(count), ref_type(weights), TILE, result=tile_type(COLUMNS))
-    def issue(words: Any, weights: Any, total: Any) -> Any:
-        found = [element(register, 0) for register in words.registers.flat]
-        operands = [found[at : at + 4] for at in range(0, count, 4)]
-        return _multiply(total, operands, weights, ir.MemRefType(weights.type).element_type)
-
-    return issue(words, weights, total)
-
-
-def _words(count: int) -> Any:
-    return plgpu.Layout.WG_STRIDED((WARPGROUP * count,), vec_size=1)
-
-
-def _columns(at: "_Place", tile: Any, rows: int, columns: int, text: str) -> list[list[Any]]:
-    """Returns the words of 64 columns of values, four for each step."""
-    # A matrix has 8 keys; a warp has 16 columns of every 64.
-    base, turn = at.row(at.matrix), arith.xori(at.warp, at.swizzle)
-    place = _sum(base, _times(arith.xori(turn, _times(tile, ROWS // _CHUNK)), _CHUNK))
-    read = [_load(_sum(place, i32(key * columns)), transposed=True) for key in range(0, rows, 2 * _STEP)]
-    operands = []
-    for four in read:
-        for pair in (four[:2], four[2:]):
-            low, high = (_widen(text, word) for word in pair)
-            operands.append([*low, *high])
-    return operands
 
 
 class _Place:

@@ -27,10 +27,8 @@ _BYTE_STAGES: Final = {
     (192, 192): (2, 3),
     (256, 256): (1, 3),
 }
-_LEFT_STAGES: Final = {(64, 64): 3, (128, 128): 2}  # of each of two workers
+_LEFT_STAGES: Final = {(64, 64): (4, 3), (128, 128): (2, 2)}  # for one worker, and per worker for two
 _LEFT_REGISTERS: Final = (216, 40, 0)
-_TEAM_STAGES: Final = {(64, 64): 4, (128, 128): 4}
-_TEAM_REGISTERS: Final = {(64, 64): (152, 56, 0), (128, 128): (112, 32, 0)}  # of four and of five warpgroups
 _SWAPPED_STAGES: Final = {(64, 64): (3, 6), (128, 128): (2, 2)}  # of contiguous keys, and of pages
 _FULL_GROUP: Final = 16
 _UNIT: Final = 64  # queries of a warpgroup
@@ -92,7 +90,6 @@ class DecodeSchedule:
         swap: Whether keys are wgmma's rows and the rows of a tile, at most 8, its columns. Items then have one split.
         workers: Pairs of warpgroups in a block that copy and compute items of their own: with `swap` and an 8-bit
             cache, which then has no 16-bit stages. Each pair has `byte_stages`.
-        team: Whether several warpgroups compute an item together, with `swap`, an 8-bit cache and one worker.
     """
 
     stages: int = 3
@@ -102,7 +99,6 @@ class DecodeSchedule:
     registers: tuple[int, int, int] = (232, 40, 120)
     swap: bool = False
     workers: int = 1
-    team: bool = False
 
 
 @dataclass(frozen=True)
@@ -263,10 +259,9 @@ def decode_schedule(
     widths = head_size, value_size or head_size
     swap = splits > 1 and rows <= SWAPPED_ROWS and widths in _SWAPPED_STAGES and not shares
     if eight_bits and swap:
-        if tiles * splits <= SMS:
-            stages, registers = _TEAM_STAGES[widths], _TEAM_REGISTERS[widths]
-            return DecodeSchedule(byte_stages=stages, registers=registers, swap=True, team=True)
-        return DecodeSchedule(byte_stages=_LEFT_STAGES[widths], registers=_LEFT_REGISTERS, swap=True, workers=2)
+        workers = 2 if tiles * splits > SMS else 1
+        stages = _LEFT_STAGES[widths][workers - 1]
+        return DecodeSchedule(byte_stages=stages, registers=_LEFT_REGISTERS, swap=True, workers=workers)
     if eight_bits:
         stages, byte_stages = _BYTE_STAGES[widths]
         return DecodeSchedule(stages, byte_stages=byte_stages, whole=splits == 1)
