@@ -134,7 +134,10 @@ def test_schedules_have_the_same_bits(tokens: int) -> None:
         jax.jit(
             functools.partial(latent_attention, contract=mma_attention_contract("bfloat16", 576), schedule=schedule)
         )(call)
-        for schedule in (LatentSchedule(whole=whole, ahead=ahead) for whole in (False, True) for ahead in (False, True))
+        for schedule in (
+            *(LatentSchedule(whole=whole, ahead=ahead) for whole in (False, True) for ahead in (False, True)),
+            *(LatentSchedule(spread=columns) for columns in (64, 128)),
+        )
     )
     for other in others:
         assert_bits_equal(other, expected)

@@ -9,11 +9,14 @@ import numpy as np
 
 from pallas_kernels.attention.call import AttentionCall
 from pallas_kernels.attention.hopper._keys import KeySource
+from pallas_kernels.attention.hopper._latent_columns import NARROW
 from pallas_kernels.attention.hopper._latent_items import Items
 from pallas_kernels.attention.hopper._mask_bounds import MaskBounds
 from pallas_kernels.attention.hopper._online import LN2, Stats
 from pallas_kernels.attention.hopper._operands import gathered, in_whole_rows, padded
 from pallas_kernels.attention.hopper.latent import run
+from pallas_kernels.attention.hopper.latent_scores import scores_of_blocks
+from pallas_kernels.attention.hopper.latent_values import values_of_splits
 from pallas_kernels.attention.hopper.launch import of_no_keys
 from pallas_kernels.attention.hopper.merge import merge
 from pallas_kernels.attention.schedule.hopper_latents import (
@@ -86,9 +89,12 @@ def latent_attention(
         interpret=interpret,
     )
     rows = call.query.reshape(batch, items.rows, size)
-    rows = jnp.pad(rows, ((0, 0), (0, -items.rows % _ROWS), (0, 0)))
+    rows = jnp.pad(rows, ((0, 0), (0, -items.rows % (NARROW if items.schedule.spread else _ROWS)), (0, 0)))
     call = replace(call, query=rows, common_prefix=None, limits=jnp.asarray(call.limits, jnp.int32))
-    out, lse, *_ = run(call, items)
+    if items.schedule.spread:
+        out, lse = values_of_splits(call, scores_of_blocks(call, items), items)
+    else:
+        out, lse, *_ = run(call, items)
     if not items.schedule.whole:
         out, lse = merge(
             out,

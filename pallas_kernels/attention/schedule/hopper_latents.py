@@ -16,6 +16,9 @@ _WHOLE_SPLITS: Final = 8  # more would leave a long sequence to a few blocks
 _MANY_ROUNDS: Final = 4  # of whole tiles, of which some may then be longer than others
 _FEW_TILES: Final = 4  # of a sequence; with more, latents come from the L2 cache
 _SPLIT_BYTES: Final = 256 << 20  # most bytes of partial results of splits
+_NARROW: Final = 16  # rows of a tile of spread attention
+_SPREAD: Final = 32  # most splits of all such tiles: more keep the multiprocessors busy with whole splits
+_FEW_SPLITS: Final = 16  # of all such tiles: with more, scores that are read less often matter more than short chains
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,8 @@ class LatentSchedule:
         ahead: Whether the scores of a block are started before the left half of the values of the block before it are
             there, whose right half then waits until the scores are.
         registers: Registers of a thread that computes and of one that copies.
+        spread: 64 or 128 if kernels of their own compute the scores, a thread block for each block of keys, and the
+            values of splits, a thread block for each so many columns; the other attributes are of no use then. Else 0.
     """
 
     whole: bool = False
@@ -36,6 +41,7 @@ class LatentSchedule:
     blocks: int = SMS
     ahead: bool = False
     registers: tuple[int, int] = (240, 24)
+    spread: int = 0
 
 
 def takes_latents(call: Any) -> bool:
@@ -64,10 +70,15 @@ def latent_schedule(batch: int, rows: int, splits: int) -> LatentSchedule:
 
     Example:
         >>> latent_schedule(8, 128, 8)
-        LatentSchedule(whole=False, stages=2, blocks=132, ahead=False, registers=(240, 24))
+        LatentSchedule(whole=False, stages=2, blocks=132, ahead=False, registers=(240, 24), spread=0)
         >>> latent_schedule(1, 2048 * 16, 2).ahead
         True
+        >>> latent_schedule(1, 16, 4).spread, latent_schedule(8, 16, 4).spread
+        (64, 128)
     """
+    narrow_splits = batch * -(-rows // _NARROW) * splits
+    if narrow_splits <= _SPREAD:
+        return LatentSchedule(spread=64 if narrow_splits <= _FEW_SPLITS else 128)
     of_sequence = -(-rows // _ROWS)
     tiles, scratch = batch * of_sequence, 4 * batch * rows * splits * LATENT_SIZES[1]
     rounds = -(-tiles // SMS)

@@ -248,7 +248,7 @@ def _descriptor(ref: Any, leading: int, stride: int) -> Any:
         leading: Bytes from one tile to the next along its rows, if the operand does not lie along K.
         stride: Bytes from 8 rows to the next 8.
     """
-    mode = {128: 1, 64: 2}[ir.MemRefType(ref.type).shape[-1] * 2]
+    mode = {128: 1, 64: 2, 32: 3}[ir.MemRefType(ref.type).shape[-1] * 2]
     address = llvm.ptrtoint(ir.IntegerType.get_signless(64), mgpu.utils.memref_ptr(ref))
     start = llvm.lshr(llvm.and_(address, _long(0x3FFFF)), _long(4))
     return llvm.or_(start, _long(mode << 62 | stride >> 4 << 32 | leading >> 4 << 16))

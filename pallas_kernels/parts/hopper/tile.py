@@ -45,11 +45,11 @@ def tiled(dtype: Any, columns: int | None = None) -> tuple[Any, ...]:
 
     Args:
         dtype: Dtype of the elements.
-        columns: Columns of the memory; if they are not a multiple of 128 bytes, the swizzle is 64 bytes.
+        columns: Columns of the memory; if they are not a multiple of 128 bytes, the swizzle is 64 or 32 bytes.
     """
     pallas: Any = plgpu  # abstract classes to mypy
     size = jnp.dtype(dtype).itemsize
-    row = 128 if columns is None or columns * size % 128 == 0 else 64
+    row = next((row for row in (128, 64) if columns is None or columns * size % row == 0), 32)
     return pallas.TilingTransform((8, row // size)), pallas.SwizzleTransform(row)
 
 
