@@ -122,7 +122,7 @@ def _on_platform(backend: Backend, platform: str) -> Kernel:
     @functools.wraps(backend)
     def kernel(*arrays: jax.Array, **parameters: Hashable) -> Arrays:
         if platform == "cpu":
-            return apart_in_loops(backend(target_for(platform), *apart_in_loops(arrays), **parameters))
+            return apart_in_loops(backend(target_for(platform), *arrays, **parameters))
         return backend(target_for(platform), *arrays, **parameters)
 
     return kernel

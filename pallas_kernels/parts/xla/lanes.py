@@ -3,8 +3,9 @@
 XLA:CPU's own reductions depend on the shape, so rows are reduced by explicit additions. An addition, multiplication,
 division, square root or maximum is correctly rounded and has the same bits however it is compiled, as long as no
 product and sum meet (they would be contracted to a fused multiply-add); callers use `product` before a sum, since
-`isolate` alone does not separate the two in a small loop. Everything else (exp, log, tanh, ...) compiles to vector code and a scalar remainder that differ, so it
-only runs on whole vectors: arrays whose last dimension is 128. XLA parallelises over the leading dimensions.
+`isolate` alone does not separate the two in a small loop. Everything else (exp, log, tanh, ...) compiles to vector code
+and a scalar remainder that differ, so it only runs on whole vectors: arrays whose last dimension is 128. XLA
+parallelises over the leading dimensions.
 """
 
 import math

@@ -48,15 +48,16 @@ def apart_from_sums(product: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(bits, jnp.float32)
 
 
-def apart_in_loops(arrays: Iterable[jax.Array]) -> tuple[jax.Array, ...]:
-    """Returns what enters or leaves a kernel, float32 arrays hidden where a loop around them could be one function.
+def apart_in_loops(results: Iterable[jax.Array]) -> tuple[jax.Array, ...]:
+    """Returns the results of a kernel, products among them hidden where a loop around the kernel could be one function.
 
-    In such a loop LLVM contracts a product in one kernel and a sum in another if it unrolls both, across barriers.
+    In such a loop LLVM contracts a product at the end of a kernel and a sum after it, across the barrier between them, if
+    it unrolls both.
 
     Args:
-        arrays: Arrays of any dtypes.
+        results: Arrays of any dtypes; those of 16 bits were rounded, which nothing is contracted with.
     """
-    return tuple(apart_from_sums(x) if x.dtype == jnp.float32 and x.size <= _UNROLLED else x for x in arrays)
+    return tuple(apart_from_sums(x) if x.dtype == jnp.float32 and x.size <= _UNROLLED else x for x in results)
 
 
 def emit_opaque_zero() -> Value:
