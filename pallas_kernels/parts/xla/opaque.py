@@ -51,8 +51,8 @@ def apart_from_sums(product: jax.Array) -> jax.Array:
 def apart_in_loops(results: Iterable[jax.Array]) -> tuple[jax.Array, ...]:
     """Returns the results of a kernel, products among them hidden where a loop around the kernel could be one function.
 
-    In such a loop LLVM contracts a product at the end of a kernel and a sum after it, across the barrier between them, if
-    it unrolls both.
+    In such a loop LLVM contracts a product at the end of a kernel and a sum after it, across the barrier between them,
+    if it unrolls both.
 
     Args:
         results: Arrays of any dtypes; those of 16 bits were rounded, which nothing is contracted with.
