@@ -6,6 +6,7 @@ import difflib
 import importlib
 import importlib.metadata
 import importlib.util
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -131,6 +132,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(given)
     if command is None:
         return _complete(parsed)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # for terminals that are not UTF-8, as of LC_ALL=C
     try:
         code = _demo(parsed) if command.name == "demo" else int(_load(command.module, command.run)(parsed))
         sys.stdout.flush()
@@ -146,6 +150,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return PIPE_CLOSED
 
 
+class _CommandParser(argparse.ArgumentParser):
+    """The parser of one command, which reports unknown arguments itself, with the usage of the command."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parses arguments; ends the program if there are others."""
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return parsed, unknown
+
+
 def _parser(loaded: Sequence[Command]) -> argparse.ArgumentParser:
     """Returns the parser.
 
@@ -154,7 +169,8 @@ def _parser(loaded: Sequence[Command]) -> argparse.ArgumentParser:
     """
     parser = argparse.ArgumentParser(prog="bijax", description="Batch-invariant JAX.", epilog=EPILOG)
     parser.add_argument("--version", action="version", version=_version())
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    parser_class: type[argparse.ArgumentParser] = _CommandParser
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=parser_class)
     for command in COMMANDS:
         if command in loaded:
             _load(command.module, command.add)(commands)

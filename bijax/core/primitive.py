@@ -27,6 +27,7 @@ from bijax.core.partitioning import has_several_devices, is_partitioned, mark
 from bijax.core.tag import kernel_code
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.parts.xla.manual_axes import result_type, vary_alike
+from pallas_kernels.parts.xla.opaque import apart_in_loops
 from pallas_kernels.runtime.own_settings import of_width, own_tracing, without_mesh
 
 Arrays = tuple[jax.Array, ...]
@@ -121,6 +122,8 @@ def define_kernel(
 def _on_platform(backend: Backend, platform: str) -> Kernel:
     @functools.wraps(backend)
     def kernel(*arrays: jax.Array, **parameters: Hashable) -> Arrays:
+        if platform == "cpu":
+            return apart_in_loops(backend(target_for(platform), *arrays, **parameters))
         return backend(target_for(platform), *arrays, **parameters)
 
     return kernel

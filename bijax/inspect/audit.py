@@ -67,8 +67,8 @@ def audit(
 
     Raises:
         TypeError: If `fn` is not callable, or `batch_axes` holds something other than ints and None.
-        ValueError: If there are no rules for the platform, the architecture is invalid, or `batch_axes` does not fit
-            the arguments or marks fewer than 2 rows.
+        ValueError: If there are no rules for the platform, the architecture is invalid or named for a CPU, or
+            `batch_axes` does not fit the arguments or marks fewer than 2 rows.
         UnsupportedError: If a program for CUDA is to be lowered (`compiled`) and its architecture is unknown.
 
     Example:
@@ -84,7 +84,8 @@ def audit(
         'mixes rows'
     """
     check_callable("bijax.audit", fn)
-    compiled, platform = flag("bijax.audit", "compiled", compiled), platform_of("bijax.audit", platform)
+    compiled = flag("bijax.audit", "compiled", compiled)
+    platform = platform_of("bijax.audit", platform, architecture)
     with contextlib.nullcontext() if architecture is None else lowering_for(architecture):
         program = program_of(fn, args, kwargs)
         rows = None if batch_axes is None else follow_rows(program, args, kwargs, batch_axes, platform)
@@ -141,19 +142,25 @@ def _uses(equation: Equation, platform: str, known: dict[Any, tuple[str, ...]]) 
     return known[key]
 
 
-def platform_of(op: str, given: str | None) -> str:
+def platform_of(op: str, given: str | None, architecture: str | None) -> str:
     """Returns the platform that a caller named, or the current one.
 
     Args:
         op: Name of the caller's function, for the error.
         given: The name, or None.
+        architecture: The architecture that the caller named, or None.
 
     Raises:
-        ValueError: If there are no rules for it.
+        ValueError: If there are no rules for the platform, or it has no such architectures.
     """
     platform = _present() if given is None else given
     if not isinstance(platform, str) or platform not in PLATFORMS:
         raise ValueError(f"{op}: expected the platform {' or '.join(PLATFORMS)}, got {platform!r}.")
+    if architecture is not None and platform != "cuda":
+        raise ValueError(
+            f"{op}: architecture={architecture!r} is that of a GPU; expected platform='cuda' with it, got a program for"
+            f" {platform!r}."
+        )
     return platform
 
 

@@ -102,7 +102,7 @@ def contracts(
     Raises:
         TypeError: If `fn` is not callable.
         NoContractError: If an operation is not invariant, so that nothing fixes its bits; a `ValueError`.
-        ValueError: If there are no rules for the platform, or the architecture is invalid.
+        ValueError: If there are no rules for the platform, or the architecture is invalid or named for a CPU.
         UnsupportedError: If the architecture is unknown, or some operands have no kernel.
 
     Guarantee: equal fingerprints of two programs that compute a row by the same operations promise equal bits of it on
@@ -121,7 +121,7 @@ def contracts(
         True
     """
     check_callable("bijax.contracts", fn)
-    platform = platform_of("bijax.contracts", platform)
+    platform = platform_of("bijax.contracts", platform, architecture)
     with contextlib.nullcontext() if architecture is None else lowering_for(architecture):
         here = cuda_architecture() if platform == "cuda" else machine.machine()
         has_programs = platform == "cuda" and has_row_programs()

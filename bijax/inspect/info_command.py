@@ -40,10 +40,13 @@ def run_info(parsed: argparse.Namespace) -> int:
 
 def information() -> dict[str, Any]:
     """Returns versions, machine, devices, settings and the backends that serve operations."""
-    backend = jax.default_backend()
+    try:
+        backend, devices = jax.default_backend(), [_device(d) for d in jax.devices()]
+    except (RuntimeError, AssertionError) as error:  # a driver that is missing or too old, or JAX_PLATFORMS
+        backend, devices = "", [f"none, JAX raises {type(error).__name__}: {error}"]
     name = "cuda" if backend == "gpu" else backend
-    is_supported = name in ("cpu", "cuda")
-    target = target_for(name) if is_supported else None
+    target = target_for(name) if name in ("cpu", "cuda") else None
+    unsupported = f"{name}: not supported, programs raise UnsupportedError" if name else "none"
     return {
         "versions": {package: v for package in _PACKAGES if (v := _version(package))}
         | {"python": platform.python_version()},
@@ -52,8 +55,8 @@ def information() -> dict[str, Any]:
             "processor": _processor(),
             "cores": os.cpu_count(),
         },
-        "devices": [_device(d) for d in jax.devices()],
-        "target": str(target) if target else f"{name}: not supported, programs raise UnsupportedError",
+        "devices": devices,
+        "target": str(target) if target else unsupported,
         "settings": {
             name: os.environ[name]
             for name in ("JAX_PLATFORMS", "XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR", "BIJAX_LOWERING_CACHE")

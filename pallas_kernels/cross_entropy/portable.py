@@ -9,8 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.contract import XLA_FUNCTIONS, ElementwiseContract, RowContract, honour
-from pallas_kernels.parts.xla.lanes import STATISTIC, Arrays, add_lanes, exp_minus, log, map_rows, max_lanes
-from pallas_kernels.parts.xla.tiles import isolate
+from pallas_kernels.parts.xla.lanes import STATISTIC, Arrays, add_lanes, exp_minus, log, map_rows, max_lanes, product
 
 
 def cross_entropy(
@@ -50,7 +49,7 @@ def cross_entropy(
         loss = log_sum - (picked - m)
         if z_loss:
             lse = m + log_sum
-            loss = loss + isolate(jnp.float32(z_loss) * lse * lse)[0]
+            loss = loss + product(jnp.float32(z_loss) * lse, lse)
         loss = jnp.where(labels < c, loss, jnp.nan)
         return jnp.where(labels < 0, jnp.float32(0), loss), m, log_sum
 
@@ -94,9 +93,8 @@ def cross_entropy_gradient(
     def program(x: jax.Array, labels: jax.Array, m: jax.Array, log_sum: jax.Array, g: jax.Array) -> Arrays:
         scale = g
         if z_loss:
-            (slope,) = isolate(jnp.float32(2 * z_loss) * (m + log_sum))
-            scale = g * (1 + slope)
-        (share,) = isolate(exp_minus(x, m, log_sum) * jnp.where(labels < c, scale, jnp.nan))
+            scale = g * (1 + product(jnp.float32(2 * z_loss), m + log_sum))
+        share = product(exp_minus(x, m, log_sum), jnp.where(labels < c, scale, jnp.nan))
         column = lax.broadcasted_iota(jnp.int32, (1, c), 1)
         dx = jnp.where(column == labels, share - g, share)
         return (jnp.where(labels < 0, jnp.float32(0), dx).astype(x.dtype),)

@@ -242,7 +242,7 @@ def weight_gradient(
         if mean:
             d = d - mean[0]
         (normal,) = isolate(d * factor)
-        return add_rows(isolate(g.astype(jnp.float32) * normal)[0])
+        return add_rows(product(g.astype(jnp.float32), normal))
 
     rows = isolate(h, factor, g) if mean is None else isolate(h, factor, g, mean)
     total = fold_row_chunks(chunk_sum, rows, contract.rows, jnp.zeros(h.shape[1:], jnp.float32))

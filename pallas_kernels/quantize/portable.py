@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.contract import XLA_FUNCTIONS, ElementwiseContract, QuantizeContract, RowContract, honour
-from pallas_kernels.parts.xla.lanes import STATISTIC, Arrays, add_lanes, map_rows, reciprocal_root, run_flat
+from pallas_kernels.parts.xla.lanes import STATISTIC, Arrays, add_lanes, map_rows, product, reciprocal_root, run_flat
 from pallas_kernels.parts.xla.narrow import SMALLEST_SCALE, quantize_columns
 from pallas_kernels.parts.xla.tiles import isolate, map_row_tiles
 from pallas_kernels.schedule.cpu.rows import rows_at_once
@@ -132,8 +132,7 @@ def quantize_norm(
         if residual:
             (total,) = isolate((h + residual[0].astype(jnp.float32)).astype(x.dtype))
             h = total.astype(jnp.float32)
-        (square,) = isolate(h * h)
-        n = h * reciprocal_root(add_lanes(square, contract), c, eps)
+        n = h * reciprocal_root(add_lanes(product(h, h), contract), c, eps)
         for v in vectors:
             n = n * v
         y, scale = quantize_columns(n, quantize)

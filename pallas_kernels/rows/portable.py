@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.contract import XLA_FUNCTIONS, ChunkContract, ElementwiseContract, RowContract, honour
-from pallas_kernels.parts.xla.lanes import add_lanes, add_rows, divide
+from pallas_kernels.parts.xla.lanes import add_lanes, add_rows, divide, product
 from pallas_kernels.parts.xla.tiles import fold_row_chunks, isolate
 
 
@@ -62,8 +62,7 @@ def variance(x: jax.Array, *, ddof: int, contract: RowContract) -> tuple[jax.Arr
     if x.shape[1] <= ddof:
         return jnp.full(mean.shape, jnp.nan, jnp.float32), mean
     d = isolate(x)[0].astype(jnp.float32) - mean[:, None]
-    # `sum_axis` starts with a barrier, so these products are not contracted with its sums.
-    return isolate(divide(sum_axis(d * d, contract=contract), x.shape[1] - ddof))[0], mean
+    return isolate(divide(sum_axis(product(d, d), contract=contract), x.shape[1] - ddof))[0], mean
 
 
 def variance_gradient(

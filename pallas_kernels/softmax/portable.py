@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.contract import XLA_FUNCTIONS, ElementwiseContract, RowContract, honour
-from pallas_kernels.parts.xla.lanes import STATISTIC, Arrays, add_lanes, exp_minus, log, map_rows, max_lanes
+from pallas_kernels.parts.xla.lanes import STATISTIC, Arrays, add_lanes, exp_minus, log, map_rows, max_lanes, product
 from pallas_kernels.parts.xla.tiles import isolate
 
 
@@ -56,8 +56,7 @@ def softmax_gradient(y: jax.Array, g: jax.Array, *, contract: RowContract) -> ja
 
     def program(y: jax.Array, g: jax.Array) -> Arrays:
         y, g = y.astype(jnp.float32), g.astype(jnp.float32)
-        (product,) = isolate(y * g)
-        return ((y * (g - add_lanes(product, contract))).astype(out.dtype),)
+        return ((y * (g - add_lanes(product(y, g), contract))).astype(out.dtype),)
 
     out = jax.ShapeDtypeStruct(y.shape[1:], y.dtype)
     return map_rows(program, [y, g], [out])[0]
@@ -118,7 +117,7 @@ def log_softmax_gradient(
     honour("log_softmax_gradient", functions, XLA_FUNCTIONS)
 
     def program(x: jax.Array, m: jax.Array, log_sum: jax.Array, g: jax.Array) -> Arrays:
-        (share,) = isolate(exp_minus(x, m, log_sum) * add_lanes(g, contract))
+        share = product(exp_minus(x, m, log_sum), add_lanes(g, contract))
         return ((g.astype(jnp.float32) - share).astype(x.dtype),)
 
     return map_rows(program, [x, m, log_sum, g], [jax.ShapeDtypeStruct(x.shape[1:], x.dtype)])[0]

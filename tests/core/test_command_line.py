@@ -55,6 +55,15 @@ def test_suggestions(capsys: pytest.CaptureFixture[str]) -> None:
         assert meant in capsys.readouterr().err
 
 
+def test_an_unknown_argument_of_a_command_shows_its_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["kernels", "--nope"])
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("usage: bijax kernels [-h]")
+    assert error.endswith("bijax kernels: error: unrecognized arguments: --nope\n")
+
+
 def test_the_table_of_commands_is_that_of_their_parsers(capsys: pytest.CaptureFixture[str]) -> None:
     for command in cli.COMMANDS:
         with pytest.raises(SystemExit) as stopped:
@@ -78,6 +87,35 @@ def test_a_closed_pipe_ends_a_command_quietly() -> None:
         os.close(writing)
     assert ended.stderr == ""
     assert ended.returncode == cli.PIPE_CLOSED
+
+
+def test_a_terminal_that_is_not_unicode(tmp_path: Path) -> None:
+    (tmp_path / "programs.py").write_text("def f(): import jax.numpy as jnp; return jnp.zeros(3)[::-1] * jnp.ones(3)")
+    done = subprocess.run(
+        [sys.executable, "-m", "bijax", "audit", "programs:f"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"},
+        check=False,
+    )
+    assert "\\xd72" in done.stdout  # a multiplication sign
+    assert done.stdout.splitlines()[-2].startswith("not invariant: 1 variant")
+
+
+def test_info_without_a_backend() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bijax", "info", "--json"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"JAX_PLATFORMS": "rocm"},
+        check=True,
+    )
+    found = json.loads(done.stdout)
+    assert found["devices"][0].startswith("none, JAX raises ")
+    assert (found["target"], found["settings"]["JAX_PLATFORMS"]) == ("none", "rocm")
+    assert found["versions"]["jax"]
 
 
 def test_info(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import bijax
 from bijax.sampling import Sampled, _draw, multinomial_with_seed, sample, seed_words
 from bijax.sampling._arithmetic import Arithmetic
 from bijax.testing import assert_bits_equal
@@ -107,6 +108,27 @@ def test_log_probabilities_are_those_of_log_softmax() -> None:
 
 
 @pytest.mark.tier("full")
+@functools.partial(jax.jit, static_argnames="shape")
+def trained(logits: jax.Array, tokens: jax.Array, temperature: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """The log-probabilities in docs/serving.md, for another arrangement of the rows."""
+    logits, tokens, temperature = logits.reshape(*shape, -1), tokens.reshape(shape), temperature.reshape(*shape, 1)
+    largest = jax.lax.stop_gradient(logits.max(-1, keepdims=True))
+    scores = bijax.elementwise(lambda x, m, t: (x - m) / t)(logits, largest, temperature)
+    return jnp.take_along_axis(bijax.log_softmax(scores), tokens[..., None], axis=-1).reshape(-1)
+
+
+def test_a_trainer_at_the_temperature_of_the_sampler() -> None:
+    rng = np.random.default_rng(0)
+    logits = (rng.standard_normal((24, 500)) * 4).astype(np.float32)
+    temperature = rng.choice(np.float32([0.3, 0.7, 1, 1.7]), 24)
+    given = {"seeds": np.arange(24), "positions": np.arange(24), "temperature": temperature}
+    found = run({"logits": logits, **given})
+    for shape in ((24,), (4, 6)):
+        assert_bits_equal(trained(logits, found.tokens, temperature, shape), found.sampled_logprobs)
+    divided = bijax.log_softmax(logits / temperature[:, None])[np.arange(24), found.tokens]
+    assert (np.asarray(divided) != np.asarray(found.sampled_logprobs)).any()
+
+
 def test_multinomial_with_seed_in_any_batch() -> None:
     p = np.asarray(jax.nn.softmax(jnp.asarray(arguments()["logits"][20:120])))
     seeds, positions = np.arange(100), np.arange(100)[::-1].copy()

@@ -1,5 +1,6 @@
 """Where an invariant function meets what is around it: arguments, other traces, other platforms, other settings."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 from jax import lax
+from jax.experimental import hijax
 
 import bijax
 from bijax.testing import assert_bits_equal
@@ -97,3 +99,58 @@ def test_lowering_behind_a_block_that_allowed_64_bits() -> None:
     with jax.enable_x64(True):
         traced = jax.jit(bijax.invariant(lambda x: jnp.tanh(x @ x.T).sum())).trace(jnp.ones((4, 4), jnp.float64))
     assert "f64" in traced.lower().as_text()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Scaled:
+    values: Any
+    scales: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class _ScaledType(hijax.HiType):
+    shape: tuple[int, int]
+    has_qdd = False
+
+    def lo_ty(self) -> list[Any]:
+        return [
+            hijax.ShapedArray(self.shape, jnp.dtype("int8")),
+            hijax.ShapedArray(self.shape[:1], jnp.dtype("float32")),
+        ]
+
+    def lower_val(self, value: _Scaled) -> list[Any]:
+        return [value.values, value.scales]
+
+    def raise_val(self, values: Any, scales: Any) -> _Scaled:
+        return _Scaled(values, scales)
+
+
+class _Scale(hijax.HiPrim):
+    def __init__(self, x: Any) -> None:
+        self.in_avals, self.out_aval, self.params = (x,), _ScaledType(x.shape), {}
+        super().__init__()
+
+    def expand(self, x: jax.Array) -> _Scaled:
+        scales = jnp.abs(x).max(1)
+        return _Scaled(jnp.round(x / scales[:, None] * 127).astype(jnp.int8), scales)
+
+
+class _Product(hijax.HiPrim):
+    def __init__(self, x: Any, w: Any) -> None:
+        out = hijax.ShapedArray((x.shape[0], w.shape[1]), w.dtype)
+        self.in_avals, self.out_aval, self.params = (x, w), out, {}
+        super().__init__()
+
+    def expand(self, x: _Scaled, w: jax.Array) -> jax.Array:
+        return (x.values.astype(w.dtype) * x.scales[:, None]) @ w
+
+
+def test_types_of_hijax_as_arguments_and_results() -> None:
+    hijax.register_hitype(_Scaled, lambda value: _ScaledType(value.values.shape))
+    parts = (lambda x: _Scale(jax.typeof(x))(x)), lambda x, w: _Product(jax.typeof(x), jax.typeof(w))(x, w)
+    scale, multiply = map(bijax.invariant, parts)
+    run, plain = (jax.jit(lambda x, f=f, g=g: g(jax.jit(f)(x), W)) for f, g in ((scale, multiply), parts))
+    assert unmarked_sums(plain, X)
+    assert not unmarked_sums(run, X)
+    assert_bits_equal(run(X)[2:3], run(X[2:3]))
+    assert_bits_equal(multiply(scale(X), W), run(X))

@@ -103,6 +103,9 @@ def test_what_nothing_fixes_is_refused_or_named() -> None:
         bijax.contracts(3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="platform"):
         bijax.contracts(model, jnp.ones((8, 512)), platform="tpu")
+    for function in (bijax.contracts, bijax.audit):  # not those of this machine's CPU, without a word
+        with pytest.raises(ValueError, match="architecture='sm_90' is that of a GPU; expected platform='cuda'"):
+            function(bijax.invariant(model), jnp.ones((8, 512)), platform="cpu", architecture="sm_90")
     if jax.default_backend() == "cpu":
         with pytest.raises(bijax.UnsupportedError, match="lowering_for"):
             bijax.contracts(bijax.invariant(model), jnp.ones((8, 512)), platform="cuda")

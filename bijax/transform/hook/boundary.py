@@ -19,7 +19,9 @@ def fenced(tree: Any) -> Any:
         tree: Arrays in tuples, lists, dicts and frozen dataclasses; anything else passes.
     """
     if isinstance(tree, jax.core.Tracer):
-        return lax.optimization_barrier((tree,))[0] if jnp.issubdtype(tree.dtype, jnp.inexact) else tree
+        # Other types, such as those of `jax.experimental.hijax`, need no barrier: they have no dtype.
+        is_inexact = isinstance(tree.aval, jax.core.ShapedArray) and jnp.issubdtype(tree.dtype, jnp.inexact)
+        return lax.optimization_barrier((tree,))[0] if is_inexact else tree
     if isinstance(tree, tuple) and (type(tree) is tuple or hasattr(tree, "_fields")):
         parts = [fenced(value) for value in tree]
         return tree if _same(parts, tree) else type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)

@@ -2,9 +2,10 @@
 
 XLA:CPU's own reductions depend on the shape, so rows are reduced by explicit additions. An addition, multiplication,
 division, square root or maximum is correctly rounded and has the same bits however it is compiled, as long as no
-product and sum are in the same fusion (they would be contracted to a fused multiply-add); callers put `isolate`
-between them. Everything else (exp, log, tanh, ...) compiles to vector code and a scalar remainder that differ, so it
-only runs on whole vectors: arrays whose last dimension is 128. XLA parallelises over the leading dimensions.
+product and sum meet (they would be contracted to a fused multiply-add); callers use `product` before a sum, since
+`isolate` alone does not separate the two in a small loop. Everything else (exp, log, tanh, ...) compiles to vector code
+and a scalar remainder that differ, so it only runs on whole vectors: arrays whose last dimension is 128. XLA
+parallelises over the leading dimensions.
 """
 
 import math
@@ -103,15 +104,15 @@ def apart(x: jax.Array) -> jax.Array:
     """Returns an array to be summed along its rows: materialised first, or fused into the first pass if that is faster.
 
     Args:
-        x: Array computed by sums, or by values that cannot be contracted with sums, such as `product` returns.
+        x: Array computed by sums, or by values that cannot be contracted with sums, as `apart_from_sums` returns.
     """
     return x if x.size >= _WORTH_FUSING else isolate(x)[0]
 
 
 def product(x: jax.Array, y: jax.Array) -> jax.Array:
     """Returns a float32 product, rounded before any sum that follows."""
-    rounded = x * y
-    return apart_from_sums(rounded) if rounded.size >= _WORTH_FUSING else isolate(rounded)[0]
+    # A barrier alone does not keep them apart in a loop that XLA:CPU compiles to one function (`parts.xla.opaque`).
+    return apart(apart_from_sums(x * y))
 
 
 def divide(total: jax.Array, count: int) -> jax.Array:

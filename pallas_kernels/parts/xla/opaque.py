@@ -6,6 +6,7 @@ run time.
 """
 
 import itertools
+from collections.abc import Iterable
 from typing import Any, Final
 
 import jax
@@ -22,6 +23,10 @@ Value = Any
 _ZERO: Final = tuple(
     f"stablehlo.{name}" for name in ("replica_id", "optimization_barrier", "constant", "shift_right_logical")
 )
+
+_UNROLLED: Final = 2**12
+"""More elements than LLVM unrolls a loop over; where it does not, products go through memory."""
+
 
 # `bijax.invariant` leaves primitives with this prefix unchanged.
 _opaque_zero_p: Final = Primitive("bijax_opaque_zero")
@@ -41,6 +46,18 @@ def apart_from_sums(product: jax.Array) -> jax.Array:
     """Returns a float32 product that no compiler contracts with a sum: its bits pass through an unknown zero."""
     bits = lax.bitcast_convert_type(product, jnp.uint32) | opaque_zero()
     return lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def apart_in_loops(results: Iterable[jax.Array]) -> tuple[jax.Array, ...]:
+    """Returns the results of a kernel, products among them hidden where a loop around the kernel could be one function.
+
+    In such a loop LLVM contracts a product at the end of a kernel and a sum after it, across the barrier between them,
+    if it unrolls both.
+
+    Args:
+        results: Arrays of any dtypes; those of 16 bits were rounded, which nothing is contracted with.
+    """
+    return tuple(apart_from_sums(x) if x.dtype == jnp.float32 and x.size <= _UNROLLED else x for x in results)
 
 
 def emit_opaque_zero() -> Value:
