@@ -6,14 +6,17 @@ import hashlib
 import importlib.metadata
 import platform as machine
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from bijax.core.architecture import cuda_architecture, lowering_for
 from bijax.core.checks import check_callable
 from bijax.inspect.audit import looked_at, platform_of, program_of
 from bijax.inspect.audit_report import Operation
 from bijax.transform.fusion import has_row_programs
-from pallas_kernels.contract import XLA_FUNCTIONS, LapackContract
+from pallas_kernels.contract import XLA_FUNCTIONS
+
+_LIBRARIES: Final = {"jaxlib": (XLA_FUNCTIONS.id, "fft/"), "scipy": ("lapack/",)}
+"""Packages whose version affects bits, and how the ids of the contracts begin that depend on it."""
 
 
 class NoContractError(ValueError):
@@ -106,9 +109,9 @@ def contracts(
         UnsupportedError: If the architecture is unknown, or some operands have no kernel.
 
     Guarantee: equal fingerprints of two programs that compute a row by the same operations promise equal bits of it on
-    one architecture; where functions of XLA ("...-xla") or LAPACK take part, with one version of jaxlib or of SciPy,
-    which is then in the fingerprint, and on one make of processor. What `believed` names is outside the promise; it is
-    part of the fingerprint, and so is the fact that `allow` let it pass.
+    one architecture; where functions of XLA ("...-xla"), its Fourier transforms or LAPACK take part, with one version
+    of jaxlib or of SciPy, which is then in the fingerprint, and on one make of processor. What `believed` names is
+    outside the promise; it is part of the fingerprint, and so is the fact that `allow` let it pass.
 
     Example:
         >>> import bijax, jax, jax.numpy as jnp
@@ -135,8 +138,8 @@ def contracts(
     allowed = sorted({operation.primitive for operation, *_ in found if operation.allowed})
     libraries = [
         f"{name} {importlib.metadata.version(name)}"
-        for contract, name in ((XLA_FUNCTIONS, "jaxlib"), (LapackContract(), "scipy"))
-        if contract.id in ids
+        for name, beginnings in _LIBRARIES.items()
+        if any(found_id.startswith(beginnings) for found_id in ids)
     ]
     text = "\n".join([platform, here, *libraries, *terms, *believed, *(f"allowed {name}" for name in allowed)])
     digest = hashlib.sha256(text.encode()).hexdigest()[:32]

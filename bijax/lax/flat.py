@@ -1,5 +1,6 @@
 """Element-wise primitives on whole vectors."""
 
+import math
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -15,6 +16,10 @@ from pallas_kernels.parts.xla.tiles import isolate
 
 Function = Callable[..., jax.Array]
 
+_SHORT: Final = 2**12
+"""Maximum number of elements that are brought into vectors by the kernel that computes them, and out of vectors by the
+kernel that uses them."""
+
 
 def on_vectors(primitive: Any, *operands: jax.Array, **parameters: Any) -> jax.Array:
     """Applies an element-wise primitive so that every element is computed by the same vector instructions.
@@ -29,12 +34,13 @@ def on_vectors(primitive: Any, *operands: jax.Array, **parameters: Any) -> jax.A
     # Two of XLA:CPU's code generators round inside a 16-bit function, at different points.
     dtype = jnp.result_type(*(x.dtype for x in operands if jnp.issubdtype(x.dtype, jnp.floating)))
     # The exponent of a power may be an integer, and stays an integer.
-    wide = isolate(*(_widened(x) for x in operands))
+    wide = tuple(_widened(x) for x in operands)
     if primitive.name in _COMPOSED:
-        result = _COMPOSED[primitive.name](*wide)
-    else:
-        result = _each(lambda *vectors: primitive.bind(*vectors, **parameters), *wide)
-    return isolate(result)[0].astype(dtype)
+        return isolate(_COMPOSED[primitive.name](*isolate(*wide)))[0].astype(dtype)
+    # The vectors have barriers of their own. The others keep long loops from computing indices of two shapes.
+    is_long = math.prod(shape) > _SHORT
+    result = _each(lambda *vectors: primitive.bind(*vectors, **parameters), *(isolate(*wide) if is_long else wide))
+    return (isolate(result)[0] if is_long or dtype != result.dtype else result).astype(dtype)
 
 
 def _widened(x: jax.Array) -> jax.Array:

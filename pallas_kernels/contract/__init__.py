@@ -22,6 +22,8 @@ from pallas_kernels.attention.contract.attention import mma_attention_contract a
 from pallas_kernels.attention.contract.attention import split_attention_contract as split_attention_contract
 from pallas_kernels.attention.contract.eight_bits import EightBitContract as EightBitContract
 from pallas_kernels.attention.contract.eight_bits import eight_bit_contract as eight_bit_contract
+from pallas_kernels.contract.fft import FftContract as FftContract
+from pallas_kernels.contract.fft import fft_contract as fft_contract
 from pallas_kernels.contract.honour import honour as honour
 from pallas_kernels.contract.lapack import LapackContract as LapackContract
 from pallas_kernels.contract.lapack import lapack_contract as lapack_contract

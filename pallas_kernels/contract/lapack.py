@@ -6,12 +6,15 @@ from typing import Final
 
 from pallas_kernels.base_contract import Contract
 
-LARGEST: Final = 25
-"""The largest number of rows or columns of a matrix that is passed to LAPACK.
+LARGEST: Final = {"eigh": 25, "svd": 32}
+"""The largest number of rows or columns of a matrix that is passed to LAPACK, by operation; otherwise `OTHERWISE`.
 
-Up to this size, LAPACK uses neither divide-and-conquer (above 25, for eigenvalues and singular values) nor blocking (of
-32 columns), and OpenBLAS runs each routine in one thread, regardless of the number of threads.
+Up to these sizes OpenBLAS runs each routine in one thread, regardless of the number of threads. Larger matrices are
+divided: their bits depend on the number of threads. `eigh` starts threads from 26 columns on, where it divides and
+conquers, `svd` from somewhere between 41 and 48, and the others between 49 and 64.
 """
+
+OTHERWISE: Final = 48
 
 
 @dataclass(frozen=True)
@@ -30,10 +33,12 @@ class LapackContract(Contract):
     ID = "lapack/v{version}/one-matrix"
 
 
-def lapack_contract(shape: Sequence[int]) -> LapackContract | None:
+def lapack_contract(name: str, shape: Sequence[int]) -> LapackContract | None:
     """Returns the contract under which LAPACK factorises a matrix; None if it is not used.
 
     Args:
+        name: Name of the operation's primitive.
         shape: Rows and columns of the matrix.
     """
-    return LapackContract() if all(1 <= n <= LARGEST for n in shape) else None
+    largest = LARGEST.get(name, OTHERWISE)
+    return LapackContract() if all(1 <= n <= largest for n in shape) else None

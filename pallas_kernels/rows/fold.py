@@ -12,11 +12,17 @@ from jax import lax
 from pallas_kernels.contract import RowContract
 from pallas_kernels.parts.xla.accumulator import accumulator
 from pallas_kernels.parts.xla.lanes import Combine, apart, fold_lanes
-from pallas_kernels.parts.xla.tiles import in_one_loop, isolate
+from pallas_kernels.parts.xla.tiles import in_one_loop, isolate, next_power_of_two
 from pallas_kernels.parts.xla.total_order import from_ordered, largest, ordered_infinity, to_ordered
 
 Fold = Literal["sum", "prod"]
 Choice = Literal["max", "min"]
+
+_SHORT: Final = 64
+"""Maximum length of an axis along which a CPU combines a small array in one kernel."""
+
+_SMALL: Final = 2**13
+"""Maximum size of such an array: for a larger one, several faster passes take less time than to start them."""
 
 _FOLDS: Final[dict[str, tuple[Combine, int]]] = {"sum": (lax.add, 0), "prod": (lax.mul, 1)}
 
@@ -83,7 +89,9 @@ def choose_axis(x: jax.Array, *, choice: Choice, contract: RowContract) -> jax.A
     smallest = choice == "min"
     if 0 in x.shape:
         return jnp.full((x.shape[0], x.shape[2]), largest(x.dtype) if smallest else -largest(x.dtype), x.dtype)
-    ordered = in_one_loop(functools.partial(to_ordered, nan_first=smallest), *isolate(x))
+    (x,) = isolate(x)
+    as_integers = functools.partial(to_ordered, nan_first=smallest)
+    ordered = as_integers(x) if _is_small(x, axis=1) else in_one_loop(as_integers, x)
     unit = ordered_infinity(x.dtype, negative=not smallest)
     chosen = _fold(lax.min if smallest else lax.max, ordered, unit, contract, ordered.dtype, axis=1, fused=False)
     return isolate(from_ordered(chosen, x.dtype, nan_first=smallest))[0]
@@ -126,4 +134,24 @@ def _fold(
     shape = (*x.shape[:axis], *x.shape[axis + 1 :])
     if x.shape[axis + 1 :] == (1,):
         x = x.reshape(x.shape[:-1])
+    if not fused and _is_small(x, axis):
+        return _fold_short(combine, x.astype(dtype), axis).reshape(shape)
     return fold_lanes(combine, x, unit, contract, dtype, axis, fused).reshape(shape)
+
+
+def _is_small(x: jax.Array, axis: int) -> bool:
+    return x.shape[axis] <= _SHORT and x.size <= _SMALL
+
+
+def _fold_short(combine: Combine, x: jax.Array, axis: int) -> jax.Array:
+    """Combines the lanes of a row that is shorter than a block, in one kernel.
+
+    It is the tree of `fold_lanes` without the padding, which XLA would compute in a kernel of its own. A neutral
+    element changes at most a subnormal number or the sign of a zero, which the last step or its user makes equal.
+    """
+    lanes = [lax.slice_in_dim(x, i, i + 1, axis=axis) for i in range(x.shape[axis])]
+    while len(lanes) > 1:
+        half = next_power_of_two(len(lanes)) // 2
+        high = lanes[half:]
+        lanes = [*map(combine, lanes, high), *lanes[len(high) : half]]
+    return lanes[0]

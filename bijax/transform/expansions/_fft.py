@@ -3,7 +3,8 @@
 XLA hands a transform to a library (on a GPU cuFFT), which plans it by the number of rows. Here a transform of length
 n = n1 n2 is n2 transforms of length n1, a multiplication by roots of unity, and n1 transforms of length n2; a short one
 is a product with its matrix. A length with a large prime factor uses a convolution of a power-of-two length
-(Bluestein). So the order of all sums depends only on the length.
+(Bluestein). So the order of all sums depends only on the length. On a CPU the library computes longer transforms
+(`_fft_blocks`).
 
 Source: J. W. Cooley and J. W. Tukey, An algorithm for the machine calculation of complex Fourier series, Mathematics of
 Computation 19 (1965); L. I. Bluestein, A linear filtering approach to the computation of the discrete Fourier

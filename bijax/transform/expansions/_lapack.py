@@ -33,10 +33,10 @@ def contract_of(name: str, operands: Sequence[Any], parameters: Mapping[str, Any
         return None
     if getattr(parameters.get("algorithm"), "name", "DEFAULT") != "DEFAULT" or math.prod(operands[0].shape) == 0:
         return None
-    return lapack_contract((rows, columns))
+    return lapack_contract(name, (rows, columns))
 
 
-def of_each_matrix(primitive: Primitive) -> Callable[..., Any]:
+def calls(_: LapackContract, primitive: Primitive) -> Callable[..., Any]:
     """Returns a function that applies a primitive to every matrix of a stack, one after another.
 
     It must be lowered by JAX's own rules.

@@ -1,25 +1,39 @@
-"""The rules for operations that are expanded, or left to LAPACK."""
+"""The rules for operations that are expanded, or left to a library: LAPACK, or XLA's for Fourier transforms."""
 
 import functools
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax
+from jax.extend.core import Primitive
 
 from bijax.core.contracts import Use
 from bijax.core.tag import kernel_code
-from bijax.transform.expansions import _lapack
+from bijax.transform.expansions import _fft_blocks, _lapack
 from bijax.transform.expansions._stacks import one_by_one, over_stack
 from bijax.transform.hook.state import of_equation, tagged
 from bijax.transform.rules.call import Call, traced
 from bijax.transform.rules.equations import Equation, equations
 from bijax.transform.rules.registry import FLOATS, Dtypes, Kind, Rule, is_complex, is_real, register
 from bijax.transform.rules.uses import dtypes_of, kernels_of
-from pallas_kernels.contract import LapackContract
+from pallas_kernels.base_contract import Contract
 from pallas_kernels.runtime.own_settings import of_width
 
 Expansion = Callable[..., Any]
+
+
+class ByLibrary(NamedTuple):
+    """An operation on a CPU that is left to a library.
+
+    Attributes:
+        contract: How the library is called.
+        calls: Returns a function that calls it, for the contract and the primitive. It is lowered by JAX's own rules.
+    """
+
+    contract: Contract
+    calls: Callable[[Any, Primitive], Expansion]
+
 
 _OR_LAPACK: Final = "LAPACK for small matrices on a CPU, one per call; otherwise decomposed"
 _COLUMNS: Final = (
@@ -30,7 +44,10 @@ _SUBSTITUTED: Final = (
     "decomposed into operations on one matrix, column by column and block by block, each of them invariant"
 )
 _ROWS: Final = "decomposed row by row, each computed from the previous one"
-_TRANSFORMED: Final = "decomposed into products with matrices of short transforms, which depend only on the length"
+_TRANSFORMED: Final = (
+    "XLA's library on a CPU, for a fixed number of longer transforms per call; otherwise decomposed into products with"
+    " matrices of short transforms, which depend only on the length"
+)
 _BY_PARTS: Final = "complex numbers: decomposed into operations on real and imaginary parts"
 _CONVERTED: Final = "the operands are first converted to float32 or float64, and then multiplied as floats"
 
@@ -48,6 +65,8 @@ EXPANDED: Final = {
 }
 """By operation, the module of its expansion, which is imported when needed, and the evidence."""
 
+_LIBRARIES: Final = (_fft_blocks, _lapack)
+
 OF_MATRICES: Final = frozenset(EXPANDED) - {"fft"}
 """Operations on stacks of matrices. A CPU computes one matrix at a time, which stays in its cache."""
 
@@ -64,8 +83,8 @@ COMPLEX_ON_GPU: Final = "add add_any convert_element_type sub"
 
 def written_out(
     name: str, operands: Sequence[Any], parameters: Mapping[str, Any], dtypes: Dtypes, platform: str
-) -> LapackContract | Expansion:
-    """Returns the contract under which LAPACK computes an operation, or else its expansion.
+) -> ByLibrary | Expansion:
+    """Returns how a library computes an operation, or else its expansion.
 
     Args:
         name: Name of its primitive, one with a rule here.
@@ -74,8 +93,12 @@ def written_out(
         dtypes: Dtypes of its operands and results.
         platform: The platform.
     """
-    if platform == "cpu" and (contract := _lapack.contract_of(name, operands, parameters)):
-        return contract
+    if platform == "cpu":
+        for library in _LIBRARIES:
+            if contract := library.contract_of(name, operands, parameters):
+                return ByLibrary(contract, library.calls)
+        if name == "fft" and _fft_blocks.is_along_each_axis(operands, parameters["fft_lengths"]):
+            return _fft_blocks.along_each_axis
     if name in EXPANDED:
         function = _function(EXPANDED[name][0], name)
         one_at_a_time = platform == "cpu" and name in OF_MATRICES
@@ -97,8 +120,8 @@ def _function(module: str, name: str) -> Expansion:
 
 def _lower(call: Call) -> Sequence[Any]:
     expansion = written_out(call.name, call.ctx.avals_in, call.parameters, call.dtypes, call.platform)
-    if isinstance(expansion, LapackContract):
-        return call.traced(_lapack.of_each_matrix(call.primitive))
+    if isinstance(expansion, ByLibrary):
+        return call.traced(expansion.calls(expansion.contract, call.primitive))
     fixed = {"out_sharding": None} if "out_sharding" in call.parameters else {}
 
     def run(*arrays: jax.Array, **others: Any) -> Any:
@@ -112,8 +135,8 @@ def _uses(equation: Equation, platform: str) -> Iterator[Use]:
     """Yields the contracts of the operations in an expansion."""
     dtypes = dtypes_of(equation)
     expansion = written_out(equation.name, equation.operands, equation.parameters, dtypes, platform)
-    if isinstance(expansion, LapackContract):
-        yield Use(expansion.id, tuple(map(str, dtypes)), "")
+    if isinstance(expansion, ByLibrary):
+        yield Use(expansion.contract.id, tuple(map(str, dtypes)), "")
         return
     request = of_equation(equation.metadata)
 
