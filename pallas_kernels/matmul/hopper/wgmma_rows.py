@@ -16,8 +16,10 @@ from jax.experimental.mosaic.gpu import utils
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, nvvm, vector
 
+from pallas_kernels.matmul.hopper.narrow_tile import column_of
 from pallas_kernels.parts.hopper.inline import fragmented, held, inline
 from pallas_kernels.parts.hopper.products import accumulated, accumulator
+from pallas_kernels.parts.hopper.registers import joined
 from pallas_kernels.parts.hopper.tile import i32, thread_of_warpgroup
 
 _STEP_BYTES: Final = 32  # of K in one instruction
@@ -45,27 +47,7 @@ def load_rows(tile: Any, first: int, k: int, transforms: Any) -> jax.Array:
     (_, n), size = tile.shape, jnp.dtype(tile.dtype).itemsize
     load = _load_pairs if size == 2 else _load_words
     result = held((64, k * size // 4), plgpu.Layout.WGMMA)
-    return inline(plgpu.RefType(transforms), result=result)(lambda ref: _bundle(load(ref, first, k, n)))(tile)
-
-
-def column_of(half: int, n: int, size: int) -> Any:
-    """Returns the column that a thread has in its upper (0) or lower (1) row of wgmma's rows; at least n for none.
-
-    Args:
-        half: Which row: the number of a thread in its warp over 4, or 8 more.
-        n: Columns of the tile.
-        size: Bytes of an element. With 4, columns are in the order in which threads read all banks at once.
-    """
-    thread = thread_of_warpgroup()
-    warp, g = arith.shrui(thread, i32(5)), arith.andi(arith.shrui(thread, i32(2)), i32(7))
-    if size == 2 or n == 8:
-        return arith.addi(arith.muli(warp, i32(_WARP_COLUMNS)), arith.addi(g, i32(8 * half)))
-    square = min(n, _ROW_BYTES // size)
-    warps = square // _WARP_COLUMNS  # that read a square
-    chunk = arith.addi(arith.muli(arith.remui(warp, i32(warps)), i32(2)), i32(half))
-    chunk = arith.addi(chunk, arith.muli(arith.shrui(g, i32(2)), i32(square // 8)))
-    column = arith.addi(arith.muli(chunk, i32(4)), arith.andi(g, i32(3)))
-    return arith.addi(column, arith.muli(arith.divui(warp, i32(warps)), i32(square)))
+    return inline(plgpu.RefType(transforms), result=result)(lambda ref: bundle(load(ref, first, k, n)))(tile)
 
 
 def multiply(total: jax.Array, rows: jax.Array, columns: Any, first: int, length: int, transforms: Any) -> jax.Array:
@@ -122,77 +104,13 @@ def finish(total: jax.Array) -> jax.Array:
     return wait(total)
 
 
-def store(total: jax.Array, out: Any, row: Any, column: Any, n: int, size: int) -> None:
-    """Writes the product, transposed, to GPU memory; rows after the last one of the result are left out.
-
-    Args:
-        total: (64, columns), float32.
-        out: The result (M, N).
-        row: First row of the result.
-        column: First column.
-        n: Columns of the tile.
-        size: Bytes of an element of the weights.
-    """
-
-    @inline(plgpu.Layout.WGMMA, plgpu.RefType(()), *[plgpu.Layout.WG_SPLAT(())] * 2)
-    def write(sums: Any, ref: Any, row: Any, column: Any) -> None:
-        (most, whole), kind = ir.MemRefType(ref.type).shape, ir.MemRefType(ref.type).element_type
-        row, column = (a.registers.item() for a in (row, column))
-        base, numbers = utils.memref_ptr(ref), accumulated(sums)
-        t = arith.andi(thread_of_warpgroup(), i32(3))
-        for half in (0, 1) if n > 8 else (0,):
-            at = column_of(half, n, size)
-            inside = arith.cmpi(arith.CmpIPredicate.ult, at, i32(n))
-            at = arith.addi(at, column)
-            for j in range(len(numbers) // 4):
-                for i in (0, 1):
-                    line = arith.addi(row, arith.addi(arith.muli(t, i32(2)), i32(8 * j + i)))
-                    valid = arith.andi(inside, arith.cmpi(arith.CmpIPredicate.ult, line, i32(most)))
-                    number = numbers[4 * j + 2 * half + i]
-                    if kind != ir.F32Type.get():
-                        number = arith.truncf(kind, number)
-                    with mgpu.when(valid):
-                        place = arith.addi(arith.muli(line, i32(whole)), at)
-                        llvm.store(number, utils.getelementptr(base, [place], kind))
-
-    write(total, out, *(jnp.asarray(a, jnp.int32) for a in (row, column)))
-
-
-def copy_rows(weights: Any, tile: Any, row: Any, column: Any, transforms: Any) -> None:
-    """Starts to copy weights from (row, column) on to a tile of shared memory with all threads; a group of copies."""
-    (k, n), size, number = tile.shape, jnp.dtype(tile.dtype).itemsize, plgpu.Layout.WG_SPLAT(())
-    chunks = n * size // _CHUNK  # of a row
-
-    @inline(plgpu.RefType(()), plgpu.RefType(transforms), number, number)
-    def copy(weights: Any, tile: Any, row: Any, column: Any) -> None:
-        (_, whole), long = ir.MemRefType(weights.type).shape, ir.IntegerType.get_signless(64)
-        thread = thread_of_warpgroup()
-        line, chunk = arith.divui(thread, i32(chunks)), arith.remui(thread, i32(chunks))
-        turn = arith.andi(arith.shrui(arith.muli(line, i32(chunks * _CHUNK)), i32(7)), i32(chunks - 1))
-        target = arith.addi(arith.muli(line, i32(chunks)), arith.xori(chunk, turn))
-        target = arith.addi(_shared_address(tile), arith.muli(target, i32(_CHUNK)))
-        first = arith.muli(arith.addi(row.registers.item(), line), i32(whole))
-        first = arith.addi(arith.addi(first, column.registers.item()), arith.muli(chunk, i32(_CHUNK // size)))
-        source = llvm.ptrtoint(long, utils.getelementptr(utils.memref_ptr(weights), [first], ir.IntegerType.get_signless(8 * size)))
-        lines = 128 // chunks  # that all threads copy at once
-        texts = [
-            f"cp.async.cg.shared.global.L2::128B [$0+{at * chunks * _CHUNK}], [$1+{at * whole * size}], 16;"
-            for at in range(0, k, lines)
-        ]
-        text = " ".join([*texts, "cp.async.commit_group;"])
-        llvm.inline_asm(ir.Type.parse("!llvm.void"), [target, source], text, "r,l", asm_dialect=0, has_side_effects=True)
-
-    copy(weights, tile, *(jnp.asarray(a, jnp.int32) for a in (row, column)))
-
-
-def await_copies(after: int, tile: Any, transforms: Any) -> None:
-    """Waits for all groups of copies of `copy_rows` except the last `after`."""
-
-    @inline(plgpu.RefType(transforms))
-    def wait(_: Any) -> None:
-        nvvm.cp_async_wait_group(after)
-
-    wait(tile)
+def bundle(registers: list[Any]) -> Any:
+    """Returns registers of 32 bits as an array in wgmma's layout, two per register of the array."""
+    number, array = ir.F32Type.get(), np.empty(len(registers) // 2, dtype=object)
+    numbers = [one if one.type == number else llvm.bitcast(number, one) for one in registers]
+    for i in range(array.size):
+        array[i] = joined(numbers[2 * i : 2 * i + 2])
+    return fragmented(array.reshape(mgpu.WGMMA_LAYOUT.registers_shape((64, 2 * len(numbers)))), mgpu.WGMMA_LAYOUT)
 
 
 def _load_pairs(tile: Any, first: int, k: int, n: int) -> list[Any]:
@@ -281,17 +199,6 @@ def _read(texts: list[str], addresses: list[Any], n: int) -> list[Any]:
 def _shared_address(ref: Any) -> Any:
     """Returns the address of shared memory, 32 bits."""
     return llvm.ptrtoint(i32(0).type, utils.memref_ptr(ref))
-
-
-def _bundle(words: list[Any]) -> Any:
-    """Returns registers as an array in wgmma's layout, two per register of the array."""
-    pair, number = ir.VectorType.get((2,), ir.F32Type.get()), ir.F32Type.get()
-    array = np.empty(len(words) // 2, dtype=object)
-    for i in range(array.size):
-        array[i] = llvm.insertelement(llvm.mlir_undef(pair), llvm.bitcast(number, words[2 * i]), i32(0))
-        array[i] = llvm.insertelement(array[i], llvm.bitcast(number, words[2 * i + 1]), i32(1))
-    shape = mgpu.WGMMA_LAYOUT.registers_shape((64, len(words) * 2))
-    return fragmented(array.reshape(shape), mgpu.WGMMA_LAYOUT)
 
 
 def _words(bundle: Any) -> list[Any]:

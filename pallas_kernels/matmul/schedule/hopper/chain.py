@@ -1,22 +1,55 @@
 """Hopper schedules of products of few rows whose weights are wgmma's rows from registers."""
 
 from dataclasses import dataclass
+from typing import Final
+
+from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES
+
+_COLUMNS: Final = (8, 16, 32, 64)
+_STEP_BYTES: Final = 128  # of a swizzled row
+_MOST_STEP_BYTES: Final = 1024  # of K in a stage; a thread holds an eighth of them in registers
+_MOST_ROWS: Final = 128
+_BARRIER_BYTES: Final = 3 * 1024  # barriers and alignment
 
 
 @dataclass(frozen=True)
 class ChainSchedule:
-    """Tiles and stages of a product of few rows.
+    """Tiles and stages of a product of few rows with (K, N) weights.
 
     Attributes:
         columns: Columns of the weights in a block: 16, 32 or 64, or 8 of 4-byte weights.
-        rows: Rows of the activations in a block, a multiple of 8.
-        k_step: Elements of K in a stage.
-        stages: Stages in shared memory.
-        ahead: Stages whose copies of weights threads start before they wait for the first; 0 for copies by TMA.
+        rows: Rows of the activations in a block, a multiple of 8 up to 128.
+        k_step: Elements of K in a stage, a multiple of the 128 bytes of a swizzled row up to 1024 bytes.
+        stages: Stages in shared memory, at least 2.
     """
 
     columns: int
     rows: int
     k_step: int
     stages: int
-    ahead: int = 0
+
+    def __post_init__(self) -> None:
+        if self.columns not in _COLUMNS:
+            raise ValueError(f"columns must be one of {_COLUMNS}, got {self}.")
+        if not 8 <= self.rows <= _MOST_ROWS or self.rows % 8:
+            raise ValueError(f"rows must be a multiple of 8 from 8 to {_MOST_ROWS}, got {self}.")
+        if self.k_step < 32 or self.k_step % 32 or self.stages < 2:
+            raise ValueError(f"k_step must be a positive multiple of 32 and stages at least 2, got {self}.")
+
+    def fits(self, itemsize: int) -> bool:
+        """Returns whether operands of a size can be multiplied so."""
+        step = self.k_step * itemsize
+        return self.columns * itemsize >= 32 and step % _STEP_BYTES == 0 and step <= _MOST_STEP_BYTES
+
+    def shared_bytes(self, itemsize: int) -> int:
+        """Returns the shared memory of a block."""
+        return self.stages * (self.columns + self.rows) * self.k_step * itemsize + _BARRIER_BYTES
+
+    def blocks(self, m: int, n: int) -> int:
+        """Returns the number of blocks of an (M, N) result."""
+        return -(-m // self.rows) * -(-n // self.columns)
+
+
+def most_stages(columns: int, rows: int, k_step: int, itemsize: int) -> int:
+    """Returns the number of stages that fit into shared memory."""
+    return (SHARED_BYTES - _BARRIER_BYTES) // ((columns + rows) * k_step * itemsize)
