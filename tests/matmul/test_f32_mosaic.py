@@ -17,6 +17,7 @@ from pallas_kernels.contract import SplitContract, Tf32Contract, WgmmaContract, 
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.matmul.hopper import bf16x6, tf32
 from pallas_kernels.matmul.schedule.hopper.bf16x6 import SplitSchedule
+from pallas_kernels.matmul.schedule.hopper.chain import ChainSchedule
 from pallas_kernels.matmul.schedule.hopper.tf32 import Tf32Schedule, tf32_schedule
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 from tests.arrays import on_device, ones
@@ -69,6 +70,8 @@ INTERPRETED: dict[str, tuple[str, tuple[int, ...], bool, Any]] = {
         False,
         Tf32Schedule(dataclasses.replace(TILES, warpgroups=2), from_registers=True),
     ),
+    "tf32 columns in registers": ("tf32", (13, 200, 72), False, ChainSchedule(32, 16, 64, 3)),
+    "tf32 columns in registers, narrow": ("tf32", (5, 100, 20), False, ChainSchedule(8, 8, 64, 2)),
     "tf32 transposed stack": ("tf32", (2, 20, 64, 40), False, Tf32Schedule(dataclasses.replace(TILES, blocks=3), 1)),
     "highest": ("highest", (5, 200, 96), True, SplitSchedule(dataclasses.replace(TILES, tile_columns=8))),
     "highest in parts": ("highest", (13, 320, 64), False, SplitSchedule(dataclasses.replace(TILES, blocks=2), True)),

@@ -73,7 +73,9 @@ def multiply(total: jax.Array, rows: jax.Array, columns: Any, first: int, length
     group_bytes = length // pieces // square * _TILE_BYTES
     square_bytes = _TILE_BYTES if pieces == 1 else size * _ROW_BYTES
 
-    @inline(plgpu.Layout.WGMMA, plgpu.Layout.WGMMA, plgpu.RefType(transforms), result=held((64, size), plgpu.Layout.WGMMA))
+    @inline(
+        plgpu.Layout.WGMMA, plgpu.Layout.WGMMA, plgpu.RefType(transforms), result=held((64, size), plgpu.Layout.WGMMA)
+    )
     def add(sums: Any, left: Any, right: Any) -> Any:
         sums, left = mgpu.optimization_barrier(sums, left)
         nvvm.wgmma_fence_aligned()
@@ -115,7 +117,7 @@ def bundle(registers: list[Any]) -> Any:
 
 def _load_pairs(tile: Any, first: int, k: int, n: int) -> list[Any]:
     """Returns a thread's pairs of 2-byte elements along K, transposed by `ldmatrix`."""
-    word, thread = i32(0).type, thread_of_warpgroup()
+    thread = thread_of_warpgroup()
     lane, warp = arith.andi(thread, i32(31)), arith.shrui(thread, i32(5))
     # The addresses of lanes 0 to 7 are the rows 0 to 7 of the first 8 columns, then of the next 8, then rows 8 to 15.
     line = arith.addi(arith.andi(lane, i32(7)), arith.muli(arith.shrui(lane, i32(4)), i32(8)))
@@ -132,7 +134,7 @@ def _load_pairs(tile: Any, first: int, k: int, n: int) -> list[Any]:
 
 def _load_words(tile: Any, first: int, k: int, n: int) -> list[Any]:
     """Returns a thread's 4-byte elements, for every 8 of K: upper and lower row at t of K, and at t + 4."""
-    word, thread = i32(0).type, thread_of_warpgroup()
+    thread = thread_of_warpgroup()
     t, square = arith.andi(thread, i32(3)), min(n, _ROW_BYTES // 4)
     row_bytes, squares = 4 * square, n // square
     base, places = _shared_address(tile), {}

@@ -36,7 +36,9 @@ def load_rows(tile: Any, first: int, k: int, n: int, transforms: Any) -> jax.Arr
     Returns:
         (64, k), a bundle of registers in the order that `wgmma_rows.multiply` expects.
     """
-    return inline(plgpu.RefType(transforms), result=held((64, k), plgpu.Layout.WGMMA))(lambda ref: _load(ref, first, k, n))(tile)
+    return inline(plgpu.RefType(transforms), result=held((64, k), plgpu.Layout.WGMMA))(
+        lambda ref: _load(ref, first, k, n)
+    )(tile)
 
 
 def _load(tile: Any, first: int, k: int, n: int) -> Any:

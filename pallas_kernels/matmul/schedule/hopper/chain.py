@@ -53,3 +53,8 @@ class ChainSchedule:
 def most_stages(columns: int, rows: int, k_step: int, itemsize: int) -> int:
     """Returns the number of stages that fit into shared memory."""
     return (SHARED_BYTES - _BARRIER_BYTES) // ((columns + rows) * k_step * itemsize)
+
+
+def chain_schedule(m: int, k: int, n: int, *, itemsize: int = 2) -> ChainSchedule | None:
+    """Returns the schedule of a single product with (K, N) weights, or None where others are faster."""
+    return None
