@@ -21,6 +21,7 @@ from pallas_kernels.matmul.schedule.hopper.chain import ChainSchedule
 from pallas_kernels.parts.hopper.launch import launch
 from pallas_kernels.parts.in_32_bits import in_32_bits
 
+_HEAD: Final = 2  # instructions that are in flight while a warpgroup does other things
 _GROUP: Final = 8  # tiles along the columns that are processed before the next rows
 
 
@@ -104,27 +105,34 @@ def _sum(s: ChainSchedule, ring: Ring, scratch: _Scratch, x: Any, transforms: An
             return jnp.float32(0)
         return wgmma_rows.load_rows(scratch.w.at[slot, 0], first, half, transforms)
 
-    def multiply(total: Any, rows: Any, slot: Any, first: int) -> Any:
+    def begin(total: Any, rows: Any, slot: Any, first: int) -> Any:
         if interpret:
             return total if first else total + _interpreted_product(scratch.w.at[slot, 0], x.at[slot])
-        return wgmma_rows.multiply(total, rows, x.at[slot], first, s.k_step, x_transforms)
+        return wgmma_rows.begin(total, rows, x.at[slot], first, s.k_step, _HEAD, x_transforms)
+
+    def go_on(total: Any, rows: Any, slot: Any, first: int, next_slot: Any, next_first: int) -> tuple[Any, Any]:
+        if interpret:
+            return total, rows
+        tile, both = scratch.w.at[next_slot, 0], (x_transforms, transforms)
+        return wgmma_rows.go_on(total, rows, x.at[slot], first, s.k_step, _HEAD, tile, next_first, both)
 
     def add(step: Any, carry: Any) -> Any:
         total, rows = carry
         slot, next_slot = ring.at(step), ring.at(jnp.minimum(step + 1, ring.steps - 1))
-        total = multiply(total, rows, slot, 0)
+        total = begin(total, rows, slot, 0)
 
         @pl.when(step > 0)  # the products of the previous stage have ended
         def _() -> None:
             plgpu.barrier_arrive(scratch.empty.at[ring.at(step - 1)])
 
-        total = multiply(total, load(slot, half), slot, half)
+        total, rows = go_on(total, rows, slot, 0, slot, half)
+        total = begin(total, rows, slot, half)
 
         @pl.when(step + 1 < ring.steps)
         def _() -> None:
             plgpu.barrier_wait(scratch.full.at[next_slot])
 
-        return total, load(next_slot, 0)
+        return go_on(total, rows, slot, half, next_slot, 0)
 
     plgpu.barrier_wait(scratch.full.at[0])
     total = plgpu.layout_cast(jnp.zeros((64, s.rows), jnp.float32), plgpu.Layout.WGMMA)

@@ -1,6 +1,6 @@
 """The ends of a tile of 8 to 64 columns of weights whose products `wgmma_rows` adds: bias and result.
 
-A warp has 16 columns as wgmma's rows; where there are fewer than 64, the other rows of the tile are meaningless.
+A warp has 16 columns as wgmma's rows, or 8 where there are fewer than 64; other rows of the tile are meaningless.
 """
 
 from typing import Any, Final
@@ -18,28 +18,30 @@ from pallas_kernels.parts.hopper.inline import held, inline
 from pallas_kernels.parts.hopper.products import accumulated, accumulator
 from pallas_kernels.parts.hopper.tile import i32, thread_of_warpgroup
 
-_WARP_COLUMNS: Final = 16
 _ROW_BYTES: Final = 128  # of a swizzled row
 _ROWS: Final = 64  # of wgmma
 
 
 def column_of(half: int, n: int, size: int) -> Any:
-    """Returns the column that a thread has in its upper (0) or lower (1) row of wgmma's rows; at least n for none.
+    """Returns the column that a thread has in its upper (0) or lower (1) row of wgmma's rows; at least `n` for none.
 
     Args:
-        half: Which row: the number of a thread in its warp over 4, or 8 more.
+        half: Which row: the number of a thread in its warp over 4, or 8 more, which has a column if there are 64.
         n: Columns of the tile.
         size: Bytes of an element. With 4, columns are in the order in which threads read all banks at once.
     """
     thread = thread_of_warpgroup()
     warp, g = arith.shrui(thread, i32(5)), arith.andi(arith.shrui(thread, i32(2)), i32(7))
-    if size == 2 or n == 8:
-        return arith.addi(arith.muli(warp, i32(_WARP_COLUMNS)), arith.addi(g, i32(8 * half)))
+    each = 16 if n == 64 else 8
     square = min(n, _ROW_BYTES // size)
-    warps = square // _WARP_COLUMNS  # that read a square
-    chunk = arith.addi(arith.muli(arith.remui(warp, i32(warps)), i32(2)), i32(half))
-    chunk = arith.addi(chunk, arith.muli(arith.shrui(g, i32(2)), i32(square // 8)))
-    column = arith.addi(arith.muli(chunk, i32(4)), arith.andi(g, i32(3)))
+    warps = square // each  # that read a square
+    inside = arith.remui(warp, i32(warps))
+    if size == 2 or n == 8:
+        column = arith.addi(arith.muli(inside, i32(each)), arith.addi(g, i32(8 * half)))
+    else:
+        chunk = arith.addi(arith.muli(inside, i32(each // 8)), i32(half))
+        chunk = arith.addi(chunk, arith.muli(arith.shrui(g, i32(2)), i32(square // 8)))
+        column = arith.addi(arith.muli(chunk, i32(4)), arith.andi(g, i32(3)))
     return arith.addi(column, arith.muli(arith.divui(warp, i32(warps)), i32(square)))
 
 
@@ -61,7 +63,7 @@ def bias_of(bias: Any, column: Any, rows: int, n: int, size: int, interpret: Any
     @inline(plgpu.RefType(()), plgpu.Layout.WG_SPLAT(()), result=held((_ROWS, rows), plgpu.Layout.WGMMA))
     def load(ref: Any, column: Any) -> Any:
         kind, number, numbers = ir.MemRefType(ref.type).element_type, ir.F32Type.get(), []
-        for half in (0, 1):
+        for half in (0, 1) if n == 64 else (0, 0):
             at = arith.addi(arith.andi(column_of(half, n, size), i32(n - 1)), column.registers.item())
             found = llvm.load(kind, utils.getelementptr(utils.memref_ptr(ref), [at], kind))
             numbers.append(found if kind == number else arith.extf(number, found))
@@ -100,7 +102,7 @@ def store(tile: jax.Array, out: Any, row: Any, column: Any, n: int, size: int, i
         row, column = (a.registers.item() for a in (row, column))
         base, numbers = utils.memref_ptr(ref), accumulated(sums)
         first = arith.addi(row, arith.muli(arith.andi(thread_of_warpgroup(), i32(3)), i32(2)))
-        for half in (0, 1) if n > 8 else (0,):
+        for half in (0, 1) if n == 64 else (0,):
             at = column_of(half, n, size)
             inside = arith.cmpi(arith.CmpIPredicate.ult, at, i32(n))
             at = arith.addi(at, column)
