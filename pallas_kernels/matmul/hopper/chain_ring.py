@@ -21,7 +21,8 @@ from pallas_kernels.matmul.schedule.hopper.chain import ChainSchedule
 from pallas_kernels.parts.hopper.launch import launch
 from pallas_kernels.parts.in_32_bits import in_32_bits
 
-_HEAD: Final = 2  # instructions that are in flight while a warpgroup does other things
+_PARTS: Final = 8  # of a stage
+_AHEAD: Final = 2  # parts that are read before they are multiplied
 _GROUP: Final = 8  # tiles along the columns that are processed before the next rows
 
 
@@ -96,47 +97,47 @@ def chain_matmul(
 
 
 def _sum(s: ChainSchedule, ring: Ring, scratch: _Scratch, x: Any, transforms: Any, interpret: Any) -> Any:
-    """Returns the sums of a tile; half of the rows of a stage are read while the half before is multiplied."""
-    half = s.k_step // 2
-    x_transforms = tile_transforms(SWIZZLE_BYTES // jnp.dtype(x.dtype).itemsize, x.dtype)
+    """Returns the sums of a tile; a stage's rows are read in parts, some parts before they are multiplied."""
+    parts, ahead = _PARTS, _AHEAD
+    width, w = s.k_step // parts, scratch.w
+    both = tile_transforms(SWIZZLE_BYTES // jnp.dtype(x.dtype).itemsize, x.dtype), transforms
 
-    def load(slot: Any, first: int) -> Any:
+    def advance(total: Any, rows: Any, slot: Any, part: int, next_slot: Any) -> tuple[Any, Any]:
+        """Multiplies a part, and reads the one that comes `ahead` after it."""
         if interpret:
-            return jnp.float32(0)
-        return wgmma_rows.load_rows(scratch.w.at[slot, 0], first, half, transforms)
-
-    def begin(total: Any, rows: Any, slot: Any, first: int) -> Any:
-        if interpret:
-            return total if first else total + _interpreted_product(scratch.w.at[slot, 0], x.at[slot])
-        return wgmma_rows.begin(total, rows, x.at[slot], first, s.k_step, _HEAD, x_transforms)
-
-    def go_on(total: Any, rows: Any, slot: Any, first: int, next_slot: Any, next_first: int) -> tuple[Any, Any]:
-        if interpret:
-            return total, rows
-        tile, both = scratch.w.at[next_slot, 0], (x_transforms, transforms)
-        return wgmma_rows.go_on(total, rows, x.at[slot], first, s.k_step, _HEAD, tile, next_first, both)
+            return (total if part else total + _interpreted_product(w.at[slot, 0], x.at[slot])), rows
+        later = (part + ahead) % parts * width
+        return wgmma_rows.advance(
+            total, rows, x.at[slot], part * width, s.k_step, w.at[next_slot, 0], later, parts - 1 - ahead, both
+        )
 
     def add(step: Any, carry: Any) -> Any:
         total, rows = carry
         slot, next_slot = ring.at(step), ring.at(jnp.minimum(step + 1, ring.steps - 1))
-        total = begin(total, rows, slot, 0)
+        for part in range(parts):
+            if part == parts - ahead:
 
-        @pl.when(step > 0)  # the products of the previous stage have ended
-        def _() -> None:
-            plgpu.barrier_arrive(scratch.empty.at[ring.at(step - 1)])
+                @pl.when(step + 1 < ring.steps)
+                def _() -> None:
+                    plgpu.barrier_wait(scratch.full.at[next_slot])
 
-        total, rows = go_on(total, rows, slot, 0, slot, half)
-        total = begin(total, rows, slot, half)
+            total, later = advance(total, rows[0], slot, part, slot if part < parts - ahead else next_slot)
+            rows = (*rows[1:], later)
+            if part == parts - 1 - ahead:
 
-        @pl.when(step + 1 < ring.steps)
-        def _() -> None:
-            plgpu.barrier_wait(scratch.full.at[next_slot])
+                @pl.when(step > 0)  # the products of the previous stage have ended
+                def _() -> None:
+                    plgpu.barrier_arrive(scratch.empty.at[ring.at(step - 1)])
 
-        return go_on(total, rows, slot, half, next_slot, 0)
+        return total, rows
 
     plgpu.barrier_wait(scratch.full.at[0])
     total = plgpu.layout_cast(jnp.zeros((64, s.rows), jnp.float32), plgpu.Layout.WGMMA)
-    total, _ = lax.fori_loop(0, ring.steps, add, (total, load(0, 0)))
+    rows = tuple(
+        jnp.float32(0) if interpret else wgmma_rows.load_rows(w.at[0, 0], part * width, width, transforms)
+        for part in range(ahead)
+    )
+    total, _ = lax.fori_loop(0, ring.steps, add, (total, rows))
     if not interpret:
         total = wgmma_rows.finish(total)
     plgpu.barrier_arrive(scratch.empty.at[ring.at(ring.steps - 1)])
