@@ -29,6 +29,7 @@ _ROW_BYTES: Final = 128
 _CHUNK: Final = 16  # bytes of a swizzle unit
 _TILE_BYTES: Final = 8 * _ROW_BYTES  # 8 swizzled rows
 _REGISTERS: Final = 4  # of a thread, for the rows of one instruction
+_LAST: Final = 2  # instructions after which no rows are read: those have arrived when they are multiplied
 _NO_FLAGS: Final = llvm.IntegerOverflowFlags.none
 
 
@@ -43,7 +44,7 @@ def load_rows(tile: Any, first: int, k: int, transforms: Any) -> jax.Array:
         transforms: Transforms of `tile`.
 
     Returns:
-        A bundle of registers in the order that `multiply` expects.
+        A bundle of registers in the order that `begin` expects.
     """
     n, size = tile.shape[1], jnp.dtype(tile.dtype).itemsize
 
@@ -54,51 +55,88 @@ def load_rows(tile: Any, first: int, k: int, transforms: Any) -> jax.Array:
     return load(tile)
 
 
-def advance(
+def begin(
+    total: jax.Array, rows: jax.Array, columns: Any, first: int, length: int, head: int, transforms: Any
+) -> jax.Array:
+    """Starts to add the first products of some rows, and waits until no others are in flight.
+
+    An instruction with rows in registers is not issued before the tensor core has taken the one before. So what comes
+    after the last one of many has little time, and little may come between `begin` and `go_on`.
+
+    Args:
+        total: (64, columns), float32.
+        rows: From `load_rows` or `go_on`.
+        columns: (pieces, columns, length / pieces) in shared memory, in tiles of 8 rows swizzled over 128 bytes.
+        first: The first element of K among the columns'.
+        length: Elements of K of the columns.
+        head: Number of instructions.
+        transforms: Transforms of `columns`.
+
+    Returns:
+        The accumulator, to which the products are still being added: see `finish`.
+    """
+    layout = plgpu.Layout.WGMMA
+
+    @inline(layout, layout, plgpu.RefType(transforms), result=held(total.shape, layout))
+    def add(sums: Any, rows: Any, columns: Any) -> Any:
+        sums, rows = mgpu.optimization_barrier(sums, rows)
+        nvvm.wgmma_fence_aligned()
+        numbers, parts = accumulated(sums), _words(rows)
+        issue = _issuer(columns, first, length, total.shape[1])
+        for i in range(head):
+            numbers = issue(numbers, parts, i)
+        nvvm.wgmma_commit_group_sync_aligned()
+        nvvm.wgmma_wait_group_sync_aligned(1)
+        return accumulator(numbers, total.shape[1])
+
+    return add(total, rows, columns)
+
+
+def go_on(
     total: jax.Array,
     rows: jax.Array,
     columns: Any,
     first: int,
     length: int,
+    head: int,
     tile: Any,
     next_first: int,
-    in_flight: int,
     transforms: tuple[Any, Any],
 ) -> tuple[jax.Array, jax.Array]:
-    """Reads rows for a later call, then starts to add the products of those read before.
+    """Starts to add the other products of some rows, and meanwhile reads as many rows for the next.
 
-    The tensor core takes some 8 cycles for an instruction with few columns, but what waits for one needs hundreds to go
-    on. So there are many sets of rows, of which all but those that are about to be read are in flight. The rows of
-    products in flight must not change: ptxas would make all products wait for one another.
+    The rows of products in flight must not change: there are two sets of registers, and those of the set before have
+    ended since `begin`. ptxas would make the products of a single set wait for one another.
 
     Args:
         total: (64, columns), float32.
-        rows: From `load_rows` or an earlier call.
-        columns: (pieces, columns, length / pieces) in shared memory, in tiles of 8 rows swizzled over 128 bytes.
+        rows: From `load_rows` or `go_on`.
+        columns: As for `begin`.
         first: The first element of K among the columns'.
         length: Elements of K of the columns.
-        tile: The rows to read, as for `load_rows`.
+        head: Number of instructions that `begin` has issued.
+        tile: The next rows, as for `load_rows`.
         next_first: The first row of `tile`.
-        in_flight: Number of calls before this one whose products may go on while rows are read.
         transforms: Transforms of `columns` and of `tile`.
 
     Returns:
-        The accumulator, to which the products are still being added (see `finish`), and the rows.
+        The accumulator, and the next rows.
     """
     layout, n, size = plgpu.Layout.WGMMA, tile.shape[1], jnp.dtype(tile.dtype).itemsize
     types = held(total.shape, layout), held(rows.shape, layout)
 
     @inline(layout, layout, *(plgpu.RefType(one) for one in transforms), result=types)
     def add(sums: Any, rows: Any, columns: Any, tile: Any) -> Any:
-        nvvm.wgmma_wait_group_sync_aligned(in_flight)
-        steps = len(rows.registers.flat) * 2 // _REGISTERS
-        words = [word for read in _reads(tile, next_first, steps * _STEP_BYTES // size, n, size) for word in read()]
-        sums, rows = mgpu.optimization_barrier(sums, rows)
-        nvvm.wgmma_fence_aligned()
         numbers, parts = accumulated(sums), _words(rows)
         issue = _issuer(columns, first, length, total.shape[1])
-        for i in range(steps):
+        steps = len(parts) // _REGISTERS
+        reads = _reads(tile, next_first, steps * _STEP_BYTES // size, n, size)
+        each, words = -(-steps // max(1, steps - head - _LAST)), []
+        for i in range(head, steps):
             numbers = issue(numbers, parts, i)
+            words += [word for read in reads[:each] for word in read()]
+            reads = reads[each:]
+        words += [word for read in reads for word in read()]
         nvvm.wgmma_commit_group_sync_aligned()
         return accumulator(numbers, total.shape[1]), bundle(words)
 
@@ -168,6 +206,23 @@ def multiply(total: jax.Array, rows: jax.Array, columns: Any, first: int, length
         return accumulator(numbers, size)
 
     return add(total, rows, columns)
+
+
+def zero(index: Any) -> jax.Array:
+    """Returns a zero that neither LLVM nor ptxas knows, from the index of a loop.
+
+    Addresses that do not change in a loop are hoisted out of it, and moved back for each product.
+    """
+    number = plgpu.Layout.WG_SPLAT(())
+
+    @inline(number, result=held((), number, jnp.int32))
+    def shift(index: Any) -> Any:
+        found = mgpu.utils.inline_ptx(
+            "shr.u32 $0, $1, 31;", index.registers.item(), result_types=i32(0).type, has_side_effects=True
+        )
+        return mgpu.FragmentedArray.splat(found, (), is_signed=True)
+
+    return shift(jnp.asarray(index, jnp.int32))
 
 
 def finish(total: jax.Array) -> jax.Array:
