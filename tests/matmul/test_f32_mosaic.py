@@ -176,6 +176,13 @@ def test_program_for_cuda_is_lowered_on_a_cpu(shape: tuple[int, int, int], which
     assert ("stablehlo.transpose" in text) == transposed_by_a_copy
 
 
+@pytest.mark.parametrize("m", [8, 64])
+def test_results_of_16_bits_are_stored_in_whole_swizzles(m: int) -> None:
+    x, w = jax.ShapeDtypeStruct((m, 4096), jnp.float32), jax.ShapeDtypeStruct((4096, 1032), jnp.float32)
+    program = jax.jit(lambda x, w: MATMULS["tf32"](x, w, out_dtype=jnp.bfloat16))
+    assert "mosaic_gpu" in program.trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
+
+
 @pytest.mark.parametrize("k", [1, 63, 64, 576, 4096, 4097, 14336])
 def test_shards_cover_k(k: int) -> None:
     contract = split_contract(k)
