@@ -216,6 +216,22 @@ def test_schedules_that_do_not_fit_are_refused(which: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schedule": ChainSchedule(8, 8, 64, 60)}, "shared memory"),
+        ({"schedule": ChainSchedule(8, 8, 512, 2)}, "a k_step of 128 to 1024 bytes"),
+        (
+            {"x": ones((2, 2, 8)), "w": ones((2, 8, 8)), "schedule": ChainSchedule(8, 8, 64, 2)},
+            "for a stack of products",
+        ),
+    ],
+)
+def test_chain_schedules_that_do_not_suit_are_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        MATMULS["tf32"](**{"x": jnp.ones((2, 8)), "w": jnp.ones((8, 8)), **change})
+
+
+@pytest.mark.parametrize(
     ("shape", "transposers", "from_registers"),
     [
         ((8, 4096, 1024), 1, False),

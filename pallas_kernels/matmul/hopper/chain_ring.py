@@ -5,7 +5,6 @@ time, while the half before is multiplied. The accumulator is the same chain ove
 bits.
 """
 
-from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -22,7 +21,6 @@ from pallas_kernels.matmul.schedule.hopper.chain import ChainSchedule
 from pallas_kernels.parts.hopper.launch import launch
 from pallas_kernels.parts.in_32_bits import in_32_bits
 
-_PARTS: Final = 2  # of a stage
 _HEAD: Final = 2  # instructions that are in flight while a warpgroup does other things
 _GROUP: Final = 8  # tiles along the columns that are processed before the next rows
 
@@ -98,75 +96,51 @@ def chain_matmul(
 
 
 def _sum(s: ChainSchedule, ring: Ring, scratch: _Scratch, x: Any, transforms: Any, interpret: Any) -> Any:
-    """Returns the sums of a tile; a part of a stage's rows is read while the part before is multiplied.
+    """Returns the sums of a tile; half of the rows of a stage are read while the half before is multiplied."""
+    half = s.k_step // 2
+    x_transforms = tile_transforms(SWIZZLE_BYTES // jnp.dtype(x.dtype).itemsize, x.dtype)
 
-    The loop goes over all stages at a time, so that their addresses are known to the compiler: what computes them would
-    not be hidden by products, see `wgmma_rows.advance`.
-    """
-    width, w = s.k_step // _PARTS, scratch.w
-    both = tile_transforms(SWIZZLE_BYTES // jnp.dtype(x.dtype).itemsize, x.dtype), transforms
-    rounds, rest = divmod(ring.steps, ring.stages)
-
-    def begin(total: Any, rows: Any, slot: int, part: int, zero: Any) -> Any:
+    def load(slot: Any, first: int) -> Any:
         if interpret:
-            return total if part else total + _interpreted_product(w.at[slot, 0], x.at[slot])
-        return wgmma_rows.begin(total, rows, x.at[slot + zero], part * width, s.k_step, _HEAD, both[0])
+            return jnp.float32(0)
+        return wgmma_rows.load_rows(scratch.w.at[slot, 0], first, half, transforms)
 
-    def go_on(total: Any, rows: Any, slot: int, part: int, zero: Any) -> tuple[Any, Any]:
+    def begin(total: Any, rows: Any, slot: Any, first: int) -> Any:
+        if interpret:
+            return total if first else total + _interpreted_product(scratch.w.at[slot, 0], x.at[slot])
+        return wgmma_rows.begin(total, rows, x.at[slot], first, s.k_step, _HEAD, x_transforms)
+
+    def go_on(total: Any, rows: Any, slot: Any, first: int, next_slot: Any, next_first: int) -> tuple[Any, Any]:
         if interpret:
             return total, rows
-        later, next_slot = (part + 1) % _PARTS, slot if part + 1 < _PARTS else (slot + 1) % ring.stages
-        tile = w.at[next_slot + zero, 0]
-        return wgmma_rows.go_on(
-            total, rows, x.at[slot + zero], part * width, s.k_step, _HEAD, tile, later * width, both
-        )
+        tile, both = scratch.w.at[next_slot, 0], (x_transforms, transforms)
+        return wgmma_rows.go_on(total, rows, x.at[slot], first, s.k_step, _HEAD, tile, next_first, both)
 
-    def add(slot: int, carry: tuple[Any, Any], zero: Any, first: Any, last: Any) -> tuple[Any, Any]:
-        """Adds a stage; `first` and `last` say whether there is none before and none after it."""
+    def add(step: Any, carry: Any) -> Any:
         total, rows = carry
-        for part in range(_PARTS):
-            total = begin(total, rows, slot, part, zero)
-            if part == 0:
+        slot, next_slot = ring.at(step), ring.at(jnp.minimum(step + 1, ring.steps - 1))
+        total = begin(total, rows, slot, 0)
 
-                @_unless(first)  # the products of the previous stage have ended
-                def _() -> None:
-                    plgpu.barrier_arrive(scratch.empty.at[(slot - 1) % ring.stages])
+        @pl.when(step > 0)  # the products of the previous stage have ended
+        def _() -> None:
+            plgpu.barrier_arrive(scratch.empty.at[ring.at(step - 1)])
 
-            if part == _PARTS - 1:
+        total, rows = go_on(total, rows, slot, 0, slot, half)
+        total = begin(total, rows, slot, half)
 
-                @_unless(last)
-                def _() -> None:
-                    plgpu.barrier_wait(scratch.full.at[(slot + 1) % ring.stages])
+        @pl.when(step + 1 < ring.steps)
+        def _() -> None:
+            plgpu.barrier_wait(scratch.full.at[next_slot])
 
-            total, rows = go_on(total, rows, slot, part, zero)
-        return total, rows
-
-    def add_all(index: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
-        zero = 0 if interpret else wgmma_rows.zero(index)
-        for slot in range(ring.stages):
-            end = slot == ring.stages - 1 and not rest
-            carry = add(slot, carry, zero, index == 0 if slot == 0 else False, index == rounds - 1 if end else False)
-        return carry
+        return go_on(total, rows, slot, half, next_slot, 0)
 
     plgpu.barrier_wait(scratch.full.at[0])
     total = plgpu.layout_cast(jnp.zeros((64, s.rows), jnp.float32), plgpu.Layout.WGMMA)
-    rows = jnp.float32(0) if interpret else wgmma_rows.load_rows(w.at[0, 0], 0, width, transforms)
-    carry = lax.fori_loop(0, rounds, add_all, (total, rows))
-    for slot in range(rest):
-        carry = add(slot, carry, 0, rounds == 0 and slot == 0, slot == rest - 1)
-    total, _ = carry
+    total, _ = lax.fori_loop(0, ring.steps, add, (total, load(0, 0)))
     if not interpret:
         total = wgmma_rows.finish(total)
-    plgpu.barrier_arrive(scratch.empty.at[(ring.steps - 1) % ring.stages])
+    plgpu.barrier_arrive(scratch.empty.at[ring.at(ring.steps - 1)])
     return total
-
-
-def _unless(condition: Any) -> Callable[[Callable[[], None]], None]:
-    """Returns a decorator that runs a function unless a condition holds, which may be known before the kernel runs."""
-    if isinstance(condition, bool):
-        return lambda body: None if condition else body()
-    decorator: Callable[[Callable[[], None]], None] = pl.when(~condition)
-    return decorator
 
 
 def _interpreted_product(w: Any, x: Any) -> jax.Array:

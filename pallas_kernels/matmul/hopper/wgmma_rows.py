@@ -130,8 +130,8 @@ def go_on(
         numbers, parts = accumulated(sums), _words(rows)
         issue = _issuer(columns, first, length, total.shape[1])
         steps = len(parts) // _REGISTERS
-        reads = _reads(tile, next_first, steps * _STEP_BYTES // size, n, size)
-        each, words = -(-steps // max(1, steps - head - _LAST)), []
+        reads, words = _reads(tile, next_first, steps * _STEP_BYTES // size, n, size), []
+        each = -(-steps // max(1, steps - head - _LAST))
         for i in range(head, steps):
             numbers = issue(numbers, parts, i)
             words += [word for read in reads[:each] for word in read()]
@@ -206,23 +206,6 @@ def multiply(total: jax.Array, rows: jax.Array, columns: Any, first: int, length
         return accumulator(numbers, size)
 
     return add(total, rows, columns)
-
-
-def zero(index: Any) -> jax.Array:
-    """Returns a zero that neither LLVM nor ptxas knows, from the index of a loop.
-
-    Addresses that do not change in a loop are hoisted out of it, and moved back for each product.
-    """
-    number = plgpu.Layout.WG_SPLAT(())
-
-    @inline(number, result=held((), number, jnp.int32))
-    def shift(index: Any) -> Any:
-        found = mgpu.utils.inline_ptx(
-            "shr.u32 $0, $1, 31;", index.registers.item(), result_types=i32(0).type, has_side_effects=True
-        )
-        return mgpu.FragmentedArray.splat(found, (), is_signed=True)
-
-    return shift(jnp.asarray(index, jnp.int32))
 
 
 def finish(total: jax.Array) -> jax.Array:

@@ -3,13 +3,17 @@
 from dataclasses import dataclass
 from typing import Final
 
-from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES
+from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, SMS
 
 _COLUMNS: Final = (8, 16, 32, 64)
 _STEP_BYTES: Final = 128  # of a swizzled row
 _MOST_STEP_BYTES: Final = 1024  # of K in a stage; a thread holds an eighth of them in registers
 _MOST_ROWS: Final = 128
 _BARRIER_BYTES: Final = 3 * 1024  # barriers and alignment
+_LONG_K: Final = 4096
+_FEWEST_COLUMNS: Final = 1024
+_FEW_COLUMNS: Final = 2048
+_MOST_FEW_ROWS: Final = 64
 
 
 @dataclass(frozen=True)
@@ -50,11 +54,37 @@ class ChainSchedule:
         return -(-m // self.rows) * -(-n // self.columns)
 
 
-def most_stages(columns: int, rows: int, k_step: int, itemsize: int) -> int:
-    """Returns the number of stages that fit into shared memory."""
-    return (SHARED_BYTES - _BARRIER_BYTES) // ((columns + rows) * k_step * itemsize)
-
-
 def chain_schedule(m: int, k: int, n: int, *, itemsize: int = 2) -> ChainSchedule | None:
-    """Returns the schedule of a single product with (K, N) weights, or None where others are faster."""
-    return None
+    """Returns the schedule of a single product with (K, N) weights, or None where others are faster.
+
+    Few rows of a long K and few columns, as measured on an H200 (`benchmarks/notes/matmul-hopper.md`). Short stages
+    lose: each costs some 400 cycles besides its products.
+
+    Args:
+        m: Rows of the activations, at least 1.
+        k: Length of the contracted dimension, at least 1.
+        n: Columns of the weights, at least 1.
+        itemsize: Bytes of an operand's element, 2 or 4.
+
+    Example:
+        >>> chain_schedule(8, 8192, 1280)
+        ChainSchedule(columns=32, rows=8, k_step=512, stages=5)
+        >>> chain_schedule(8, 4096, 14336) is None
+        True
+    """
+    if k < _LONG_K or n < _FEWEST_COLUMNS or m > _MOST_FEW_ROWS:
+        return None
+    if itemsize == 2:
+        form = (32, 8 if m <= 8 else 16, 512) if m <= 16 and n <= _FEW_COLUMNS else None
+    elif m <= 8:
+        form = (16 if n <= _FEW_COLUMNS else 32, 8, 256)
+    elif n <= _FEW_COLUMNS:
+        form = (32, 16, 256)
+    else:
+        form = (32, 64, 128) if m > 32 else None
+    if form is None:
+        return None
+    columns, rows, k_step = form
+    stages = (SHARED_BYTES - _BARRIER_BYTES) // ((columns + rows) * k_step * itemsize)
+    schedule = ChainSchedule(columns, rows, k_step, stages)
+    return schedule if schedule.blocks(m, n) <= SMS else None
