@@ -15,6 +15,7 @@ from bijax.testing import assert_batch_invariant, assert_bits_equal, hostile_row
 from pallas_kernels.contract import Tf32Contract, split_contract
 from pallas_kernels.matmul.hopper import bf16x6, tf32
 from pallas_kernels.matmul.schedule.hopper.bf16x6 import SplitSchedule, split_candidates
+from pallas_kernels.matmul.schedule.hopper.chain import ChainSchedule
 from pallas_kernels.matmul.schedule.hopper.tf32 import Tf32Schedule, tf32_candidates
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 
@@ -32,6 +33,13 @@ SHAPES = {
 }
 MOST_SCHEDULES = 4  # of each kind
 THREADS = 4
+# Weights in registers, of few columns.
+CHAINS = [
+    ChainSchedule(8, 16, 256, 4),
+    ChainSchedule(16, 8, 128, 6),
+    ChainSchedule(32, 8, 64, 4),
+    ChainSchedule(64, 16, 128, 3),
+]
 KINDS = ("normal", "wide", "cancelling", "linspace", "inf")
 
 
@@ -72,6 +80,7 @@ def schedules(precision: str, m: int, k: int, n: int, transpose_w: bool) -> list
         [Tf32Schedule(dataclasses.replace(tiles, **change)) for change in changes],
         [s for s in found if not s.transposers and not s.from_registers],
         [s for s in found if s.transposers or s.from_registers],
+        [] if transpose_w else CHAINS,
     ]
 
 

@@ -17,6 +17,7 @@ from pallas_kernels.contract import SplitContract, Tf32Contract, WgmmaContract, 
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.matmul.hopper import bf16x6, tf32
 from pallas_kernels.matmul.schedule.hopper.bf16x6 import SplitSchedule
+from pallas_kernels.matmul.schedule.hopper.chain import ChainSchedule
 from pallas_kernels.matmul.schedule.hopper.tf32 import Tf32Schedule, tf32_schedule
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 from tests.arrays import on_device, ones
@@ -69,6 +70,8 @@ INTERPRETED: dict[str, tuple[str, tuple[int, ...], bool, Any]] = {
         False,
         Tf32Schedule(dataclasses.replace(TILES, warpgroups=2), from_registers=True),
     ),
+    "tf32 columns in registers": ("tf32", (13, 200, 72), False, ChainSchedule(32, 16, 64, 3)),
+    "tf32 columns in registers, narrow": ("tf32", (5, 100, 20), False, ChainSchedule(8, 8, 64, 2)),
     "tf32 transposed stack": ("tf32", (2, 20, 64, 40), False, Tf32Schedule(dataclasses.replace(TILES, blocks=3), 1)),
     "highest": ("highest", (5, 200, 96), True, SplitSchedule(dataclasses.replace(TILES, tile_columns=8))),
     "highest in parts": ("highest", (13, 320, 64), False, SplitSchedule(dataclasses.replace(TILES, blocks=2), True)),
@@ -173,6 +176,13 @@ def test_program_for_cuda_is_lowered_on_a_cpu(shape: tuple[int, int, int], which
     assert ("stablehlo.transpose" in text) == transposed_by_a_copy
 
 
+@pytest.mark.parametrize("m", [8, 64])
+def test_results_of_16_bits_are_stored_in_whole_swizzles(m: int) -> None:
+    x, w = jax.ShapeDtypeStruct((m, 4096), jnp.float32), jax.ShapeDtypeStruct((4096, 1032), jnp.float32)
+    program = jax.jit(lambda x, w: MATMULS["tf32"](x, w, out_dtype=jnp.bfloat16))
+    assert "mosaic_gpu" in program.trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
+
+
 @pytest.mark.parametrize("k", [1, 63, 64, 576, 4096, 4097, 14336])
 def test_shards_cover_k(k: int) -> None:
     contract = split_contract(k)
@@ -203,6 +213,22 @@ def test_schedules_that_do_not_fit_are_refused(which: str) -> None:
     schedule = Tf32Schedule(tiles) if which == "tf32" else SplitSchedule(tiles)
     with pytest.raises(UnsupportedError, match="shared memory"):
         MATMULS[which](jnp.ones((2, 8)), jnp.ones((8, 8)), schedule=schedule)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schedule": ChainSchedule(8, 8, 64, 60)}, "shared memory"),
+        ({"schedule": ChainSchedule(8, 8, 512, 2)}, "a k_step of 128 to 1024 bytes"),
+        (
+            {"x": ones((2, 2, 8)), "w": ones((2, 8, 8)), "schedule": ChainSchedule(8, 8, 64, 2)},
+            "for a stack of products",
+        ),
+    ],
+)
+def test_chain_schedules_that_do_not_suit_are_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        MATMULS["tf32"](**{"x": jnp.ones((2, 8)), "w": jnp.ones((8, 8)), **change})
 
 
 @pytest.mark.parametrize(

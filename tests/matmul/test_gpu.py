@@ -11,6 +11,7 @@ import pytest
 from bijax.testing import assert_batch_invariant, assert_bits_equal, hostile_rows
 from pallas_kernels.contract import WgmmaContract
 from pallas_kernels.matmul.hopper.launch import matmul
+from pallas_kernels.matmul.schedule.hopper.chain import ChainSchedule
 from pallas_kernels.matmul.schedule.hopper.matmul import candidates
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 
@@ -47,15 +48,25 @@ OTHERS = {
     "weights, K step of 192": MatmulSchedule(True, 64, 8, 192, 4, 2),
 }
 
+# Weights in registers, of few columns: of every width, with one set of rows and with several.
+CHAINS = {
+    "16 columns": ChainSchedule(16, 8, 512, 6),
+    "32 columns": ChainSchedule(32, 16, 256, 8),
+    "32 columns, short steps": ChainSchedule(32, 8, 64, 3),
+    "64 columns": ChainSchedule(64, 32, 128, 4),
+    "32 columns, 64 rows": ChainSchedule(32, 64, 256, 4),
+}
 
-def schedules(name: str, out_itemsize: int, every: int) -> dict[str, MatmulSchedule]:
+
+def schedules(name: str, out_itemsize: int, every: int) -> dict[str, MatmulSchedule | ChainSchedule]:
     """Every `every`th of the candidates for the rows of a shape and for many rows, and of what these leave out."""
     (m, k, n), transpose_w = SHAPES[name]
-    found = {}
+    found: dict[str, MatmulSchedule | ChainSchedule] = {}
     for rows in (m, 512):
         ranked = candidates(rows, k, n, transpose_w=transpose_w, out_itemsize=out_itemsize)
         found |= {f"{rows} rows: {label}": schedule for label, schedule in ranked.items()}
     found |= OTHERS
+    found |= {} if transpose_w else {f"in registers: {label}": schedule for label, schedule in CHAINS.items()}
     distinct = {schedule: label for label, schedule in found.items()}
     return {label: schedule for schedule, label in list(distinct.items())[::every]}
 
@@ -206,7 +217,7 @@ def test_accuracy_against_float64(dtype: str) -> None:
 
 
 def compiled(
-    schedule: MatmulSchedule | None, x: jax.Array, w: jax.Array, transpose_w: bool, out_dtype: str
+    schedule: MatmulSchedule | ChainSchedule | None, x: jax.Array, w: jax.Array, transpose_w: bool, out_dtype: str
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
     def multiply(x: jax.Array, w: jax.Array) -> jax.Array:
         return matmul(x, w, contract=CONTRACT, transpose_w=transpose_w, out_dtype=out_dtype, schedule=schedule)

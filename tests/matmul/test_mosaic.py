@@ -14,6 +14,7 @@ from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import MatmulContract, WgmmaContract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.matmul.hopper.launch import matmul
+from pallas_kernels.matmul.schedule.hopper.chain import ChainSchedule
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 from tests.arrays import on_device, ones
 from tests.matmul.operands import operands
@@ -37,6 +38,9 @@ INTERPRETED = {
     "in turn": ((130, 128, 136), True, "bfloat16", MatmulSchedule(False, 64, 64, 64, 3, 2, "tiles", blocks=2)),
     "narrow, in turn": ((13, 128, 320), False, "float32", MatmulSchedule(True, 64, 8, 64, 3, 2, "tiles", blocks=2)),
     "result in pieces": ((88, 64, 128), True, "float32", MatmulSchedule(True, 128, 88, 64, 2, out_buffers=1)),
+    "columns in registers": ((5, 264, 80), False, "bfloat16", ChainSchedule(32, 8, 128, 2)),
+    "columns in registers, ragged": ((20, 136, 48), False, "float32", ChainSchedule(16, 16, 64, 3)),
+    "columns in registers, padded": ((9, 77, 21), False, "float32", ChainSchedule(64, 8, 128, 2)),
     "padded": ((9, 77, 21), False, "float32", None),
     "padded, transposed": ((9, 77, 21), True, "float32", None),
 }
@@ -151,6 +155,10 @@ def test_unaligned_operands_are_padded() -> None:
         ({"x": ones((2, 8)), "w": ones((8, 8))}, "bfloat16 or float16"),
         ({"out_dtype": "float64"}, "expected out_dtype"),
         ({"schedule": dataclasses.replace(WIDE, stages=60)}, "shared memory"),
+        ({"schedule": ChainSchedule(32, 8, 256, 60)}, "shared memory"),
+        ({"schedule": ChainSchedule(8, 8, 256, 3)}, "rows of them of at least 32 bytes"),
+        ({"schedule": ChainSchedule(32, 8, 256, 3), "transpose_w": True}, r"weights \(K, N\) for a ChainSchedule"),
+        ({"schedule": ChainSchedule(32, 8, 256, 3), "residual": ones((2, 8), jnp.bfloat16)}, "or a residual"),
     ],
 )
 def test_unsupported_operands_are_named(change: dict[str, object], message: str) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from pallas_kernels.matmul.schedule.hopper import matmul
+from pallas_kernels.matmul.schedule.hopper.chain import ChainSchedule, chain_schedule
 from pallas_kernels.matmul.schedule.hopper.matmul import candidates, matmul_schedule
 from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, SMS, MatmulSchedule
 
@@ -85,3 +86,30 @@ def test_more_tiles_than_multiprocessors_make_a_persistent_grid() -> None:
 def test_impossible_schedules_are_refused(change: dict) -> None:
     with pytest.raises(ValueError, match="got MatmulSchedule"):
         MatmulSchedule(**{"swap": False, "tile_rows": 64, "tile_columns": 64, "k_step": 64, "stages": 3, **change})
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_few_rows_of_few_columns_are_read_into_registers(itemsize: int) -> None:
+    found = [chain_schedule(m, k, n, itemsize=itemsize) for m in (1, 8, 16) for k, n in ((4096, 1024), (8192, 1280))]
+    for schedule in found:
+        assert schedule is not None
+        assert schedule.fits(itemsize)
+        assert schedule.shared_bytes(itemsize) <= SHARED_BYTES
+    others = ((65, 8192, 1280), (8, 2048, 2048), (8, 4096, 512), (8, 4096, 14336), (4096, 4096, 4096))
+    assert [chain_schedule(*shape, itemsize=itemsize) for shape in others] == [None] * len(others)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ((24, 8, 128, 3), "columns must be one of"),
+        ((32, 12, 128, 3), "rows must be a multiple of 8"),
+        ((32, 8, 40, 3), "k_step must be"),
+        ((32, 8, 128, 1), "stages at least 2"),
+    ],
+)
+def test_chain_schedules_that_the_kernel_cannot_run_are_refused(
+    change: tuple[int, int, int, int], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        ChainSchedule(*change)

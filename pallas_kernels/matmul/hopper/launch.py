@@ -21,10 +21,12 @@ from pallas_kernels.contract import (
 )
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.matmul.activations import activate
+from pallas_kernels.matmul.hopper.chain_ring import chain_matmul
 from pallas_kernels.matmul.hopper.epilogue import Epilogue
 from pallas_kernels.matmul.hopper.finish import finish
 from pallas_kernels.matmul.hopper.operand import SWIZZLE_BYTES
 from pallas_kernels.matmul.hopper.operands import (
+    check_chain,
     check_contract,
     check_device,
     check_operands,
@@ -36,6 +38,7 @@ from pallas_kernels.matmul.hopper.operands import (
     unpad,
 )
 from pallas_kernels.matmul.hopper.ring import KSplits, ring_matmul
+from pallas_kernels.matmul.schedule.hopper.chain import ChainSchedule, chain_schedule
 from pallas_kernels.matmul.schedule.hopper.fused_matmul import (
     SplitKSchedule,
     for_residual,
@@ -68,7 +71,7 @@ def matmul(
     functions: ElementwiseContract = PTX_FUNCTIONS,
     residual: jax.Array | None = None,
     out_dtype: Any = None,
-    schedule: MatmulSchedule | SplitKSchedule | None = None,
+    schedule: MatmulSchedule | SplitKSchedule | ChainSchedule | None = None,
     interpret: Any = False,
 ) -> jax.Array:
     """Multiplies rows by weights, or every matrix of a stack by its own weights in one launch.
@@ -91,7 +94,7 @@ def matmul(
         residual: (M, N) or (..., M, N) of `out_dtype`, added after the activation.
         out_dtype: bfloat16, float16 or float32; that of `x` by default. The float32 value is rounded once.
         schedule: Tiles; chosen from the shape by default. The bits do not depend on it. A `SplitKSchedule` for split-K
-            contracts.
+            contracts; a `ChainSchedule` for a single product with (K, N) weights and no residual.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU.
 
     Returns:
@@ -148,6 +151,17 @@ def matmul(
     else:
         if isinstance(schedule, SplitKSchedule):
             raise UnsupportedError(f"{_OP}: expected a MatmulSchedule where K is not cut, got {schedule}.")
+        if schedule is None and not (lead or transpose_w) and residual is None:
+            schedule = chain_schedule(m, k, n, itemsize=x.dtype.itemsize)
+        if isinstance(schedule, ChainSchedule):
+            if lead or residual is not None:
+                raise UnsupportedError(
+                    f"{_OP}: expected a MatmulSchedule for a stack of products or a residual, got {schedule}."
+                )
+            check_chain(_OP, schedule, x.dtype.itemsize, transpose_w)
+            common = {"schedule": schedule, "out_dtype": out_dtype, "interpret": interpret}
+            w = pad(w, -1, schedule.columns)
+            return unpad(chain_matmul(x, w, epilogue.padded(schedule.columns), **common), m, n)
         sizes = {"itemsize": x.dtype.itemsize, "out_itemsize": out_dtype.itemsize}
         if schedule is None:
             choose = matmul_schedule if residual is None else residual_schedule
@@ -271,7 +285,7 @@ def _split(
     w: jax.Array,
     epilogue: Epilogue,
     contract: SplitWgmmaContract,
-    schedule: MatmulSchedule | SplitKSchedule,
+    schedule: MatmulSchedule | SplitKSchedule | ChainSchedule,
     *,
     transpose_w: bool,
     out_dtype: Any,

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.matmul.schedule.hopper.chain import ChainSchedule
 from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES
 
 _CAPABILITY: Final = "9.0"
@@ -76,6 +77,16 @@ def check_shared_memory(op: str, schedule: Any, needed: int) -> None:
             f"{op}: expected a schedule that fits into {SHARED_BYTES} bytes of shared memory, got one that needs"
             f" {needed}: {schedule}; lower its stages or its tile."
         )
+
+
+def check_chain(op: str, schedule: ChainSchedule, itemsize: int, transpose_w: bool) -> None:
+    """Raises `UnsupportedError` if a schedule of few rows does not suit operands of a size."""
+    if transpose_w or not schedule.fits(itemsize):
+        raise UnsupportedError(
+            f"{op}: expected weights (K, N) for a ChainSchedule, rows of them of at least 32 bytes, and a k_step of 128"
+            f" to 1024 bytes, got {schedule}, {transpose_w=} and {itemsize} bytes an element; use a MatmulSchedule."
+        )
+    check_shared_memory(op, schedule, schedule.shared_bytes(itemsize))
 
 
 def check_device(op: str) -> None:

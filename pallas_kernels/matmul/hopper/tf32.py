@@ -11,8 +11,11 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.contract import Tf32Contract
+from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.matmul.hopper.chain_ring import chain_matmul
 from pallas_kernels.matmul.hopper.epilogue import Epilogue
 from pallas_kernels.matmul.hopper.operands import (
+    check_chain,
     check_contract,
     check_device,
     check_operands,
@@ -25,6 +28,7 @@ from pallas_kernels.matmul.hopper.operands import (
 )
 from pallas_kernels.matmul.hopper.ring import ring_matmul
 from pallas_kernels.matmul.hopper.tf32_ring import transposing_ring_matmul
+from pallas_kernels.matmul.schedule.hopper.chain import ChainSchedule, chain_schedule
 from pallas_kernels.matmul.schedule.hopper.tf32 import Tf32Schedule, tf32_schedule
 
 _OP: Final = "pallas_kernels.matmul.hopper.tf32.matmul"
@@ -42,7 +46,7 @@ def matmul(
     transpose_w: bool = False,
     bias: jax.Array | None = None,
     out_dtype: Any = None,
-    schedule: Tf32Schedule | None = None,
+    schedule: Tf32Schedule | ChainSchedule | None = None,
     interpret: Any = False,
 ) -> jax.Array:
     """Multiplies float32 rows by float32 weights in TF32, or every matrix of a stack by its own weights.
@@ -60,7 +64,8 @@ def matmul(
         transpose_w: Whether `w` is stored as (N, K).
         bias: (N,) of any floating dtype, added to the float32 sum.
         out_dtype: bfloat16, float16 or float32 (the default). The float32 value is rounded once.
-        schedule: Tiles; chosen from the shape by default. The bits do not depend on it.
+        schedule: Tiles; chosen from the shape by default. The bits do not depend on it. A `ChainSchedule` for a single
+            product with (K, N) weights.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU (where operands are not
             truncated).
 
@@ -91,13 +96,22 @@ def matmul(
     if 0 in (*lead, m, k, n):
         return empty((*lead, m, n), bias, out_dtype)
     stack = math.prod(lead)
+    arguments: dict[str, Any] = {"out_dtype": out_dtype, "interpret": interpret}
+    if schedule is None and not (lead or transpose_w):
+        schedule = chain_schedule(m, k, n, itemsize=4)
+    if isinstance(schedule, ChainSchedule):
+        if lead:
+            raise UnsupportedError(f"{_OP}: expected a Tf32Schedule for a stack of products, got {schedule}.")
+        check_chain(_OP, schedule, 4, transpose_w)
+        epilogue = Epilogue(bias).padded(schedule.columns)
+        x, w = pad(x, -1, _TRANSPOSED_K), pad_weights(w, False, _TRANSPOSED_K, max(_COLUMNS, schedule.columns))
+        return unpad(chain_matmul(x, w, epilogue, schedule=schedule, **arguments), m, n)
     if schedule is None:
         schedule = tf32_schedule(m, k, n, stack=stack, transpose_w=transpose_w, out_itemsize=out_dtype.itemsize)
     check_shared_memory(_OP, schedule, schedule.shared_bytes(out_dtype.itemsize))
     x, w = one_axis(x), one_axis(w)
     if bias is not None:
         bias = pad(bias, 0, schedule.tiles.block_n)
-    arguments: dict[str, Any] = {"out_dtype": out_dtype, "interpret": interpret}
     if (schedule.transposers or schedule.from_registers) and not transpose_w:
         w = pad(pad(w, -1, min(_TRANSPOSED_COLUMNS, schedule.tiles.block_n)), -2, _TRANSPOSED_K)
         out = transposing_ring_matmul(pad(x, -1, _TRANSPOSED_K), w, bias, schedule=schedule, **arguments)

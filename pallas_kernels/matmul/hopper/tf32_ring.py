@@ -15,7 +15,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.matmul.hopper import wgmma_tf32
+from pallas_kernels.matmul.hopper import wgmma_rows, wgmma_tf32
 from pallas_kernels.matmul.hopper.epilogue import Epilogue, make_store
 from pallas_kernels.matmul.hopper.operand import SWIZZLE_BYTES, Operand, in_stack, loaded_rows, tile_transforms
 from pallas_kernels.matmul.hopper.pipeline import Place, Ring, Roles, TileScheduler, here, sum_steps
@@ -207,7 +207,7 @@ def _sum_from_registers(plan: Product, scratch: _Scratch, w: tuple[Any, Any], x:
     def multiply(total: Any, rows: Any, slot: Any, first: int) -> Any:
         if plan.interpret:
             return total if first else total + _interpreted_product(plan, w, x, slot, part)
-        return wgmma_tf32.multiply(total, rows, x.at[slot], first, s.k_step, _TRANSFORMS)
+        return wgmma_rows.multiply(total, rows, x.at[slot], first, s.k_step, _TRANSFORMS)
 
     def add(step: Any, carry: Any) -> Any:
         total, rows = carry
@@ -230,7 +230,7 @@ def _sum_from_registers(plan: Product, scratch: _Scratch, w: tuple[Any, Any], x:
     total = plgpu.layout_cast(jnp.zeros((64, s.tile_columns), jnp.float32), plgpu.Layout.WGMMA)
     total, _ = lax.fori_loop(0, ring.steps, add, (total, load(ring.at(start), 0)))
     if not plan.interpret:
-        total = wgmma_tf32.finish(total)
+        total = wgmma_rows.finish(total)
     plgpu.barrier_arrive(scratch.empty.at[ring.at(start + ring.steps - 1)])
     return total
 

@@ -129,7 +129,7 @@ def tf32_candidates(
     yield from (schedule for _, schedule in sorted(found, key=lambda entry: (entry[0], entry[1].tiles.tile_rows)))
 
 
-def _shapes(m: int) -> Iterator[tuple[bool, int, int, int, int]]:
+def _shapes(m: int, out_itemsize: int) -> Iterator[tuple[bool, int, int, int, int]]:
     """Yields (weights are wgmma's rows, columns of a tile, step of K, computing and transposing warpgroups).
 
     Without transposing warpgroups the weights are read into registers.
@@ -139,7 +139,8 @@ def _shapes(m: int) -> Iterator[tuple[bool, int, int, int, int]]:
         yield (True, most, 128, 1, 0)
     if m <= 128:
         if m <= 64:
-            yield from ((False, columns, 128, 1, 1) for columns in _NARROW)
+            # Rows of a stored tile have at least 32 bytes.
+            yield from ((False, columns, 128, 1, 1) for columns in _NARROW if columns * out_itemsize >= 32)
         yield (False, 32, 128, 1, 1) if m <= 32 else (False, 32, 64, 1, 2) if m <= 64 else (False, 32, 64, 2, 1)
         yield from ((True, most, 64, 1, 0), (True, most, 64, 2, 0))
         return
@@ -148,7 +149,7 @@ def _shapes(m: int) -> Iterator[tuple[bool, int, int, int, int]]:
 
 def _on_the_way(m: int, n: int, stack: int, out_itemsize: int) -> Iterator[Tf32Schedule]:
     """Yields schedules that read (K, N) weights as they are."""
-    for swap, columns, k_step, warpgroups, transposers in _shapes(m):
+    for swap, columns, k_step, warpgroups, transposers in _shapes(m, out_itemsize):
         tiles = MatmulSchedule(swap, 64, columns, k_step, 2, warpgroups, out_buffers=1)
         several = max(1, transposers)
         fewest = Tf32Schedule(replace(tiles, stages=2), transposers, not transposers)

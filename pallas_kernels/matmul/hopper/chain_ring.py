@@ -1,0 +1,151 @@
+"""The kernel of the Hopper matmul for few rows, where the chain over K or the shared memory of few blocks is the limit.
+
+A block has 8 to 64 columns of (K, N) weights, which a warpgroup reads into registers as wgmma's rows, half a stage at a
+time, while the half before is multiplied. The accumulator is the same chain over K as in `hopper.ring`, with the same
+bits.
+"""
+
+from typing import Any, Final, NamedTuple
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.matmul.hopper import narrow_tile, wgmma_rows
+from pallas_kernels.matmul.hopper.epilogue import Epilogue
+from pallas_kernels.matmul.hopper.operand import SWIZZLE_BYTES, Operand, loaded_rows, tile_transforms
+from pallas_kernels.matmul.hopper.pipeline import Ring, TileScheduler, here
+from pallas_kernels.matmul.schedule.hopper.chain import ChainSchedule
+from pallas_kernels.parts.hopper.launch import launch
+from pallas_kernels.parts.in_32_bits import in_32_bits
+
+_HEAD: Final = 2  # instructions that are in flight while a warpgroup does other things
+_GROUP: Final = 8  # tiles along the columns that are processed before the next rows
+
+
+class _Scratch(NamedTuple):
+    """Shared memory and barriers of a block."""
+
+    w: Any
+    x: Any
+    full: Any
+    empty: Any
+
+
+@in_32_bits
+def chain_matmul(
+    x: jax.Array, w: jax.Array, epilogue: Epilogue, *, schedule: ChainSchedule, out_dtype: Any, interpret: Any
+) -> jax.Array:
+    """Runs the kernel on operands that TMA can address.
+
+    Args:
+        x: (M, K), 2-byte or float32; K a multiple of 8.
+        w: (K, N) of the same dtype; N a multiple of 16, or of 8 for 4-byte elements.
+        epilogue: A bias, whose size is a multiple of the schedule's columns, and an activation.
+        schedule: Tiles and stages.
+        out_dtype: Dtype of the result; rounded once from the float32 accumulator.
+        interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
+
+    Returns:
+        (M, N) of `out_dtype`.
+    """
+    (m, k), n, s, size = x.shape, w.shape[1], schedule, x.dtype.itemsize
+    swizzle = SWIZZLE_BYTES // size
+    x_side = Operand(m, k, True, s.rows, loaded_rows(m, s.rows), swizzle, s.k_step)
+    w_side = Operand(n, k, False, s.columns, s.columns, min(swizzle, s.columns), s.k_step)
+    scheduler = TileScheduler((), w_side.tiles, x_side.tiles, s.columns, s.rows, _GROUP, 0)
+    ring = Ring.of(scheduler, -(-k // s.k_step), s.stages)
+    alias = x_side.ragged and not interpret
+    scratch = _Scratch(
+        w=w_side.scratch(ring.stages, x.dtype, False),
+        x=x_side.scratch(ring.stages, x.dtype, alias),
+        full=plgpu.Barrier(num_arrivals=1 + x_side.pieces, num_barriers=ring.stages),
+        empty=plgpu.Barrier(num_arrivals=1, num_barriers=ring.stages),
+    )
+
+    def kernel(x: Any, w: Any, epilogue: Epilogue, out: Any, scratch: _Scratch) -> None:
+        warpgroup, block = here()
+        place = scheduler.place(block, 0)
+        x_read, x_copied = tuple(scratch.x) if alias else (scratch.x, scratch.x)
+
+        @pl.when(warpgroup == 1)
+        def copy_tiles() -> None:
+            def copy(_: Any, __: Any, step: Any, slot: Any) -> None:
+                k, full = step * s.k_step, scratch.full.at[slot]
+                w_side.copy([w], scratch.w, place.row, k, slot, full)
+                x_side.copy([x], x_copied, place.column, k, slot, full)
+
+            ring.produce(1, scratch.empty, lambda _: None, copy)
+
+        @pl.when(warpgroup == 0)
+        def multiply_tiles() -> None:
+            total = _sum(s, ring, scratch, x_read, tile_transforms(w_side.swizzle, w.dtype), interpret)
+            bias = epilogue.bias
+            if bias is not None:
+                bias = narrow_tile.bias_of(bias, place.row, s.rows, s.columns, size, interpret)
+            total = epilogue.before_residual((total,), bias, plgpu.Layout.WGMMA, interpret)
+            narrow_tile.store(total, out, place.column, place.row, s.columns, size, interpret)
+
+    out = jax.ShapeDtypeStruct((m, n), out_dtype)
+    grid, warpgroups = {"block": scheduler.blocks}, {"warpgroup": 2}
+    run = launch("matmul_chain", kernel, out, grid, [scratch], warpgroups=warpgroups, interpret=interpret)
+    result: jax.Array = run(x, w, epilogue)
+    return result
+
+
+def _sum(s: ChainSchedule, ring: Ring, scratch: _Scratch, x: Any, transforms: Any, interpret: Any) -> Any:
+    """Returns the sums of a tile; half of the rows of a stage are read while the half before is multiplied."""
+    half = s.k_step // 2
+    x_transforms = tile_transforms(SWIZZLE_BYTES // jnp.dtype(x.dtype).itemsize, x.dtype)
+
+    def load(slot: Any, first: int) -> Any:
+        if interpret:
+            return jnp.float32(0)
+        return wgmma_rows.load_rows(scratch.w.at[slot, 0], first, half, transforms)
+
+    def begin(total: Any, rows: Any, slot: Any, first: int) -> Any:
+        if interpret:
+            return total if first else total + _interpreted_product(scratch.w.at[slot, 0], x.at[slot])
+        return wgmma_rows.begin(total, rows, x.at[slot], first, s.k_step, _HEAD, x_transforms)
+
+    def go_on(total: Any, rows: Any, slot: Any, first: int, next_slot: Any, next_first: int) -> tuple[Any, Any]:
+        if interpret:
+            return total, rows
+        tile, both = scratch.w.at[next_slot, 0], (x_transforms, transforms)
+        return wgmma_rows.go_on(total, rows, x.at[slot], first, s.k_step, _HEAD, tile, next_first, both)
+
+    def add(step: Any, carry: Any) -> Any:
+        total, rows = carry
+        slot, next_slot = ring.at(step), ring.at(jnp.minimum(step + 1, ring.steps - 1))
+        total = begin(total, rows, slot, 0)
+
+        @pl.when(step > 0)  # the products of the previous stage have ended
+        def _() -> None:
+            plgpu.barrier_arrive(scratch.empty.at[ring.at(step - 1)])
+
+        total, rows = go_on(total, rows, slot, 0, slot, half)
+        total = begin(total, rows, slot, half)
+
+        @pl.when(step + 1 < ring.steps)
+        def _() -> None:
+            plgpu.barrier_wait(scratch.full.at[next_slot])
+
+        return go_on(total, rows, slot, half, next_slot, 0)
+
+    plgpu.barrier_wait(scratch.full.at[0])
+    total = plgpu.layout_cast(jnp.zeros((64, s.rows), jnp.float32), plgpu.Layout.WGMMA)
+    total, _ = lax.fori_loop(0, ring.steps, add, (total, load(0, 0)))
+    if not interpret:
+        total = wgmma_rows.finish(total)
+    plgpu.barrier_arrive(scratch.empty.at[ring.at(ring.steps - 1)])
+    return total
+
+
+def _interpreted_product(w: Any, x: Any) -> jax.Array:
+    """Returns the product of a stage, (64, rows), for the interpreter."""
+    columns, rows = w[...].astype(jnp.float32), jnp.concatenate(list(x[...].astype(jnp.float32)), -1)
+    plgpu.commit_smem()  # ordinary reads, before TMA writes again
+    product = jnp.dot(columns.T, rows.T, precision=lax.Precision.HIGHEST)
+    return jnp.pad(product, ((0, 64 - product.shape[0]), (0, 0)))

@@ -1,0 +1,93 @@
+"""Hopper schedules of products of few rows whose weights are wgmma's rows from registers."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, SMS
+
+_COLUMNS: Final = (8, 16, 32, 64)
+_STEP_BYTES: Final = 128  # of a swizzled row
+_MOST_STEP_BYTES: Final = 1024  # of K in a stage; a thread holds an eighth of them in registers
+_MOST_ROWS: Final = 128
+_BARRIER_BYTES: Final = 3 * 1024  # barriers and alignment
+_LONG_K: Final = 4096
+_FEWEST_COLUMNS: Final = 1024
+_FEW_COLUMNS: Final = 2048
+_MOST_FEW_ROWS: Final = 64
+
+
+@dataclass(frozen=True)
+class ChainSchedule:
+    """Tiles and stages of a product of few rows with (K, N) weights.
+
+    Attributes:
+        columns: Columns of the weights in a block: 16, 32 or 64, or 8 of 4-byte weights.
+        rows: Rows of the activations in a block, a multiple of 8 up to 128.
+        k_step: Elements of K in a stage, a multiple of the 128 bytes of a swizzled row up to 1024 bytes.
+        stages: Stages in shared memory, at least 2.
+    """
+
+    columns: int
+    rows: int
+    k_step: int
+    stages: int
+
+    def __post_init__(self) -> None:
+        if self.columns not in _COLUMNS:
+            raise ValueError(f"columns must be one of {_COLUMNS}, got {self}.")
+        if not 8 <= self.rows <= _MOST_ROWS or self.rows % 8:
+            raise ValueError(f"rows must be a multiple of 8 from 8 to {_MOST_ROWS}, got {self}.")
+        if self.k_step < 32 or self.k_step % 32 or self.stages < 2:
+            raise ValueError(f"k_step must be a positive multiple of 32 and stages at least 2, got {self}.")
+
+    def fits(self, itemsize: int) -> bool:
+        """Returns whether operands of a size can be multiplied so."""
+        step = self.k_step * itemsize
+        return self.columns * itemsize >= 32 and step % _STEP_BYTES == 0 and step <= _MOST_STEP_BYTES
+
+    def shared_bytes(self, itemsize: int) -> int:
+        """Returns the shared memory of a block."""
+        return self.stages * (self.columns + self.rows) * self.k_step * itemsize + _BARRIER_BYTES
+
+    def blocks(self, m: int, n: int) -> int:
+        """Returns the number of blocks of an (M, N) result."""
+        return -(-m // self.rows) * -(-n // self.columns)
+
+
+def chain_schedule(m: int, k: int, n: int, *, itemsize: int = 2) -> ChainSchedule | None:
+    """Returns the schedule of a single product with (K, N) weights, or None where others are faster.
+
+    Few rows of a long K and few columns, as measured on an H200 (`benchmarks/notes/matmul-hopper.md`). Short stages
+    lose: each costs some 400 cycles besides its products.
+
+    Args:
+        m: Rows of the activations, at least 1.
+        k: Length of the contracted dimension, at least 1.
+        n: Columns of the weights, at least 1.
+        itemsize: Bytes of an operand's element, 2 or 4.
+
+    Example:
+        >>> chain_schedule(8, 8192, 1280)
+        ChainSchedule(columns=32, rows=8, k_step=512, stages=4)
+        >>> chain_schedule(8, 4096, 14336) is None
+        True
+    """
+    if k < _LONG_K or n < _FEWEST_COLUMNS or m > _MOST_FEW_ROWS:
+        return None
+    if itemsize == 2:
+        form = (32, 8 if m <= 8 else 16, 512) if m <= 16 and n <= _FEW_COLUMNS else None
+    elif m <= 8:
+        form = (32, 8, 256)
+    elif n <= _FEW_COLUMNS:
+        form = (32, 16, 256)
+    else:
+        form = (32, 64, 128) if m > 32 else None
+    if form is None:
+        return None
+    columns, rows, k_step = form
+    stages = (SHARED_BYTES - _BARRIER_BYTES) // ((columns + rows) * k_step * itemsize)
+    if n <= _FEW_COLUMNS:
+        # The remainder of a position by other numbers takes some twenty instructions, which no product hides.
+        stages = 1 << (stages.bit_length() - 1)
+    schedule = ChainSchedule(columns, rows, k_step, stages)
+    return schedule if schedule.blocks(m, n) <= SMS else None
