@@ -183,7 +183,7 @@ def few_rows(
     schedule: Schedule | None,
 ) -> Arrays:
     """Computes at most 8 tokens as rows of their own."""
-    from pallas_kernels.delta_rule.jax_triton.decode import columns_kernel, decode_kernel, edges_kernel, rows_kernel
+    from pallas_kernels.delta_rule.jax_triton.decode import columns_kernel, decode_kernel, joined_kernel, rows_kernel
 
     (query, key, value, g, beta), (state, kept_key, residual, inverse, decay, edge) = tokens, kept
     b, count, h, v = value.shape
@@ -200,6 +200,14 @@ def few_rows(
             constants=columns | {"PIECES": plan.pieces}, **common,
         )  # fmt: skip
         return y, new_state, new_key, new_residual, new_inverse, new_decay, new_edge
+    if plan.joined:
+        y, new_state, new_residual, new_key, new_inverse, new_decay, new_edge, turns = launch(
+            joined_kernel, *tokens, state, residual, kept_key, inverse, decay, *places, b,
+            out=[*like(value, state, residual, *of_rows, edge), jax.ShapeDtypeStruct((b * (h + form.key_heads),), jnp.int32)],
+            aliases={5 + i: 1 + i for i in range(5)},
+            grid=(b * h,), warps=plan.warps, constants=columns | {"STAGES": plan.stages}, **common,
+        )  # fmt: skip
+        return _over_edges(tokens, places, y, (new_state, new_residual, new_key, new_inverse, new_decay), turns, new_edge, columns, common)
     scratch = [jax.ShapeDtypeStruct((b, h, count, decay.shape[2]), value.dtype)]
     scratch += [jax.ShapeDtypeStruct((b, h, count, 2), jnp.float32)]
     scratch += [jax.ShapeDtypeStruct((b * (h + form.key_heads),), jnp.int32)]
@@ -213,12 +221,19 @@ def few_rows(
         out=like(value, state, residual), aliases={9: 1, 10: 2}, grid=(b * h * (v // plan.columns),),
         warps=plan.warps, constants=columns, **common,
     )  # fmt: skip
+    kept = (new_state, new_residual, new_key, new_inverse, new_decay)
+    return _over_edges(tokens, places, y, kept, turns, new_edge, columns, common)
+
+
+def _over_edges(tokens: Arrays, places: Arrays, y: jax.Array, kept: Arrays, turns: jax.Array, new_edge: jax.Array, columns: dict[str, Any], common: dict[str, Any]) -> Arrays:
+    from pallas_kernels.delta_rule.jax_triton.decode import edges_kernel
+
+    b, _, h, v = y.shape
     lanes = min(b, EDGES.pieces)
     turned = {"COLUMNS": EDGES.columns, "LANES": lanes, "MOST": 1 << (-(-b // lanes) - 1).bit_length()}
-    kept = (new_state, new_residual, new_key, new_inverse, new_decay)
     y, new_state, new_residual, new_key, new_inverse, new_decay, _ = launch(
         edges_kernel, *tokens, *places, y, *kept, turns, b,
-        out=like(value, *kept, turns), aliases={9 + i: i for i in range(7)},
+        out=like(y, *kept, turns), aliases={9 + i: i for i in range(7)},
         grid=(lanes * h * (v // EDGES.columns),), warps=EDGES.warps,
         constants=columns | turned, **common,
     )  # fmt: skip

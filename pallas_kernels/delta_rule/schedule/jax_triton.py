@@ -32,6 +32,7 @@ class Schedule:
     chunk_warps: int = 1
     pieces: int = 1
     rows_warps: int = 0
+    joined: bool = False
     mosaic: bool = False
     workers: int = 0
 
