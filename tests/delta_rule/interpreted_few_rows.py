@@ -80,8 +80,8 @@ def by_lanes(x: Any, kept: Any, places: Any, form: Form) -> Any:
     return out, state, key, residual, inverse, decay, new_edge
 
 
-def round_to_nearest() -> None:
-    """Triton's interpreter cuts float32 numbers off where it makes them bfloat16."""
+def mend_bfloat16() -> None:
+    """Triton's interpreter cuts off float32 numbers that become bfloat16, and compares bfloat16 numbers as integers."""
     from triton.language import core as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
@@ -93,16 +93,20 @@ def round_to_nearest() -> None:
             return TensorHandle(np.asarray(x.data).astype(jnp.bfloat16).view(np.uint16), tl.bfloat16)
         return usual(self, x, target)
 
-    for name in ("create_fp_trunc", "create_fp_ext"):
-        assert getattr(builder, name) is not None
-    builder.cast_impl = cast
-    builder.create_fp_trunc = cast
+    unequal = builder.create_fcmpUNE
+
+    def compare(self: Any, *operands: Any) -> Any:
+        wide = [cast(self, x, tl.float32) if x.dtype.scalar == tl.bfloat16 else x for x in operands]
+        return unequal(self, *wide)
+
+    builder.cast_impl = builder.create_fp_trunc = cast
+    builder.create_fcmpUNE = compare
 
 
 def main(tokens: int, tiles: int, in_slots: bool) -> None:
     interpret_launches()
     interpret_instructions()
-    round_to_nearest()
+    mend_bfloat16()
     for kind in (0, 1):
         here = [0, 64 - tokens, 31, 17]
         lengths = [tokens, tokens, max(tokens - 1, 0), tokens]
