@@ -132,10 +132,14 @@ class Program:
         self.decay = ops.array(x.decay).far(slot * heads + self.head, _C)
         self.kept_key = ops.array(x.kept_key).far(slot * form.key_heads + self.key_head, _C * form.size)
         self.count, self.here = count, here
-        self.valid = self.token < count
+        self.there, self.valid = self.token < form.tokens, self.token < count
+        # What needs neither the number of tokens nor their places is asked for before those are known.
+        self.copy_state(edge > 0)
+        self.pairs, self.values = self.read_tokens(), self.read_values()
+        self.own, self.beta = (self.of_gate(a, self.token, self.there) for a in (x.g, x.beta))
+        self.gates = [self.of_gate(x.g, ops.number(i), always) for i in range(form.tokens)]
         self.new_edges(edge)
-        computed = (count > 0) & (here + count <= _C)
-        ops.when(computed, functools.partial(self.compute, edge > 0))
+        ops.when((count > 0) & (here + count <= _C), self.compute)
         self.write_nothing()
 
     def new_edges(self, edge: Any) -> None:
@@ -153,15 +157,12 @@ class Program:
         base = self.ops.array(array).far(self.batch, self.form.tokens * heads * size)
         return base.at((token * heads + head) * size)
 
-    def compute(self, known: Any) -> None:
+    def compute(self) -> None:
         """Computes tokens of one chunk."""
-        ops, form = self.ops, self.form
-        self.copy_state(known)
-        keys_and_queries = self.read_tokens()
+        ops, keys_and_queries = self.ops, self.pairs
         old_keys = self.read_keys()
         logs, later = self.read_gates()
         t = self.read_inverse()
-        values = self.read_values()
         square = self.squares(keys_and_queries)
         near = [self.chain([0.0] * 4, keys_and_queries, tile) for tile in old_keys]
         fine, factor = self.factors(square)
@@ -174,7 +175,7 @@ class Program:
         ops.await_copies()
         both = self.products(keys_and_queries)
         grown = ops.power_of_two(later)
-        fresh = self.residuals(both, values, factor, grown)
+        fresh = self.residuals(both, self.values, factor, grown)
         r = self.with_rows(residuals, fresh)
         self.outputs(both, weights, r, grown)
 
@@ -185,7 +186,7 @@ class Program:
         row, column = ops.lane // chunks, ops.lane % chunks * 4
         target = row * form.pitch + ops.warp * (8 * form.tiles) + column
         source = self.state.at(row * form.size + self.column + column)
-        where = known if form.in_slots else ops.true()
+        where = known & (self.count > 0) if form.in_slots else ops.true()
         for i in range(0, form.size, rows):
             ops.copy(target + i * form.pitch, source.at(ops.number(i * form.size)), where)
 
@@ -199,7 +200,7 @@ class Program:
         found = []
         for step in range(form.size // 16):
             places = [a.at(ops.number(16 * step + 8 * half)) for half in range(2) for a in (key, query)]
-            found.append([ops.load(p, 1, self.valid)[0] for p in places])
+            found.append([ops.load(p, 1, self.there)[0] for p in places])
         return found
 
     def read_keys(self) -> list[list[list[Any]]]:
@@ -225,28 +226,26 @@ class Program:
             sums = self.ops.multiply(sums, a, b)
         return sums
 
+    def of_gate(self, array: Any, token: Any, where: Any) -> Any:
+        """Reads the gate or beta of a token."""
+        place = self.of_token(array, self.form.value_heads, self.head, 1, token)
+        return self.ops.load(place, 1, where, floats=True)[0]
+
     def gate(self, step: Any) -> Any:
         ops = self.ops
         gate = ops.product(ops.at_least(step, self.form.least), _LOG2E)
         return ops.select(ops.less(step, _INF), gate, 0.0)
 
     def read_gates(self) -> tuple[list[list[Any]], Any]:
-        """Returns G of the lane's columns of the chunk, and of its token; reads gates and beta of its token."""
-        ops, form = self.ops, self.form
-
-        def of_token(array: Any, token: Any, where: Any) -> Any:
-            place = self.of_token(array, form.value_heads, self.head, 1, token)
-            return ops.load(place, 1, where, floats=True)[0]
-
-        self.own, self.beta = (of_token(a, self.token, self.valid) for a in (self.x.g, self.x.beta))
+        """Returns G of the lane's columns of the chunk, and of its token."""
+        ops = self.ops
         (now,) = ops.load(self.decay.at(self.here - 1), 1, self.here > 0, floats=True)
         later, sums = ops.real(0.0), []
-        gates = [of_token(self.x.g, ops.number(i), self.count > i) for i in range(form.tokens)]
         logs = []
         for tile in range(2):
             column = ops.warp * 16 + self.quad * 2 + 8 * tile
             logs.append(ops.load(self.decay.at(column), 2, column < self.here, floats=True))
-        for i, step in enumerate(gates):
+        for i, step in enumerate(self.gates):
             there = self.count > i
             now = ops.select(there, ops.sum(now, self.gate(step)), now)
             later = ops.select(ops.equal(self.token, i), now, later)
@@ -427,7 +426,7 @@ class Program:
         """Returns the values of the lane's token in its columns, two in a word."""
         form = self.form
         row = self.of_token(self.x.value, form.value_heads, self.head, form.size, self.token)
-        return self.ops.load(self.own_columns(row), form.tiles, self.valid)
+        return self.ops.load(self.own_columns(row), form.tiles, self.there)
 
     def read_residuals(self) -> list[list[list[Any]]]:
         """Returns the residuals that are kept as right operands, by tiles."""
