@@ -173,9 +173,9 @@ class Lanes:
         kinds = [_f(w) if np.asarray(w).dtype == np.float32 else _w(w) for w in words]
         self._write(place, np.stack([k.view(np.uint32) for k in kinds], 1).view(np.uint8), where)
 
-    def copy(self, target: Any, source: Any, where: Any) -> None:
+    def copy(self, target: Any, offset: int, source: Any, where: Any) -> None:
         found = np.ascontiguousarray(self._bytes(source, 16, where)).view(np.uint32)
-        self._shared[np.broadcast_to(target, (32,))[:, None] + np.arange(4)] = found
+        self._shared[np.broadcast_to(target + offset, (32,))[:, None] + np.arange(4)] = found
 
     def await_copies(self) -> None:
         pass
@@ -186,10 +186,17 @@ class Lanes:
         found = self._shared[at[:, None] + np.arange(count)]
         return list(np.ascontiguousarray(found).view(np.float32 if floats else np.int32).T)
 
-    def store_shared(self, place: Any, words: Sequence[Any]) -> None:
-        at = np.broadcast_to(place, (32,))
+    def store_shared(self, place: Any, words: Sequence[Any], where: Any) -> None:
+        at, where = np.broadcast_to(place, (32,)), np.broadcast_to(where, (32,))
         for i, w in enumerate(words):
-            self._shared[at + i] = _f(w).view(np.uint32) if np.asarray(w).dtype == np.float32 else _w(w)
+            word = _f(w).view(np.uint32) if np.asarray(w).dtype == np.float32 else _w(w)
+            self._shared[(at + i)[where]] = word[where]
+
+    def repeat(self, times: int, carried: Sequence[Any], body: Callable[[Any, list[Any]], Sequence[Any]]) -> list[Any]:
+        now = list(carried)
+        for i in range(times):
+            now = list(body(np.int32(i), now))
+        return now
 
     def barrier(self) -> None:
         self._barrier.wait()

@@ -75,6 +75,11 @@ class Form:
     @property
     def words(self) -> int:
         """Words of shared memory."""
+        return self.pairs + self.size // 16 * 4 * _LANES
+
+    @property
+    def pairs(self) -> int:
+        """Where in shared memory the operands of keys and queries are."""
         return self.exchanged + 8 * _WARPS * _LANES
 
 
@@ -164,6 +169,7 @@ class Program:
         logs, later = self.read_gates()
         t = self.read_inverse()
         square = self.squares(keys_and_queries)
+        self.share_tokens(keys_and_queries)
         near = [self.chain([0.0] * 4, keys_and_queries, tile) for tile in old_keys]
         fine, factor = self.factors(square)
         left, weights = self.coefficients(near, logs, later, factor)
@@ -171,9 +177,9 @@ class Program:
         lost, rows = self.solve(left, t)
         weights, lost = self.weigh(weights, t, lost)
         factor = ops.select(fine & ~lost, factor, float("nan"))
-        self.write_rows(rows, later, keys_and_queries, square)
+        self.write_rows(rows, later, square)
         ops.await_copies()
-        both = self.products(keys_and_queries)
+        both = self.products()
         grown = ops.power_of_two(later)
         fresh = self.residuals(both, self.values, factor, grown)
         r = self.with_rows(residuals, fresh)
@@ -188,7 +194,7 @@ class Program:
         source = self.state.at(row * form.size + self.column + column)
         where = known & (self.count > 0) if form.in_slots else ops.true()
         for i in range(0, form.size, rows):
-            ops.copy(target + i * form.pitch, source.at(ops.number(i * form.size)), where)
+            ops.copy(target, i * form.pitch, source.at(i * form.size), where)
 
     def read_tokens(self) -> list[list[Any]]:
         """Returns keys and queries as the left operands of 8 products."""
@@ -199,7 +205,7 @@ class Program:
         )
         found = []
         for step in range(form.size // 16):
-            places = [a.at(ops.number(16 * step + 8 * half)) for half in range(2) for a in (key, query)]
+            places = [a.at(16 * step + 8 * half) for half in range(2) for a in (key, query)]
             found.append([ops.load(p, 1, self.there)[0] for p in places])
         return found
 
@@ -215,7 +221,7 @@ class Program:
             where = row < self.here + self.count
             found.append(
                 [
-                    [ops.load(place.at(ops.number(16 * step + 8 * half)), 1, where)[0] for half in range(2)]
+                    [ops.load(place.at(16 * step + 8 * half), 1, where)[0] for half in range(2)]
                     for step in range(form.size // 16)
                 ]
             )
@@ -290,7 +296,7 @@ class Program:
                 upper.append(ops.select(seen, ops.product(query, age), 0.0))
             words += [ops.pack(*lower), ops.pack(*upper)]
         place = ops.lane * 4 + self.form.exchanged
-        ops.store_shared(place + ops.warp * (4 * _LANES), words)
+        ops.store_shared(place + ops.warp * (4 * _LANES), words, ops.true())
         ops.barrier()
         zero, left, weights = ops.number(0), [], []
         for step in range(_STEPS):
@@ -304,12 +310,16 @@ class Program:
         ops, form, found = self.ops, self.form, []
         for tile in range(2):
             column, words = ops.warp * 16 + ops.lane // 4 + 8 * tile, []
+            # The place of the lane's first row, in either half of the rows; the others are at constant distances.
+            first = self.quad * 2
+            bases = [self.inverse.at(self.inverse_place(first + r, column, upper=r == 0)) for r in (0, _C // 2)]
             for step in range(_STEPS):
                 numbers = []
                 for i in (0, 1, 8, 9):
-                    row = self.quad * 2 + (16 * step + i)
-                    place = self.inverse.at(self.inverse_place(row, column, upper=step < _STEPS // 2))
+                    at = 16 * step + i
+                    row, half = first + at, at // (_C // 2)
                     where = (row < self.here) & (column <= row)
+                    place = bases[half].at((at - half * (_C // 2)) * self.row_of_inverse(upper=half == 0))
                     numbers += ops.load(place, 1, where, floats=True)
                 words.append(numbers)
             found.append(words)
@@ -320,6 +330,12 @@ class Program:
         if not self.form.in_slots:
             return row * _C + column
         return (31 - row) * 65 + (64 - column) if upper else (row - 32) * 65 + column
+
+    def row_of_inverse(self, *, upper: bool) -> int:
+        """Returns how far apart the rows of T are."""
+        if not self.form.in_slots:
+            return _C
+        return -65 if upper else 65
 
     def solve(self, left: list[list[Any]], t: list[list[list[Any]]]) -> tuple[Any, list[Any]]:
         """Computes the tokens' rows of T one after another, and puts them into `t`.
@@ -367,7 +383,7 @@ class Program:
             words.append(ops.pack(*(ops.sum(x, 0.0) for x in p)))
         flag = ops.select(lost, 1, ops.number(0))
         place = ops.lane * 4 + (self.form.exchanged + 4 * _WARPS * _LANES)
-        ops.store_shared(place + ops.warp * (4 * _LANES), [*words, flag, flag])
+        ops.store_shared(place + ops.warp * (4 * _LANES), [*words, flag, flag], ops.true())
         ops.barrier()
         zero, found = ops.number(0), []
         flags = zero
@@ -379,7 +395,7 @@ class Program:
             flags = flags | ops.shuffle(flags, ops.lane + (1 << i) - (ops.lane & (1 << i)) * 2)
         return found, flags > 0
 
-    def write_rows(self, rows: list[Any], later: Any, pairs: list[list[Any]], square: Any) -> None:
+    def write_rows(self, rows: list[Any], later: Any, square: Any) -> None:
         """Adds T, G and keys of the tokens to what is kept."""
         ops, form = self.ops, self.form
         row, first = self.here + self.token, ops.equal(self.part, 0)
@@ -397,26 +413,41 @@ class Program:
         ops.store(self.decay.at(row), [later], writes & ops.equal(ops.warp, 0) & ops.equal(self.quad, 0))
         last = ops.equal(self.head % form.group, form.group - 1)
         usable = ops.less(square, _INF)
-        place = self.kept_key.at(row * form.size + self.quad * 2)
-        for step, words in enumerate(pairs):
+        place = self.kept_key.at(row * form.size + ops.warp * 32 + self.quad * 2)
+        for i in range(2):
+            words = ops.load_shared(ops.lane * 4 + ops.warp * (8 * _LANES) + form.pairs, 4, 4 * _LANES * i)
             for half in range(2):
                 word = ops.select(usable, words[2 * half], 0)
-                mine = ops.equal(ops.warp, step % _WARPS)
-                ops.store(place.at(ops.number(16 * step + 8 * half)), [word], writes & last & mine)
+                ops.store(place.at(16 * i + 8 * half), [word], writes & last)
 
-    def products(self, pairs: list[list[Any]]) -> list[list[Any]]:
+    def share_tokens(self, pairs: list[list[Any]]) -> None:
+        """Writes the operands of keys and queries to shared memory; they are in all warps, and each writes some."""
+        ops = self.ops
+        for step, words in enumerate(pairs):
+            place = ops.lane * 4 + (self.form.pairs + 4 * _LANES * step)
+            ops.store_shared(place, words, ops.equal(ops.warp, step // 2))
+
+    def products(self) -> list[list[Any]]:
         """Returns keys and queries times the state, by tiles."""
         ops, form = self.ops, self.form
-        sums: list[list[Any]] = [[0.0] * 4 for _ in range(form.tiles)]
         place = (self.quad * 2) * form.pitch + ops.warp * (8 * form.tiles) + ops.lane // 4 * form.tiles
-        for step, left in enumerate(pairs):
-            rows = [
-                ops.load_shared(place, form.tiles, (16 * step + i) * form.pitch, floats=True) for i in (0, 1, 8, 9)
-            ]
-            for j in range(form.tiles):
-                a, b, c, d = (row[j] for row in rows)
-                sums[j] = ops.multiply(sums[j], left, [ops.pack(a, b), ops.pack(c, d)])
-        return sums
+        of_pair = ops.lane * 4 + form.pairs
+
+        def two_steps(i: Any, sums: list[Any]) -> list[Any]:
+            found = [sums[4 * j : 4 * j + 4] for j in range(form.tiles)]
+            at, left = place + i * (32 * form.pitch), of_pair + i * (8 * _LANES)
+            for step in range(2):
+                operand = ops.load_shared(left, 4, 4 * _LANES * step)
+                rows = [
+                    ops.load_shared(at, form.tiles, (16 * step + r) * form.pitch, floats=True) for r in (0, 1, 8, 9)
+                ]
+                for j in range(form.tiles):
+                    a, b, c, d = (row[j] for row in rows)
+                    found[j] = ops.multiply(found[j], operand, [ops.pack(a, b), ops.pack(c, d)])
+            return [x for tile in found for x in tile]
+
+        sums = ops.repeat(form.size // 32, [0.0] * (4 * form.tiles), two_steps)
+        return [sums[4 * j : 4 * j + 4] for j in range(form.tiles)]
 
     def own_columns(self, base: Any) -> Any:
         """Returns where the columns of the lane begin in a row of accumulators."""
@@ -432,12 +463,13 @@ class Program:
         """Returns the residuals that are kept as right operands, by tiles."""
         ops, form = self.ops, self.form
         column = self.column + ops.lane // 4 * form.tiles
+        first = self.residual.at(self.quad * 2 * form.size + column)
         found: list[list[list[Any]]] = [[] for _ in range(form.tiles)]
         for step in range(_STEPS):
             rows = []
             for i in (0, 1, 8, 9):
-                row = self.quad * 2 + (16 * step + i)
-                place, where = self.residual.at(row * form.size + column), row < self.here
+                place = first.at((16 * step + i) * form.size)
+                where = self.quad * 2 + (16 * step + i) < self.here
                 if form.tiles == 1:
                     rows.append([ops.load_half(place, where)])
                 else:

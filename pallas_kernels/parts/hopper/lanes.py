@@ -103,22 +103,24 @@ def _predicate(where: Any) -> Any:
 
 
 class Address:
-    """A place in GPU memory for each lane."""
+    """A place in GPU memory for each lane, and a constant distance in bytes from there."""
 
-    def __init__(self, value: Any, size: int) -> None:
-        self.value, self.size = value, size
+    def __init__(self, value: Any, size: int, distance: int = 0) -> None:
+        self.value, self.size, self.distance = value, size, distance
 
     def at(self, elements: Any) -> "Address":
-        """Returns the place some elements further on, fewer than 2**31 bytes."""
+        """Returns the place some elements further on, fewer than 2**31 bytes; an int costs no instruction."""
+        if isinstance(elements, int):
+            return Address(self.value, self.size, self.distance + elements * self.size)
         wide = ir.IntegerType.get_signless(64)
         distance = arith.extsi(wide, arith.muli(_value(elements), i32(self.size)))
-        return Address(arith.addi(self.value, distance), self.size)
+        return Address(arith.addi(self.value, distance), self.size, self.distance)
 
     def far(self, index: Any, elements: int) -> "Address":
         """Returns the place `index` times some elements further on."""
         wide = ir.IntegerType.get_signless(64)
         distance = arith.muli(arith.extsi(wide, _value(index)), mgpu.c(elements * self.size, wide))
-        return Address(arith.addi(self.value, distance), self.size)
+        return Address(arith.addi(self.value, distance), self.size, self.distance)
 
 
 class Lanes:
@@ -154,7 +156,7 @@ class Lanes:
     def select(self, condition: Number, a: Any, b: Any) -> Any:
         """Returns `a` where the condition is true, else `b`: integers, floats or addresses."""
         if isinstance(a, Address):
-            return Address(arith.select(condition.value, a.value, b.value), a.size)
+            return Address(arith.select(condition.value, a.value, b.value), a.size, a.distance)
         first, second = (x.value if isinstance(x, Number) else None for x in (a, b))
         like = first if first is not None else second
         make = _float if like is not None and like.type == ir.F32Type.get() else _value
@@ -253,14 +255,14 @@ class Lanes:
         registers = [f"${i}" for i in range(count)]
         listed, vector = (f"{{{', '.join(registers)}}}", f".v{count}") if count > 1 else (registers[0], "")
         zeros = " ".join(f"mov.b32 {r}, 0;" for r in registers)
-        text = f"{{ .reg .pred p; setp.ne.b32 p, ${count}, 0; {zeros} @p ld.global{vector}.b32 {listed}, [${count + 1}]; }}"
+        text = f"{{ .reg .pred p; setp.ne.b32 p, ${count}, 0; {zeros} @p ld.global{vector}.b32 {listed}, [${count + 1} + {place.distance}]; }}"
         return _early(text, kind, [_predicate(where), place.value])
 
     def load_half(self, place: Address, where: Number) -> Number:
         """Returns a 16-bit number as a word."""
         text = (
-            "{ .reg .pred p; .reg .b16 h; setp.ne.b32 p, $1, 0; mov.b16 h, 0; @p ld.global.b16 h, [$2];"
-            " cvt.u32.u16 $0, h; }"
+            "{ .reg .pred p; .reg .b16 h; setp.ne.b32 p, $1, 0; mov.b16 h, 0;"
+            f" @p ld.global.b16 h, [$2 + {place.distance}]; cvt.u32.u16 $0, h; }}"
         )
         return _early(text, "r", [_predicate(where), place.value])[0]
 
@@ -269,19 +271,22 @@ class Lanes:
         values = [w.value for w in words]
         listed = ", ".join(f"${i + 2}" for i in range(len(values)))
         listed, vector = (f"{{{listed}}}", f".v{len(values)}") if len(values) > 1 else (listed, "")
-        text = f"{{ .reg .pred p; setp.ne.b32 p, $0, 0; @p st.global{vector}.b32 [$1], {listed}; }}"
+        text = f"{{ .reg .pred p; setp.ne.b32 p, $0, 0; @p st.global{vector}.b32 [$1 + {place.distance}], {listed}; }}"
         _asm(text, "", [_predicate(where), place.value, *values], memory=True)
 
-    def store_half(self, place: Address, word: Number, where: Number) -> None:
-        """Writes the lower half of a word."""
-        text = "{ .reg .pred p; .reg .b16 h; setp.ne.b32 p, $0, 0; cvt.u16.u32 h, $2; @p st.global.b16 [$1], h; }"
-        _asm(text, "", [_predicate(where), place.value, word.value], memory=True)
+    def copy(self, target: Number, offset: int, source: Address, where: Number) -> None:
+        """Starts to copy 16 bytes from GPU memory to shared memory; zeros where `where` is false.
 
-    def copy(self, target: Number, source: Address, where: Number) -> None:
-        """Starts to copy 16 bytes from GPU memory to word `target` of shared memory; zeros where `where` is false."""
+        Args:
+            target: Word of shared memory.
+            offset: Words from there.
+            source: GPU memory.
+            where: Whether it is read.
+        """
         size = self.select(where, 16, self.number(0))
         place = arith.addi(self._shared, arith.muli(target.value, i32(4)))
-        _asm("cp.async.cg.shared.global [$0], [$1], 16, $2;", "", [place, source.value, size.value], memory=True)
+        text = f"cp.async.cg.shared.global [$0 + {4 * offset}], [$1 + {source.distance}], 16, $2;"
+        _asm(text, "", [place, source.value, size.value], memory=True)
 
     def await_copies(self) -> None:
         """Waits for the copies of the warp's lanes."""
@@ -295,15 +300,35 @@ class Lanes:
         text = f"ld.shared{vector}.b32 {listed}, [${count} + {4 * offset}];"
         return _asm(text, ("f" if floats else "r") * count, [at], memory=True)
 
-    def store_shared(self, place: Number, words: Sequence[Number]) -> None:
-        registers = ", ".join(f"${i + 1}" for i in range(len(words)))
+    def store_shared(self, place: Number, words: Sequence[Number], where: Number) -> None:
+        """Writes words to shared memory."""
+        registers = ", ".join(f"${i + 2}" for i in range(len(words)))
         listed, vector = (f"{{{registers}}}", f".v{len(words)}") if len(words) > 1 else (registers, "")
         at = arith.addi(self._shared, arith.muli(place.value, i32(4)))
-        _asm(f"st.shared{vector}.b32 [$0], {listed};", "", [at, *(w.value for w in words)], memory=True)
+        text = f"{{ .reg .pred p; setp.ne.b32 p, $0, 0; @p st.shared{vector}.b32 [$1], {listed}; }}"
+        _asm(text, "", [_predicate(where), at, *(w.value for w in words)], memory=True)
 
     def barrier(self) -> None:
         """Waits for all warps of the block."""
         _asm("bar.sync 0;", "", [], memory=True)
+
+    def repeat(
+        self, times: int, carried: Sequence[Any], body: Callable[[Number, list[Number]], Sequence[Number]]
+    ) -> list[Number]:
+        """Returns float32 numbers after a loop, which stays one: copies of its body would take more registers.
+
+        Args:
+            times: How often it runs.
+            carried: The numbers before it.
+            body: Maps the number of the round and the numbers before it to the numbers after it.
+        """
+        (end,) = _asm(f"mov.b32 $0, {times};", "r", [], memory=True)  # the compiler of LLVM does not know how often
+        loop = scf.ForOp(i32(0), end.value, i32(1), [_float(x) for x in carried])
+        with ir.InsertionPoint(loop.body):
+            _asm('.pragma "nounroll";', "", [], memory=True)
+            found = body(Number(loop.induction_variable), [Number(x) for x in loop.inner_iter_args])
+            scf.yield_([x.value for x in found])
+        return [Number(x) for x in loop.results]
 
     def when(self, condition: Number, body: Callable[[], None]) -> None:
         """Runs `body` if a condition, the same in all lanes of a warp, is true."""
