@@ -44,9 +44,9 @@ class Chosen:
 
 
 class Lanes:
-    def __init__(self, warp: int, shared: np.ndarray, barrier: threading.Barrier, votes: Any = None) -> None:
+    def __init__(self, warp: int, shared: np.ndarray, barrier: threading.Barrier, cluster: threading.Barrier) -> None:
         self.lane, self.warp = np.arange(32, dtype=np.int32), np.int32(warp)
-        self._shared, self._barrier = shared, barrier
+        self._shared, self._barrier, self._cluster = shared, barrier, cluster
 
     def array(self, x: np.ndarray) -> Address:
         return Address(x.reshape(-1), 0)
@@ -180,6 +180,14 @@ class Lanes:
     def await_copies(self) -> None:
         pass
 
+    def share(self) -> None:
+        # The warp's lanes are one array: all of them have written.
+        pass
+
+    def load_shared_where(self, place: Any, count: int, where: Any) -> list[Any]:
+        found = self.load_shared(np.where(where, place, 0), count)
+        return [np.where(where, w, 0) for w in found]
+
     def load_shared(self, place: Any, count: int, offset: int = 0, *, floats: bool = False) -> list[Any]:
         at = np.broadcast_to(place, (32,)) + offset
         assert (at % count == 0).all(), "not aligned"
@@ -191,6 +199,12 @@ class Lanes:
         for i, w in enumerate(words):
             word = _f(w).view(np.uint32) if np.asarray(w).dtype == np.float32 else _w(w)
             self._shared[(at + i)[where]] = word[where]
+
+    def part(self) -> None:
+        pass
+
+    def cluster_barrier(self) -> None:
+        self._cluster.wait()
 
     def repeat(self, times: int, carried: Sequence[Any], body: Callable[[Any, list[Any]], Sequence[Any]]) -> list[Any]:
         now = list(carried)
@@ -206,18 +220,27 @@ class Lanes:
             body()
 
 
-def run_block(program: Callable[[Lanes], None], words: int, warps: int = 4) -> None:
-    """Runs a block."""
-    shared, barrier, failed = np.full(words, 0x7FC12345, np.uint32), threading.Barrier(warps), []
+def run_cluster(programs: Sequence[Callable[[Lanes], None]], words: int, warps: int = 4) -> None:
+    """Runs the blocks of a cluster.
 
-    def run(warp: int) -> None:
+    Args:
+        programs: What each block runs.
+        words: Words of shared memory of a block.
+        warps: Warps of a block.
+    """
+    cluster, threads, failed = threading.Barrier(warps * len(programs)), [], []
+
+    def start(program: Callable[[Lanes], None], barrier: threading.Barrier, shared: np.ndarray, warp: int) -> None:
         try:
-            program(Lanes(warp, shared, barrier))
+            program(Lanes(warp, shared, barrier, cluster))
         except BaseException as error:
             failed.append(error)
             barrier.abort()
+            cluster.abort()
 
-    threads = [threading.Thread(target=run, args=(w,)) for w in range(warps)]
+    for program in programs:
+        barrier, shared = threading.Barrier(warps), np.full(words, 0x7FC12345, np.uint32)
+        threads += [threading.Thread(target=start, args=(program, barrier, shared, w)) for w in range(warps)]
     for t in threads:
         t.start()
     for t in threads:

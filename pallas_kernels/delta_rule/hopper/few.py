@@ -10,42 +10,55 @@ from jax import lax
 from pallas_kernels.contract import MmaDeltaRuleContract
 from pallas_kernels.delta_rule.hopper.few_rows import Arrays, Form, Program
 from pallas_kernels.parts.hopper.inline import inline
-from pallas_kernels.parts.hopper.lanes import Lanes
+from pallas_kernels.parts.hopper.lanes import Lanes, Number
 from pallas_kernels.parts.hopper.launch import launch
 
-_READ = ("query", "key", "value", "g", "beta", "edge", "start", "lengths", "slots")
-_CHANGED = ("state", "kept_key", "residual", "inverse", "decay")
 
+def few_rows(
+    tokens: tuple[jax.Array, ...],
+    kept: tuple[jax.Array, ...],
+    places: tuple[jax.Array, ...],
+    *,
+    in_slots: bool,
+    tiles: int,
+    scale: float,
+) -> tuple[jax.Array, ...]:
+    """Runs the kernel; shapes as for `portable.gated_delta_rule_extend`.
 
-def few(tokens: tuple[jax.Array, ...], places: tuple[jax.Array, ...], kept: tuple[jax.Array, ...], *, in_slots: bool, tiles: int, scale: float) -> tuple[jax.Array, ...]:
-    """Returns outputs, what is kept, edges and turns."""
-    query, key, value, *_ = tokens
-    b, count, h, size = value.shape
-    form = Form(count, key.shape[2], h, tiles, in_slots, scale, MmaDeltaRuleContract().least)
-    shape = jax.ShapeDtypeStruct
-    turns = shape((b * (h + form.key_heads),), jnp.int32)
+    Args:
+        tokens: Queries, keys, values, gates and betas.
+        kept: States, keys, residuals, T and G.
+        places: Edges, first positions, lengths and slots.
+        in_slots: Whether what is kept is in slots.
+        tiles: Tiles of 8 columns of a warp.
+        scale: Factor of the outputs.
 
-    def kernel(given: Any, out: Any, new_edge: Any, turns: Any, shared: Any) -> None:
-        refs = [*given, out, new_edge, turns]
-        block = lax.axis_index("block")
+    Returns:
+        The outputs, what is kept, and the edges.
+    """
+    (b, count, h, _), key_heads = tokens[2].shape, tokens[0].shape[2]
+    form = Form(count, key_heads, h, tiles, in_slots, scale, MmaDeltaRuleContract().least)
+
+    def kernel(given: Any, out: Any, new_edge: Any, shared: Any) -> None:
+        refs = [*given, out, new_edge]
+        block = lax.axis_index("cluster") * form.members + lax.axis_index("member")
 
         @inline(plgpu.Layout.WG_SPLAT(()), plgpu.RefType(), *[plgpu.RefType()] * len(refs))
         def run(block: Any, shared: Any, *arrays: Any) -> None:
-            from pallas_kernels.parts.hopper.lanes import Number
-
-            Program(Lanes(shared), Arrays(*arrays), form, b, Number(block.registers.item())).run()
+            Program(Lanes(shared), Arrays(*arrays), form, Number(block.registers.item())).run()
 
         run(block, shared, *refs)
 
     changed = [jax.new_ref(a) for a in kept]
-    y, new_edge, turns = launch(
-        "delta_rule_few",
+    y, edge = launch(
+        "delta_rule_few_rows",
         kernel,
-        [shape(value.shape, value.dtype), shape((b,), jnp.int32), turns],
-        {"block": b * h * form.parts},
+        [jax.ShapeDtypeStruct(tokens[2].shape, tokens[2].dtype), jax.ShapeDtypeStruct((b,), jnp.int32)],
+        {"cluster": b * key_heads},
         [plgpu.SMEM((form.words,), jnp.float32)],
+        cluster={"member": form.members},
         by_lanes=True,
         interpret=False,
         changes=True,
     )((*tokens, *places, *changed))
-    return y, *(a[...] for a in changed), new_edge, turns
+    return y, *(a[...] for a in changed), edge

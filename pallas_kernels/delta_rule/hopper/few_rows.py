@@ -63,6 +63,11 @@ class Form:
         return self.value_heads // self.key_heads
 
     @property
+    def members(self) -> int:
+        """Blocks of a cluster: those that read the same keys."""
+        return self.group * self.parts
+
+    @property
     def pitch(self) -> int:
         """Words of a row of the state in shared memory; rows that a warp reads at once have no bank in common."""
         return self.columns + 4
@@ -102,31 +107,53 @@ class Arrays(NamedTuple):
     decay: Any
     out: Any
     new_edge: Any
-    turns: Any
+
+
+class Tokens(NamedTuple):
+    """What the lanes read of tokens.
+
+    Attributes:
+        pairs: Keys and queries as the left operands of 8 products.
+        values: The values of the lane's token in its columns, two in a word.
+        own: The gate of the lane's token.
+        beta: Its beta.
+        gates: The gates of all tokens.
+    """
+
+    pairs: list[list[Any]]
+    values: list[Any]
+    own: Any
+    beta: Any
+    gates: list[Any]
 
 
 class Program:
-    """What the lanes of a block compute."""
+    """What the lanes of a block compute.
 
-    def __init__(self, ops: Any, arrays: Arrays, form: Form, sequences: int, block: Any) -> None:
-        self.ops, self.form = ops, form
+    Attributes:
+        done: Tokens before those that are computed now.
+        count: How many are computed now; the rows of one chunk.
+        here: Row of the chunk that the first of them has; the rows before it are kept.
+    """
+
+    def __init__(self, ops: Any, arrays: Arrays, form: Form, block: Any) -> None:
+        self.ops, self.form, self.x = ops, form, arrays
         pair, self.part = block // form.parts, block % form.parts
         self.batch, self.head = pair // form.value_heads, pair % form.value_heads
         self.key_head = self.head // form.group
-        self.x = arrays
-        self.sequences = sequences
         # Of the lane: its token, and the first of its columns or rows of a tile.
         self.token, self.quad = ops.lane // 4, ops.lane % 4
         self.column = self.part * form.columns + ops.warp * (8 * form.tiles)
+        self.done = ops.number(0)
 
     def run(self) -> None:
         """Computes the tokens of the block's sequence."""
         ops, form, x = self.ops, self.form, self.x
         always = ops.true()
-        (count,), (edge,), (start,) = (
+        (self.count,), (edge,), (start,) = (
             ops.load(ops.array(a).at(self.batch), 1, always) for a in (x.lengths, x.edge, x.start)
         )
-        here, slot = start - edge, self.batch
+        self.here, slot = start - edge, self.batch
         if form.in_slots:
             (slot,) = ops.load(ops.array(x.slots).at(self.batch), 1, always)
         heads, row = form.value_heads, form.size * form.size
@@ -136,54 +163,166 @@ class Program:
         self.inverse = ops.array(x.inverse).far(slot * heads + self.head, inverse)
         self.decay = ops.array(x.decay).far(slot * heads + self.head, _C)
         self.kept_key = ops.array(x.kept_key).far(slot * form.key_heads + self.key_head, _C * form.size)
-        self.count, self.here = count, here
-        self.there, self.valid = self.token < form.tokens, self.token < count
         # What needs neither the number of tokens nor their places is asked for before those are known.
         self.copy_state(edge > 0)
-        self.pairs, self.values = self.read_tokens(), self.read_values()
-        self.own, self.beta = (self.of_gate(a, self.token, self.there) for a in (x.g, x.beta))
-        self.gates = [self.of_gate(x.g, ops.number(i), always) for i in range(form.tokens)]
-        self.new_edges(edge)
-        ops.when((count > 0) & (here + count <= _C), self.compute)
+        tokens = self.read()
+        self.write_edge(edge)
         self.write_nothing()
+        crosses = (self.count > 0) & (self.here + self.count > _C)
+        ops.when((self.count > 0) & ~crosses, lambda: self.compute(tokens, ops.true()))
+        ops.when(crosses, self.over_edge)
 
-    def new_edges(self, edge: Any) -> None:
-        ops, x, form = self.ops, self.x, self.form
-        first = ops.equal(ops.lane, 0) & ops.equal(ops.warp, 0) & ops.equal(self.part, 0)
+    def write_edge(self, edge: Any) -> None:
+        ops = self.ops
+        first = ops.equal(ops.lane, 0) & ops.equal(ops.warp, 0) & ops.equal(self.part, 0) & ops.equal(self.head, 0)
         passed = ops.select(self.count > 0, (self.here + self.count - 1) & -_C, ops.number(0))
-        ops.store(ops.array(x.new_edge).at(self.batch), [edge + passed], first & ops.equal(self.head, 0))
-        of_head = self.batch * form.value_heads + self.head
-        ops.store(ops.array(x.turns).at(of_head), [ops.number(0)], first)
-        of_key = self.batch * form.key_heads + self.key_head + self.sequences * form.value_heads
-        ops.store(ops.array(x.turns).at(of_key), [ops.number(0)], first)
+        ops.store(ops.array(self.x.new_edge).at(self.batch), [edge + passed], first)
+
+    def read(self) -> Tokens:
+        """Reads tokens from `done` on."""
+        ops, form, x = self.ops, self.form, self.x
+        there = self.done + self.token < form.tokens
+        own, beta = (self.read_gate(a, self.done + self.token, there) for a in (x.g, x.beta))
+        gates = [self.read_gate(x.g, self.done + i, self.done + i < form.tokens) for i in range(form.tokens)]
+        return Tokens(self.read_pairs(there), self.read_values(there), own, beta, gates)
+
+    def compute(self, x: Tokens, ends: Any) -> list[list[list[Any]]]:
+        """Computes tokens of one chunk.
+
+        Args:
+            x: The tokens.
+            ends: Whether the chunk is the last one. Otherwise every block writes what it reads of the rows.
+
+        Returns:
+            The residuals of the chunk as right operands, by tiles.
+        """
+        ops = self.ops
+        self.valid = self.token < self.count
+        old_keys = self.read_keys()
+        logs, later = self.read_gates(x.gates)
+        t = self.read_inverse()
+        square = self.squares(x.pairs)
+        self.share_tokens(x.pairs)
+        near = [self.chain([0.0] * 4, x.pairs, tile) for tile in old_keys]
+        fine = ops.less(square, _INF) & ops.less(x.own, _INF) & ops.finite(x.beta)
+        left, weights = self.coefficients(near, logs, later, ops.select(fine, x.beta, 0.0))
+        residuals = self.read_residuals()
+        lost, rows = self.solve(left, t)
+        weights, lost = self.weigh(weights, t, lost)
+        factor = ops.select(fine & ~lost, x.beta, float("nan"))
+        self.write_rows(rows, later, square, ends)
+        ops.await_copies()
+        both = self.products()
+        grown = ops.power_of_two(later)
+        fresh = self.residuals(both, x.values, factor, grown)
+        r = self.with_rows(residuals, fresh)
+        self.outputs(both, weights, r, grown)
+        return r
+
+    def over_edge(self) -> None:
+        """Computes tokens of which at least one is in the next chunk.
+
+        The first rows of a chunk are written over, so all blocks that read them are in one cluster, and wait.
+        """
+        ops, form, count = self.ops, self.form, self.count
+        near = _C - self.here
+        self.count = near
+        if form.tokens > 1:
+            r = self.compute(self.read(), ops.true(False))
+            ops.barrier()
+        else:
+            r = self.operands(self.read_residuals())
+            ops.await_copies()
+        self.cross(r)
+        ops.cluster_barrier()
+        self.done, self.count, self.here = near, count - near, ops.number(0)
+        self.compute(self.read(), ops.true())
+
+    def cross(self, r: list[list[list[Any]]]) -> None:
+        """Replaces the state by that after a whole chunk, of which all rows are kept."""
+        ops, form = self.ops, self.form
+        pairs = max(1, form.tiles // 2)
+        (newest,) = ops.load(self.decay.at(_C - 1), 1, ops.true(), floats=True)
+        broken, left = [], []
+        for tile in r:
+            clean, nans = self.without_nan(tile)
+            any_nan = ops.number(0)
+            for words in nans:
+                any_nan = any_nan | words[0] | words[1]
+            broken.append(~ops.equal(self.of_quad(any_nan), 0))
+            left.append(clean)
+        if form.tiles == 1:
+            left.append([[ops.number(0)] * 2 for _ in range(_STEPS)])
+        # Residuals are the right operands of other products, and left ones here, of two tiles.
+        left = [
+            [[left[2 * p][s][0], left[2 * p + 1][s][0], left[2 * p][s][1], left[2 * p + 1][s][1]] for s in range(_STEPS)]
+            for p in range(pairs)
+        ]
+        u: list[list[list[Any]]] = [[[] for _ in range(_STEPS)] for _ in range(pairs)]
+        for tile in range(_C // 8):
+            ops.part()
+            right = self.rows_of_inverse(tile)
+            column = self.quad * 2 + 8 * tile
+            logs = ops.load(self.decay.at(column), 2, ops.true(), floats=True)
+            ages = [ops.power_of_two(ops.difference(newest, x)) for x in logs]
+            for p in range(pairs):
+                found = self.chain([0.0] * 4, left[p], right)
+                for half in (found[:2], found[2:]):
+                    u[p][tile // 2].append(ops.pack(*(ops.product(x, a) for x, a in zip(half, ages, strict=True))))
+        grown = ops.power_of_two(newest)
+        place = (self.quad * 2) * form.pitch + ops.warp * (8 * form.tiles) + ops.lane // 4 * form.tiles
+        target = self.state.at(self.quad * 2 * form.size + self.column + ops.lane // 4 * form.tiles)
+        keys = self.kept_key.at(self.quad * 2 * form.size + ops.lane // 4)
+
+        def rows(i: Any, _: list[Any]) -> list[Any]:
+            own = [place + i * (8 * form.pitch) + e * form.pitch for e in range(2)]
+            old = [ops.load_shared(at, form.tiles, floats=True) for at in own]
+            new: list[list[Any]] = [[None] * form.tiles for _ in range(2)]
+            halves = [
+                [ops.load_half(keys.at(i * 8).at((16 * step + n) * form.size), ops.true()) for n in (0, 1, 8, 9)]
+                for step in range(_STEPS)
+            ]
+            right = [[ops.lows(a, b), ops.lows(c, d)] for a, b, c, d in halves]
+            for p in range(pairs):
+                tiles = [j for j in (2 * p, 2 * p + 1) if j < form.tiles]
+                sums = [ops.product(old[e][j], grown) for j in tiles for e in range(2)]
+                found = self.chain([*sums, *[0.0] * (4 - len(sums))], u[p], right)
+                for at, j in enumerate(tiles):
+                    for e in range(2):
+                        new[e][j] = ops.select(broken[j], float("nan"), found[2 * at + e])
+            for e in range(2):
+                ops.store_shared(own[e], new[e], ops.true())
+                ops.store(target.at(i * (8 * form.size)).at(e * form.size), new[e], ops.true())
+            return []
+
+        ops.repeat(form.size // 8, [], rows)
+
+    def rows_of_inverse(self, tile: int) -> list[list[Any]]:
+        """Returns 8 rows of T as right operands, with the rows as columns."""
+        ops, found = self.ops, []
+        row, column = ops.lane // 4 + 8 * tile, self.quad * 2
+        upper = tile < _C // 16
+        base = self.inverse.at(self.inverse_place(row, column, upper=upper))
+        sign = -1 if self.form.in_slots and upper else 1
+        for step in range(_STEPS):
+            numbers = []
+            for i in (0, 1, 8, 9):
+                at = 16 * step + i
+                numbers += ops.load(base.at(sign * at), 1, column + at <= row, floats=True)
+            found.append([ops.pack(*numbers[:2]), ops.pack(*numbers[2:])])
+        return found
+
+    def of_quad(self, word: Any) -> Any:
+        """Returns the bits that are set in some of the four lanes with the same token."""
+        for i in range(2):
+            other = self.ops.lane + (1 << i) - (self.ops.lane & (1 << i)) * 2
+            word = word | self.ops.shuffle(word, other)
+        return word
 
     def of_token(self, array: Any, heads: int, head: Any, size: int, token: Any) -> Any:
         """Returns where a token's row of a head begins."""
         base = self.ops.array(array).far(self.batch, self.form.tokens * heads * size)
         return base.at((token * heads + head) * size)
-
-    def compute(self) -> None:
-        """Computes tokens of one chunk."""
-        ops, keys_and_queries = self.ops, self.pairs
-        old_keys = self.read_keys()
-        logs, later = self.read_gates()
-        t = self.read_inverse()
-        square = self.squares(keys_and_queries)
-        self.share_tokens(keys_and_queries)
-        near = [self.chain([0.0] * 4, keys_and_queries, tile) for tile in old_keys]
-        fine, factor = self.factors(square)
-        left, weights = self.coefficients(near, logs, later, factor)
-        residuals = self.read_residuals()
-        lost, rows = self.solve(left, t)
-        weights, lost = self.weigh(weights, t, lost)
-        factor = ops.select(fine & ~lost, factor, float("nan"))
-        self.write_rows(rows, later, square)
-        ops.await_copies()
-        both = self.products()
-        grown = ops.power_of_two(later)
-        fresh = self.residuals(both, self.values, factor, grown)
-        r = self.with_rows(residuals, fresh)
-        self.outputs(both, weights, r, grown)
 
     def copy_state(self, known: Any) -> None:
         ops, form = self.ops, self.form
@@ -196,17 +335,17 @@ class Program:
         for i in range(0, form.size, rows):
             ops.copy(target, i * form.pitch, source.at(i * form.size), where)
 
-    def read_tokens(self) -> list[list[Any]]:
+    def read_pairs(self, there: Any) -> list[list[Any]]:
         """Returns keys and queries as the left operands of 8 products."""
-        ops, form = self.ops, self.form
+        ops, form, token = self.ops, self.form, self.done + self.token
         key, query = (
-            self.of_token(a, form.key_heads, self.key_head, form.size, self.token).at(self.quad * 2)
+            self.of_token(a, form.key_heads, self.key_head, form.size, token).at(self.quad * 2)
             for a in (self.x.key, self.x.query)
         )
         found = []
         for step in range(form.size // 16):
             places = [a.at(16 * step + 8 * half) for half in range(2) for a in (key, query)]
-            found.append([ops.load(p, 1, self.there)[0] for p in places])
+            found.append([ops.load(p, 1, there)[0] for p in places])
         return found
 
     def read_keys(self) -> list[list[list[Any]]]:
@@ -216,7 +355,7 @@ class Program:
         for tile in range(2):
             row = ops.warp * 16 + ops.lane // 4 + 8 * tile
             stored = self.kept_key.at(row * form.size)
-            fresh = self.of_token(self.x.key, form.key_heads, self.key_head, form.size, row - self.here)
+            fresh = self.of_token(self.x.key, form.key_heads, self.key_head, form.size, self.done + row - self.here)
             place = ops.select(row < self.here, stored, fresh).at(self.quad * 2)
             where = row < self.here + self.count
             found.append(
@@ -232,7 +371,7 @@ class Program:
             sums = self.ops.multiply(sums, a, b)
         return sums
 
-    def of_gate(self, array: Any, token: Any, where: Any) -> Any:
+    def read_gate(self, array: Any, token: Any, where: Any) -> Any:
         """Reads the gate or beta of a token."""
         place = self.of_token(array, self.form.value_heads, self.head, 1, token)
         return self.ops.load(place, 1, where, floats=True)[0]
@@ -242,7 +381,7 @@ class Program:
         gate = ops.product(ops.at_least(step, self.form.least), _LOG2E)
         return ops.select(ops.less(step, _INF), gate, 0.0)
 
-    def read_gates(self) -> tuple[list[list[Any]], Any]:
+    def read_gates(self, gates: list[Any]) -> tuple[list[list[Any]], Any]:
         """Returns G of the lane's columns of the chunk, and of its token."""
         ops = self.ops
         (now,) = ops.load(self.decay.at(self.here - 1), 1, self.here > 0, floats=True)
@@ -251,7 +390,7 @@ class Program:
         for tile in range(2):
             column = ops.warp * 16 + self.quad * 2 + 8 * tile
             logs.append(ops.load(self.decay.at(column), 2, column < self.here, floats=True))
-        for i, step in enumerate(self.gates):
+        for i, step in enumerate(gates):
             there = self.count > i
             now = ops.select(there, ops.sum(now, self.gate(step)), now)
             later = ops.select(ops.equal(self.token, i), now, later)
@@ -273,11 +412,6 @@ class Program:
         source = self.token * 4 + self.token // 2
         even, odd = (ops.shuffle(x, source) for x in own[:2])
         return ops.select(ops.equal(self.token % 2, 1), odd, even)
-
-    def factors(self, square: Any) -> tuple[Any, Any]:
-        ops = self.ops
-        fine = ops.less(square, _INF) & ops.less(self.own, _INF) & ops.finite(self.beta)
-        return fine, ops.select(fine, self.beta, 0.0)
 
     def coefficients(self, near: list[list[Any]], logs: list[list[Any]], later: Any, factor: Any) -> Any:
         """Returns the left operands of T's rows and of P's, of which each warp computes 16 columns."""
@@ -391,15 +525,13 @@ class Program:
             b, d, bad, _ = ops.load_shared(place, 4, 4 * _LANES * step)
             found.append([zero, b, zero, d])
             flags = flags | bad
-        for i in range(2):
-            flags = flags | ops.shuffle(flags, ops.lane + (1 << i) - (ops.lane & (1 << i)) * 2)
-        return found, flags > 0
+        return found, self.of_quad(flags) > 0
 
-    def write_rows(self, rows: list[Any], later: Any, square: Any) -> None:
+    def write_rows(self, rows: list[Any], later: Any, square: Any, ends: Any) -> None:
         """Adds T, G and keys of the tokens to what is kept."""
         ops, form = self.ops, self.form
-        row, first = self.here + self.token, ops.equal(self.part, 0)
-        writes = self.valid & first
+        row = self.here + self.token
+        writes = self.valid & (ops.equal(self.part, 0) | ~ends)
         for tile in range(2):
             column = ops.warp * 16 + self.quad * 2 + 8 * tile
             numbers = ops.unpack(rows[tile])
@@ -411,7 +543,7 @@ class Program:
                 place = ops.select(row < _C // 2, *places)
                 ops.store(self.inverse.at(place), [number], writes & (column + e <= row))
         ops.store(self.decay.at(row), [later], writes & ops.equal(ops.warp, 0) & ops.equal(self.quad, 0))
-        last = ops.equal(self.head % form.group, form.group - 1)
+        last = ops.equal(self.head % form.group, form.group - 1) | ~ends
         usable = ops.less(square, _INF)
         place = self.kept_key.at(row * form.size + ops.warp * 32 + self.quad * 2)
         for i in range(2):
@@ -453,18 +585,17 @@ class Program:
         """Returns where the columns of the lane begin in a row of accumulators."""
         return base.at(self.column + self.quad * (2 * self.form.tiles))
 
-    def read_values(self) -> list[Any]:
+    def read_values(self, there: Any) -> list[Any]:
         """Returns the values of the lane's token in its columns, two in a word."""
         form = self.form
-        row = self.of_token(self.x.value, form.value_heads, self.head, form.size, self.token)
-        return self.ops.load(self.own_columns(row), form.tiles, self.there)
+        row = self.of_token(self.x.value, form.value_heads, self.head, form.size, self.done + self.token)
+        return self.ops.load(self.own_columns(row), form.tiles, there)
 
     def read_residuals(self) -> list[list[list[Any]]]:
-        """Returns the residuals that are kept as right operands, by tiles."""
+        """Returns the residuals that are kept, by steps: the lane's columns of its rows, two in a word."""
         ops, form = self.ops, self.form
         column = self.column + ops.lane // 4 * form.tiles
-        first = self.residual.at(self.quad * 2 * form.size + column)
-        found: list[list[list[Any]]] = [[] for _ in range(form.tiles)]
+        first, found = self.residual.at(self.quad * 2 * form.size + column), []
         for step in range(_STEPS):
             rows = []
             for i in (0, 1, 8, 9):
@@ -474,10 +605,7 @@ class Program:
                     rows.append([ops.load_half(place, where)])
                 else:
                     rows.append(ops.load(place, form.tiles // 2, where))
-            for j in range(form.tiles):
-                a, b, c, d = (row[j // 2] for row in rows)
-                join = ops.highs if j % 2 else ops.lows
-                found[j].append([join(a, b), join(c, d)])
+            found.append(rows)
         return found
 
     def residuals(self, both: list[list[Any]], values: list[Any], factor: Any, grown: Any) -> list[Any]:
@@ -496,17 +624,35 @@ class Program:
         ops.store(self.own_columns(row), words, self.valid)
         return words
 
-    def with_rows(self, r: list[list[list[Any]]], fresh: list[Any]) -> list[list[list[Any]]]:
-        """Returns residuals with those of the tokens; columns as right operands have them."""
-        ops, tiles = self.ops, self.form.tiles
-        for j in range(tiles):
-            # Columns j and tiles + j of the lane are the two columns of tile j in an accumulator.
-            a, b = j, tiles + j
-            join = [ops.half_of(fresh[c // 2], ops.true(bool(c % 2))) for c in (a, b)]
-            word = ops.lows(*join)
-            for i in range(self.form.tokens):
-                self.insert(r[j], word, i)
-        return r
+    def with_rows(self, kept: list[list[list[Any]]], fresh: list[Any]) -> list[list[list[Any]]]:
+        """Returns the residuals of the chunk as right operands, by tiles: those that are kept, and the tokens' own."""
+        ops, form = self.ops, self.form
+        place = ops.warp * (4 * _LANES) + form.exchanged
+        ops.store_shared(place + self.token * (4 * form.tiles) + self.quad * form.tiles, fresh, ops.true())
+        ops.share()
+        words = max(1, form.tiles // 2)
+        column = ops.lane // 4 * form.tiles // 2
+        rows = []
+        for step in range(_STEPS):
+            rows.append([])
+            for at, old in zip((0, 1, 8, 9), kept[step], strict=True):
+                token = self.quad * 2 + (16 * step + at) - self.here
+                where = (token >= 0) & (token < self.count)
+                new = ops.load_shared_where(place + token * (4 * form.tiles) + column, words, where)
+                if form.tiles == 1:
+                    new = [ops.half_of(new[0], ops.equal(ops.lane // 4 % 2, 1))]
+                rows[-1].append([a | b for a, b in zip(old, new, strict=True)])
+        return self.operands(rows)
+
+    def operands(self, rows: list[list[list[Any]]]) -> list[list[list[Any]]]:
+        """Returns right operands, by tiles, from the lane's columns of its rows."""
+        found: list[list[list[Any]]] = [[] for _ in range(self.form.tiles)]
+        for step in rows:
+            for j in range(self.form.tiles):
+                a, b, c, d = (row[j // 2] for row in step)
+                join = self.ops.highs if j % 2 else self.ops.lows
+                found[j].append([join(a, b), join(c, d)])
+        return found
 
     def outputs(self, both: list[list[Any]], weights: list[list[Any]], r: list[list[list[Any]]], grown: Any) -> None:
         """Writes the outputs of the tokens."""
@@ -526,7 +672,7 @@ class Program:
                     number = ops.select(ops.less(0.0, lost[e]), float("nan"), number)
                 found[e * form.tiles + j] = number
         words = [ops.pack(*found[2 * i : 2 * i + 2]) for i in range(form.tiles)]
-        row = self.of_token(self.x.out, form.value_heads, self.head, form.size, self.token)
+        row = self.of_token(self.x.out, form.value_heads, self.head, form.size, self.done + self.token)
         ops.store(self.own_columns(row), words, self.valid)
 
     def seen(self) -> list[list[Any]]:

@@ -201,13 +201,10 @@ def few_rows(
         )  # fmt: skip
         return y, new_state, new_key, new_residual, new_inverse, new_decay, new_edge
     if plan.mosaic:
-        from pallas_kernels.delta_rule.hopper.few import few
+        from pallas_kernels.delta_rule.hopper import few
 
         kept = (state, kept_key, residual, inverse, decay)
-        y, state, kept_key, residual, inverse, decay, new_edge, turns = few(
-            tokens, places, kept, in_slots=slots is not None, tiles=plan.columns // 32, scale=scale
-        )
-        return _over_edges(tokens, places, y, (state, residual, kept_key, inverse, decay), turns, new_edge, columns, common)
+        return few.few_rows(tokens, kept, places, in_slots=slots is not None, tiles=plan.columns // 32, scale=scale)
     if plan.joined:
         y, new_state, new_residual, new_key, new_inverse, new_decay, new_edge, turns = launch(
             joined_kernel, *tokens, state, residual, kept_key, inverse, decay, *places, b,

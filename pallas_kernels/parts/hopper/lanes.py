@@ -215,18 +215,20 @@ class Lanes:
         return _asm("prmt.b32 $0, $1, $2, 0x7632;", "r", [a.value, b.value])[0]
 
     def with_halves(self, word: Number, half: Number, low: Number, high: Number) -> Number:
-        """Returns a word, whose lower half, upper half, or none is replaced by the lower half of `half`."""
-        replaced = self.select(low, self._chosen(half, word, 0x7610, True), word)
-        return self.select(high, self._chosen(half, word, 0x1054, False), replaced)
+        """Returns a word, one of whose halves, which is 0 before, may be replaced by the lower half of `half`.
 
-    def _chosen(self, half: Number, word: Number, _: int, low: bool) -> Number:
-        # Bytes 0 to 3 are those of `half`, 4 to 7 those of the word.
-        text = "0x7610" if low else "0x1054"
-        return _asm(f"prmt.b32 $0, $1, $2, {text};", "r", [half.value, word.value])[0]
+        Args:
+            word: The word.
+            half: A 16-bit number; the upper half is 0.
+            low: Whether it replaces the lower half.
+            high: Whether it replaces the upper half.
+        """
+        (raised,) = _asm("shl.b32 $0, $1, 16;", "r", [half.value])
+        return word | self.select(low, half, self.select(high, raised, 0))
 
     def half_of(self, word: Number, upper: Number) -> Number:
-        """Returns the upper or the lower half of a word as a lower half; the other half means nothing."""
-        return self.select(upper, _asm("shr.u32 $0, $1, 16;", "r", [word.value])[0], word)
+        """Returns the upper or the lower half of a word as a lower half; the upper half is 0."""
+        return self.select(upper, _asm("shr.u32 $0, $1, 16;", "r", [word.value])[0], word & 0xFFFF)
 
     def shuffle(self, x: Number, source: Number) -> Number:
         """Returns the number of another lane."""
@@ -292,6 +294,19 @@ class Lanes:
         """Waits for the copies of the warp's lanes."""
         _asm("cp.async.wait_all; bar.warp.sync 0xffffffff;", "", [], memory=True)
 
+    def share(self) -> None:
+        """Makes what the lanes of a warp have written to shared memory known to one another."""
+        _asm("bar.warp.sync 0xffffffff;", "", [], memory=True)
+
+    def load_shared_where(self, place: Number, count: int, where: Number) -> list[Number]:
+        """Returns words from a place in shared memory, zeros where `where` is false."""
+        registers = [f"${i}" for i in range(count)]
+        listed, vector = (f"{{{', '.join(registers)}}}", f".v{count}") if count > 1 else (registers[0], "")
+        zeros = " ".join(f"mov.b32 {r}, 0;" for r in registers)
+        at = arith.addi(self._shared, arith.muli(place.value, i32(4)))
+        text = f"{{ .reg .pred p; setp.ne.b32 p, ${count}, 0; {zeros} @p ld.shared{vector}.b32 {listed}, [${count + 1}]; }}"
+        return _asm(text, "r" * count, [_predicate(where), at], memory=True)
+
     def load_shared(self, place: Number, count: int, offset: int = 0, *, floats: bool = False) -> list[Number]:
         """Returns words from a place in shared memory, counted in words."""
         registers = ", ".join(f"${i}" for i in range(count))
@@ -311,6 +326,14 @@ class Lanes:
     def barrier(self) -> None:
         """Waits for all warps of the block."""
         _asm("bar.sync 0;", "", [], memory=True)
+
+    def part(self) -> None:
+        """Keeps what comes after it after what comes before: loads that come early take registers."""
+        _asm("fence.acq_rel.cta;", "", [], memory=True)
+
+    def cluster_barrier(self) -> None:
+        """Waits for all blocks of the cluster, whose accesses to memory are over then."""
+        _asm("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;", "", [], memory=True)
 
     def repeat(
         self, times: int, carried: Sequence[Any], body: Callable[[Number, list[Number]], Sequence[Number]]
