@@ -77,7 +77,7 @@ def by_lanes(x: Any, kept: Any, places: Any, form: Form) -> Any:
     members = form.group * form.parts
     for first in range(0, b * HEADS * form.parts, members):
         blocks = [functools.partial(run, arrays, form, np.int32(first + i)) for i in range(members)]
-        run_cluster(blocks, form.words)
+        run_cluster(blocks, form.words, form.warps)
     return out, state, key, residual, inverse, decay, new_edge
 
 
@@ -117,7 +117,7 @@ def mend(triangles: np.ndarray, rows: int) -> np.ndarray:
     return np.asarray(packed(jnp.asarray(whole)))
 
 
-def main(tokens: int, tiles: int, in_slots: bool) -> None:
+def main(tokens: int, tiles: int, in_slots: bool, warps: int = 4) -> None:
     interpret_launches()
     interpret_instructions()
     mend_bfloat16()
@@ -128,7 +128,7 @@ def main(tokens: int, tiles: int, in_slots: bool) -> None:
         target = dataclasses.replace(Target.parse("sm_80"), backend="jax_triton")
         call = functools.partial(gated_delta_rule_extend, scale=SIZE**-0.5, contract=MmaDeltaRuleContract())
         expected = call(*x, *kept, *places, target=target, schedule=Schedule(64, 4, 1, rows_warps=4))
-        form = Form(tokens, KEY_HEADS, HEADS, tiles, in_slots, SIZE**-0.5, MmaDeltaRuleContract().least)
+        form = Form(tokens, KEY_HEADS, HEADS, tiles, in_slots, SIZE**-0.5, MmaDeltaRuleContract().least, warps, tiles < 4)
         found = by_lanes(x, kept, places, form)
         for name, ours, theirs in zip(("y", *NAMES, "edge"), found, expected, strict=True):
             print(kind, name, flush=True)
@@ -146,4 +146,4 @@ def main(tokens: int, tiles: int, in_slots: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "1")
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "1", *map(int, sys.argv[4:]))

@@ -13,6 +13,8 @@ from pallas_kernels.parts.hopper.inline import inline
 from pallas_kernels.parts.hopper.lanes import Lanes, Number
 from pallas_kernels.parts.hopper.launch import launch
 
+_WIDEST = 4  # tiles of a warp whose part of the state does not fit into its registers
+
 
 def few_rows(
     tokens: tuple[jax.Array, ...],
@@ -20,7 +22,8 @@ def few_rows(
     places: tuple[jax.Array, ...],
     *,
     in_slots: bool,
-    tiles: int,
+    columns: int,
+    warps: int,
     scale: float,
 ) -> tuple[jax.Array, ...]:
     """Runs the kernel; shapes as for `portable.gated_delta_rule_extend`.
@@ -30,14 +33,16 @@ def few_rows(
         kept: States, keys, residuals, T and G.
         places: Edges, first positions, lengths and slots.
         in_slots: Whether what is kept is in slots.
-        tiles: Tiles of 8 columns of a warp.
+        columns: Columns of a block.
+        warps: Warps of a block.
         scale: Factor of the outputs.
 
     Returns:
         The outputs, what is kept, and the edges.
     """
     (b, count, h, _), key_heads = tokens[2].shape, tokens[0].shape[2]
-    form = Form(count, key_heads, h, tiles, in_slots, scale, MmaDeltaRuleContract().least)
+    tiles = columns // (8 * warps)
+    form = Form(count, key_heads, h, tiles, in_slots, scale, MmaDeltaRuleContract().least, warps, held=tiles < _WIDEST)
 
     def kernel(given: Any, out: Any, new_edge: Any, shared: Any) -> None:
         refs = [*given, out, new_edge]
@@ -57,6 +62,7 @@ def few_rows(
         {"cluster": b * key_heads},
         [plgpu.SMEM((form.words,), jnp.float32)],
         cluster={"member": form.members},
+        warpgroups={"warpgroup": warps // 4},
         by_lanes=True,
         interpret=False,
         changes=True,

@@ -15,7 +15,6 @@ from typing import Any, Final, NamedTuple
 
 _C: Final = 64
 _FEW: Final = 8
-_WARPS: Final = 4
 _LANES: Final = 32
 _STEPS: Final = 4  # products of a chain over the rows of a chunk
 _LOG2E: Final = 1.4426950408889634
@@ -32,6 +31,9 @@ class Form:
         key_heads: J.
         value_heads: H.
         tiles: Tiles of 8 columns of a warp: 1, 2 or 4.
+        warps: Warps of a block: 4 or 8.
+        held: Whether a lane has its part of the state in registers. Otherwise the state is copied to shared memory,
+            after what the rows need has been asked for.
         in_slots: Whether what is kept is in slots.
         scale: Factor of the outputs.
         least: Smallest gate.
@@ -45,12 +47,14 @@ class Form:
     in_slots: bool
     scale: float
     least: float
+    warps: int = 4
+    held: bool = False
     size: int = 128
 
     @property
     def columns(self) -> int:
         """Columns of a block."""
-        return 8 * self.tiles * _WARPS
+        return 8 * self.tiles * self.warps
 
     @property
     def parts(self) -> int:
@@ -61,6 +65,11 @@ class Form:
     def group(self) -> int:
         """Value heads that share a key head."""
         return self.value_heads // self.key_heads
+
+    @property
+    def row_tiles(self) -> int:
+        """Tiles of 8 rows of the chunk, or of 8 columns of T, of a warp."""
+        return 8 // self.warps
 
     @property
     def members(self) -> int:
@@ -85,7 +94,7 @@ class Form:
     @property
     def pairs(self) -> int:
         """Where in shared memory the operands of keys and queries are."""
-        return self.exchanged + 8 * _WARPS * _LANES
+        return self.exchanged + 8 * _STEPS * _LANES
 
 
 class Arrays(NamedTuple):
@@ -163,13 +172,13 @@ class Program:
         self.inverse = ops.array(x.inverse).far(slot * heads + self.head, inverse)
         self.decay = ops.array(x.decay).far(slot * heads + self.head, _C)
         self.kept_key = ops.array(x.kept_key).far(slot * form.key_heads + self.key_head, _C * form.size)
-        # What needs neither the number of tokens nor their places is asked for before those are known.
-        self.copy_state(edge > 0)
+        self.known = (edge > 0) & (self.count > 0) if form.in_slots else always
+        # What does not need the number of tokens is asked for before that is known.
         tokens = self.read()
         self.write_edge(edge)
         self.write_nothing()
         crosses = (self.count > 0) & (self.here + self.count > _C)
-        ops.when((self.count > 0) & ~crosses, lambda: self.compute(tokens, ops.true()))
+        ops.when((self.count > 0) & ~crosses, lambda: self.compute(tokens, ops.true(), first=True))
         ops.when(crosses, self.over_edge)
 
     def write_edge(self, edge: Any) -> None:
@@ -186,24 +195,30 @@ class Program:
         gates = [self.read_gate(x.g, self.done + i, self.done + i < form.tokens) for i in range(form.tokens)]
         return Tokens(self.read_pairs(there), self.read_values(there), own, beta, gates)
 
-    def compute(self, x: Tokens, ends: Any) -> list[list[list[Any]]]:
+    def compute(self, x: Tokens, ends: Any, first: bool) -> list[list[list[Any]]]:
         """Computes tokens of one chunk.
 
         Args:
             x: The tokens.
             ends: Whether the chunk is the last one. Otherwise every block writes what it reads of the rows.
+            first: Whether the state is in GPU memory only.
 
         Returns:
             The residuals of the chunk as right operands, by tiles.
         """
-        ops = self.ops
+        ops, form = self.ops, self.form
         self.valid = self.token < self.count
         old_keys = self.read_keys()
         logs, later = self.read_gates(x.gates)
         t = self.read_inverse()
+        held = self.read_state() if form.held and first else None
+        if first and not form.held:
+            self.prefetch_residuals()
+            self.copy_state()
         square = self.squares(x.pairs)
         self.share_tokens(x.pairs)
         near = [self.chain([0.0] * 4, x.pairs, tile) for tile in old_keys]
+        both = None if held is None else [self.chain([0.0] * 4, x.pairs, tile) for tile in held]
         fine = ops.less(square, _INF) & ops.less(x.own, _INF) & ops.finite(x.beta)
         left, weights = self.coefficients(near, logs, later, ops.select(fine, x.beta, 0.0))
         residuals = self.read_residuals()
@@ -211,8 +226,9 @@ class Program:
         weights, lost = self.weigh(weights, t, lost)
         factor = ops.select(fine & ~lost, x.beta, float("nan"))
         self.write_rows(rows, later, square, ends)
-        ops.await_copies()
-        both = self.products()
+        if both is None:
+            ops.await_copies()
+            both = self.products()
         grown = ops.power_of_two(later)
         fresh = self.residuals(both, x.values, factor, grown)
         r = self.with_rows(residuals, fresh)
@@ -227,8 +243,9 @@ class Program:
         ops, form, count = self.ops, self.form, self.count
         near = _C - self.here
         self.count = near
+        self.copy_state()
         if form.tokens > 1:
-            r = self.compute(self.read(), ops.true(False))
+            r = self.compute(self.read(), ops.true(False), first=False)
             ops.barrier()
         else:
             r = self.operands(self.read_residuals())
@@ -236,7 +253,7 @@ class Program:
         self.cross(r)
         ops.cluster_barrier()
         self.done, self.count, self.here = near, count - near, ops.number(0)
-        self.compute(self.read(), ops.true())
+        self.compute(self.read(), ops.true(), first=False)
 
     def cross(self, r: list[list[list[Any]]]) -> None:
         """Replaces the state by that after a whole chunk, of which all rows are kept."""
@@ -324,16 +341,37 @@ class Program:
         base = self.ops.array(array).far(self.batch, self.form.tokens * heads * size)
         return base.at((token * heads + head) * size)
 
-    def copy_state(self, known: Any) -> None:
+    def copy_state(self) -> None:
         ops, form = self.ops, self.form
         chunks = 2 * form.tiles
         rows = _LANES // chunks
         row, column = ops.lane // chunks, ops.lane % chunks * 4
         target = row * form.pitch + ops.warp * (8 * form.tiles) + column
         source = self.state.at(row * form.size + self.column + column)
-        where = known & (self.count > 0) if form.in_slots else ops.true()
         for i in range(0, form.size, rows):
-            ops.copy(target, i * form.pitch, source.at(i * form.size), where)
+            ops.copy(target, i * form.pitch, source.at(i * form.size), self.known)
+
+    def read_state(self) -> list[list[list[Any]]]:
+        """Returns the state as right operands, by tiles."""
+        ops, form = self.ops, self.form
+        place = self.state.at(self.quad * 2 * form.size + self.column + ops.lane // 4 * form.tiles)
+        found: list[list[list[Any]]] = [[] for _ in range(form.tiles)]
+        for step in range(form.size // 16):
+            rows = [
+                ops.load(place.at((16 * step + i) * form.size), form.tiles, self.known, floats=True)
+                for i in (0, 1, 8, 9)
+            ]
+            for j in range(form.tiles):
+                a, b, c, d = (row[j] for row in rows)
+                found[j].append([ops.pack(a, b), ops.pack(c, d)])
+        return found
+
+    def prefetch_residuals(self) -> None:
+        """Asks for the residuals that are kept, which are read when there are registers for them."""
+        ops, form = self.ops, self.form
+        if form.parts == 1:
+            first = ops.equal(ops.lane, 0) & ops.equal(ops.warp, 0) & (self.here > 0)
+            ops.prefetch(self.residual, self.here * (2 * form.size), first)
 
     def read_pairs(self, there: Any) -> list[list[Any]]:
         """Returns keys and queries as the left operands of 8 products."""
@@ -349,11 +387,11 @@ class Program:
         return found
 
     def read_keys(self) -> list[list[list[Any]]]:
-        """Returns 16 rows of the chunk's keys as right operands, for two tiles of 8."""
+        """Returns the warp's rows of the chunk's keys as right operands, by tiles."""
         ops, form = self.ops, self.form
         found = []
-        for tile in range(2):
-            row = ops.warp * 16 + ops.lane // 4 + 8 * tile
+        for tile in range(form.row_tiles):
+            row = self.first_row + ops.lane // 4 + 8 * tile
             stored = self.kept_key.at(row * form.size)
             fresh = self.of_token(self.x.key, form.key_heads, self.key_head, form.size, self.done + row - self.here)
             place = ops.select(row < self.here, stored, fresh).at(self.quad * 2)
@@ -387,8 +425,8 @@ class Program:
         (now,) = ops.load(self.decay.at(self.here - 1), 1, self.here > 0, floats=True)
         later, sums = ops.real(0.0), []
         logs = []
-        for tile in range(2):
-            column = ops.warp * 16 + self.quad * 2 + 8 * tile
+        for tile in range(self.form.row_tiles):
+            column = self.first_row + self.quad * 2 + 8 * tile
             logs.append(ops.load(self.decay.at(column), 2, column < self.here, floats=True))
         for i, step in enumerate(gates):
             there = self.count > i
@@ -396,14 +434,25 @@ class Program:
             later = ops.select(ops.equal(self.token, i), now, later)
             sums.append(now)
         later = ops.select(self.valid, later, 0.0)
-        for tile in range(2):
+        for tile in range(self.form.row_tiles):
             for e in range(2):
-                column = ops.warp * 16 + self.quad * 2 + (8 * tile + e)
+                column = self.first_row + self.quad * 2 + (8 * tile + e)
                 one = logs[tile][e]
                 for i, now in enumerate(sums):
                     one = ops.select(ops.equal(column, self.here + i) & (self.count > i), now, one)
                 logs[tile][e] = one
         return logs, later
+
+    @property
+    def first_row(self) -> Any:
+        """The first of the rows of the chunk, or of the columns of T, that the warp has."""
+        return self.ops.warp * (8 * self.form.row_tiles)
+
+    def exchange(self, tile: int, words: int) -> Any:
+        """Returns where words of one of the warp's tiles of rows go: two tiles are 16 columns of a left operand."""
+        ops = self.ops
+        number = ops.warp * self.form.row_tiles + tile
+        return (number // 2) * (4 * _LANES) + ops.lane * 4 + number % 2 * words + self.form.exchanged
 
     def squares(self, pairs: list[list[Any]]) -> Any:
         """Returns the square of the length of the token's key, as the product of all keys has it."""
@@ -416,11 +465,11 @@ class Program:
     def coefficients(self, near: list[list[Any]], logs: list[list[Any]], later: Any, factor: Any) -> Any:
         """Returns the left operands of T's rows and of P's, of which each warp computes 16 columns."""
         ops = self.ops
-        at, words = self.here + self.token, []
-        for tile in range(2):
+        at = self.here + self.token
+        for tile in range(self.form.row_tiles):
             lower, upper = [], []
             for e in range(2):
-                column = ops.warp * 16 + self.quad * 2 + (8 * tile + e)
+                column = self.first_row + self.quad * 2 + (8 * tile + e)
                 seen = self.valid & (column <= at)
                 age = ops.power_of_two(ops.select(seen, ops.difference(later, logs[tile][e]), 0.0))
                 key, query = near[tile][e], near[tile][2 + e]
@@ -428,10 +477,9 @@ class Program:
                 a = ops.product(factor, ops.product(key, age))
                 lower.append(ops.negative(ops.select(below, a, 0.0)))
                 upper.append(ops.select(seen, ops.product(query, age), 0.0))
-            words += [ops.pack(*lower), ops.pack(*upper)]
-        place = ops.lane * 4 + self.form.exchanged
-        ops.store_shared(place + ops.warp * (4 * _LANES), words, ops.true())
+            ops.store_shared(self.exchange(tile, 2), [ops.pack(*lower), ops.pack(*upper)], ops.true())
         ops.barrier()
+        place = ops.lane * 4 + self.form.exchanged
         zero, left, weights = ops.number(0), [], []
         for step in range(_STEPS):
             a, b, c, d = ops.load_shared(place, 4, 4 * _LANES * step)
@@ -440,10 +488,10 @@ class Program:
         return left, weights
 
     def read_inverse(self) -> list[list[list[Any]]]:
-        """Returns T's rows of the chunk as right operands, for two tiles of the warp's 16 columns."""
+        """Returns T's rows of the chunk as right operands, by tiles of the warp's columns."""
         ops, form, found = self.ops, self.form, []
-        for tile in range(2):
-            column, words = ops.warp * 16 + ops.lane // 4 + 8 * tile, []
+        for tile in range(form.row_tiles):
+            column, words = self.first_row + ops.lane // 4 + 8 * tile, []
             # The place of the lane's first row, in either half of the rows; the others are at constant distances.
             first = self.quad * 2
             bases = [self.inverse.at(self.inverse_place(first + r, column, upper=r == 0)) for r in (0, _C // 2)]
@@ -478,16 +526,16 @@ class Program:
             Whether a number of the lane's token is not finite, and the lane's numbers of its row, two in a word.
         """
         ops = self.ops
-        lost, rows = ops.true(False), [ops.number(0)] * 2
+        lost, rows = ops.true(False), [ops.number(0)] * self.form.row_tiles
         unit = []
-        for tile in range(2):
+        for tile in range(self.form.row_tiles):
             for e in range(2):
-                column = ops.warp * 16 + self.quad * 2 + (8 * tile + e)
+                column = self.first_row + self.quad * 2 + (8 * tile + e)
                 on = self.valid & ops.equal(column, self.here + self.token)
                 unit.append(ops.select(on, ops.real(1.0), 0.0))
         for i in range(self.form.tokens):
             own = ops.equal(self.token, i)
-            for tile in range(2):
+            for tile in range(self.form.row_tiles):
                 raw = self.chain([*unit[2 * tile : 2 * tile + 2], 0.0, 0.0], left, t[tile])
                 numbers = ops.unpack(ops.pack(raw[0], raw[1]))
                 finite = [ops.finite(x) for x in numbers]
@@ -511,20 +559,21 @@ class Program:
 
     def weigh(self, weights: list[list[Any]], t: list[list[list[Any]]], lost: Any) -> tuple[list[list[Any]], Any]:
         """Returns P as left operands, and whether the lane's token has a row of T that is not finite."""
-        ops, words = self.ops, []
-        for tile in range(2):
-            p = self.chain([0.0] * 4, weights, t[tile])[2:]
-            words.append(ops.pack(*(ops.sum(x, 0.0) for x in p)))
+        ops, shift = self.ops, 4 * _STEPS * _LANES
         flag = ops.select(lost, 1, ops.number(0))
-        place = ops.lane * 4 + (self.form.exchanged + 4 * _WARPS * _LANES)
-        ops.store_shared(place + ops.warp * (4 * _LANES), [*words, flag, flag], ops.true())
+        for tile in range(self.form.row_tiles):
+            p = self.chain([0.0] * 4, weights, t[tile])[2:]
+            place = self.exchange(tile, 1) + shift
+            ops.store_shared(place, [ops.pack(*(ops.sum(x, 0.0) for x in p))], ops.true())
+            ops.store_shared(place + 2, [flag], ops.true())
         ops.barrier()
+        place = ops.lane * 4 + (self.form.exchanged + shift)
         zero, found = ops.number(0), []
         flags = zero
         for step in range(_STEPS):
-            b, d, bad, _ = ops.load_shared(place, 4, 4 * _LANES * step)
+            b, d, *bad = ops.load_shared(place, 4, 4 * _LANES * step)
             found.append([zero, b, zero, d])
-            flags = flags | bad
+            flags = flags | bad[0] | bad[1]
         return found, self.of_quad(flags) > 0
 
     def write_rows(self, rows: list[Any], later: Any, square: Any, ends: Any) -> None:
@@ -532,8 +581,8 @@ class Program:
         ops, form = self.ops, self.form
         row = self.here + self.token
         writes = self.valid & (ops.equal(self.part, 0) | ~ends)
-        for tile in range(2):
-            column = ops.warp * 16 + self.quad * 2 + 8 * tile
+        for tile in range(form.row_tiles):
+            column = self.first_row + self.quad * 2 + 8 * tile
             numbers = ops.unpack(rows[tile])
             if not form.in_slots:
                 ops.store(self.inverse.at(row * _C + column), numbers, writes)
@@ -545,9 +594,10 @@ class Program:
         ops.store(self.decay.at(row), [later], writes & ops.equal(ops.warp, 0) & ops.equal(self.quad, 0))
         last = ops.equal(self.head % form.group, form.group - 1) | ~ends
         usable = ops.less(square, _INF)
-        place = self.kept_key.at(row * form.size + ops.warp * 32 + self.quad * 2)
-        for i in range(2):
-            words = ops.load_shared(ops.lane * 4 + ops.warp * (8 * _LANES) + form.pairs, 4, 4 * _LANES * i)
+        place = self.kept_key.at(row * form.size + ops.warp * (16 * form.row_tiles) + self.quad * 2)
+        for i in range(form.row_tiles):
+            at = ops.lane * 4 + ops.warp * (4 * form.row_tiles * _LANES) + form.pairs
+            words = ops.load_shared(at, 4, 4 * _LANES * i)
             for half in range(2):
                 word = ops.select(usable, words[2 * half], 0)
                 ops.store(place.at(16 * i + 8 * half), [word], writes & last)
@@ -557,7 +607,7 @@ class Program:
         ops = self.ops
         for step, words in enumerate(pairs):
             place = ops.lane * 4 + (self.form.pairs + 4 * _LANES * step)
-            ops.store_shared(place, words, ops.equal(ops.warp, step // 2))
+            ops.store_shared(place, words, ops.equal(ops.warp, step // self.form.row_tiles))
 
     def products(self) -> list[list[Any]]:
         """Returns keys and queries times the state, by tiles."""
@@ -627,7 +677,7 @@ class Program:
     def with_rows(self, kept: list[list[list[Any]]], fresh: list[Any]) -> list[list[list[Any]]]:
         """Returns the residuals of the chunk as right operands, by tiles: those that are kept, and the tokens' own."""
         ops, form = self.ops, self.form
-        place = ops.warp * (4 * _LANES) + form.exchanged
+        place = ops.warp * (32 * form.tiles) + form.exchanged
         ops.store_shared(place + self.token * (4 * form.tiles) + self.quad * form.tiles, fresh, ops.true())
         ops.share()
         words = max(1, form.tiles // 2)

@@ -11,7 +11,7 @@ from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, scf
 
-from pallas_kernels.parts.hopper.tile import i32, thread_of_warp, thread_of_warpgroup
+from pallas_kernels.parts.hopper.tile import i32, thread_of_warp
 from pallas_kernels.parts.ptx import hexadecimal
 
 _SLT, _SLE, _EQ = arith.CmpIPredicate.slt, arith.CmpIPredicate.sle, arith.CmpIPredicate.eq
@@ -133,7 +133,7 @@ class Lanes:
 
     def __init__(self, shared: Any) -> None:
         self.lane = Number(thread_of_warp())
-        self.warp = Number(arith.divui(thread_of_warpgroup(), i32(32)))
+        self.warp = Number(arith.divui(mgpu.utils.thread_idx(), i32(32)))
         self._shared = llvm.ptrtoint(ir.IntegerType.get_signless(32), mgpu.utils.memref_ptr(shared))
 
     def array(self, ref: Any) -> Address:
@@ -275,6 +275,11 @@ class Lanes:
         listed, vector = (f"{{{listed}}}", f".v{len(values)}") if len(values) > 1 else (listed, "")
         text = f"{{ .reg .pred p; setp.ne.b32 p, $0, 0; @p st.global{vector}.b32 [$1 + {place.distance}], {listed}; }}"
         _asm(text, "", [_predicate(where), place.value, *values], memory=True)
+
+    def prefetch(self, place: Address, size: Number, where: Number) -> None:
+        """Asks for some bytes of GPU memory, a multiple of 16, to be brought into the L2 cache."""
+        text = "{ .reg .pred p; setp.ne.b32 p, $0, 0; @p cp.async.bulk.prefetch.L2.global [$1], $2; }"
+        _asm(text, "", [_predicate(where), place.value, size.value], memory=True)
 
     def copy(self, target: Number, offset: int, source: Address, where: Number) -> None:
         """Starts to copy 16 bytes from GPU memory to shared memory; zeros where `where` is false.
