@@ -18,7 +18,7 @@ from pallas_kernels.delta_rule.extend import gated_delta_rule_extend
 from pallas_kernels.delta_rule.hopper.few_rows import Arrays, Form, Program
 from pallas_kernels.delta_rule.schedule.jax_triton import Schedule
 from pallas_kernels.target import Target
-from tests.delta_rule.lanes import run_cluster
+from tests.delta_rule.lanes import run_blocks
 from tests.jax_triton.interpreted import interpret_launches
 from tests.jax_triton.interpreter_instructions import interpret_instructions
 
@@ -74,10 +74,15 @@ def by_lanes(x: Any, kept: Any, places: Any, form: Form) -> Any:
     new_edge = np.full(b, 77, np.int32)
     slots = places[3] if form.in_slots else places[2]
     arrays = Arrays(*x, *places[:3], slots, state, key, residual, inverse, decay, out, new_edge)
-    members = form.group * form.parts
-    for first in range(0, b * HEADS * form.parts, members):
-        blocks = [functools.partial(run, arrays, form, np.int32(first + i)) for i in range(members)]
-        run_cluster(blocks, form.words, form.warps)
+    # The blocks of a sequence at the same time, and one after another, in either order.
+    for i in range(b):
+        programs = [
+            functools.partial(run, arrays, form, np.int32(i * form.value_heads * form.parts + block))
+            for block in range(form.value_heads * form.parts)
+        ]
+        groups = [programs] if i % 3 == 0 else [[p] for p in programs[:: 1 if i % 3 == 1 else -1]]
+        for group in groups:
+            run_blocks(group, form.words, form.warps)
     return out, state, key, residual, inverse, decay, new_edge
 
 
@@ -128,7 +133,7 @@ def main(tokens: int, tiles: int, in_slots: bool, warps: int = 4) -> None:
         target = dataclasses.replace(Target.parse("sm_80"), backend="jax_triton")
         call = functools.partial(gated_delta_rule_extend, scale=SIZE**-0.5, contract=MmaDeltaRuleContract())
         expected = call(*x, *kept, *places, target=target, schedule=Schedule(64, 4, 1, rows_warps=4))
-        form = Form(tokens, KEY_HEADS, HEADS, tiles, in_slots, SIZE**-0.5, MmaDeltaRuleContract().least, warps, tiles < 4)
+        form = Form(len(here), tokens, KEY_HEADS, HEADS, tiles, in_slots, SIZE**-0.5, MmaDeltaRuleContract().least, warps, tiles < 4, bool(kind), 3 * kind)
         found = by_lanes(x, kept, places, form)
         for name, ours, theirs in zip(("y", *NAMES, "edge"), found, expected, strict=True):
             print(kind, name, flush=True)

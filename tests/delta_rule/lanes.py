@@ -44,9 +44,9 @@ class Chosen:
 
 
 class Lanes:
-    def __init__(self, warp: int, shared: np.ndarray, barrier: threading.Barrier, cluster: threading.Barrier) -> None:
+    def __init__(self, warp: int, shared: np.ndarray, barrier: threading.Barrier) -> None:
         self.lane, self.warp = np.arange(32, dtype=np.int32), np.int32(warp)
-        self._shared, self._barrier, self._cluster = shared, barrier, cluster
+        self._shared, self._barrier = shared, barrier
 
     def array(self, x: np.ndarray) -> Address:
         return Address(x.reshape(-1), 0)
@@ -206,8 +206,11 @@ class Lanes:
     def part(self) -> None:
         pass
 
-    def cluster_barrier(self) -> None:
-        self._cluster.wait()
+    def raise_flag(self, place: Any, word: int) -> None:
+        self.store(place, [np.uint32(word)], True)
+
+    def is_raised(self, place: Any, word: int) -> Any:
+        return self.equal(self.load(place, 1, True)[0], word)
 
     def repeat(self, times: int, carried: Sequence[Any], body: Callable[[Any, list[Any]], Sequence[Any]]) -> list[Any]:
         now = list(carried)
@@ -223,23 +226,22 @@ class Lanes:
             body()
 
 
-def run_cluster(programs: Sequence[Callable[[Lanes], None]], words: int, warps: int = 4) -> None:
-    """Runs the blocks of a cluster.
+def run_blocks(programs: Sequence[Callable[[Lanes], None]], words: int, warps: int = 4) -> None:
+    """Runs blocks at the same time.
 
     Args:
         programs: What each block runs.
         words: Words of shared memory of a block.
         warps: Warps of a block.
     """
-    cluster, threads, failed = threading.Barrier(warps * len(programs)), [], []
+    threads, failed = [], []
 
     def start(program: Callable[[Lanes], None], barrier: threading.Barrier, shared: np.ndarray, warp: int) -> None:
         try:
-            program(Lanes(warp, shared, barrier, cluster))
+            program(Lanes(warp, shared, barrier))
         except BaseException as error:
             failed.append(error)
             barrier.abort()
-            cluster.abort()
 
     for program in programs:
         barrier, shared = threading.Barrier(warps), np.full(words, 0x7FC12345, np.uint32)

@@ -24,6 +24,8 @@ def few_rows(
     in_slots: bool,
     columns: int,
     warps: int,
+    early: bool = False,
+    ahead: int = 0,
     scale: float,
 ) -> tuple[jax.Array, ...]:
     """Runs the kernel; shapes as for `portable.gated_delta_rule_extend`.
@@ -42,11 +44,14 @@ def few_rows(
     """
     (b, count, h, _), key_heads = tokens[2].shape, tokens[0].shape[2]
     tiles = columns // (8 * warps)
-    form = Form(count, key_heads, h, tiles, in_slots, scale, MmaDeltaRuleContract().least, warps, held=tiles < _WIDEST)
+    form = Form(
+        b, count, key_heads, h, tiles, in_slots, scale, MmaDeltaRuleContract().least, warps,
+        held=tiles < _WIDEST, early=early, ahead=ahead,
+    )  # fmt: skip
 
     def kernel(given: Any, out: Any, new_edge: Any, shared: Any) -> None:
         refs = [*given, out, new_edge]
-        block = lax.axis_index("cluster") * form.members + lax.axis_index("member")
+        block = lax.axis_index("block")
 
         @inline(plgpu.Layout.WG_SPLAT(()), plgpu.RefType(), *[plgpu.RefType()] * len(refs))
         def run(block: Any, shared: Any, *arrays: Any) -> None:
@@ -59,9 +64,8 @@ def few_rows(
         "delta_rule_few_rows",
         kernel,
         [jax.ShapeDtypeStruct(tokens[2].shape, tokens[2].dtype), jax.ShapeDtypeStruct((b,), jnp.int32)],
-        {"cluster": b * key_heads},
+        {"block": b * h * form.parts},
         [plgpu.SMEM((form.words,), jnp.float32)],
-        cluster={"member": form.members},
         warpgroups={"warpgroup": warps // 4},
         by_lanes=True,
         interpret=False,

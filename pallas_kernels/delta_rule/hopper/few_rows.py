@@ -19,6 +19,8 @@ _LANES: Final = 32
 _STEPS: Final = 4  # products of a chain over the rows of a chunk
 _LOG2E: Final = 1.4426950408889634
 _TRIANGLE: Final = 64 * 65 // 2
+_READ: Final = 0x7FA57FA5
+"""Two bfloat16 numbers that are not numbers, which no instruction computes."""
 _INF: Final = float("inf")
 
 
@@ -27,6 +29,7 @@ class Form:
     """What the machine code depends on.
 
     Attributes:
+        sequences: B.
         tokens: Tokens of a sequence in the arrays.
         key_heads: J.
         value_heads: H.
@@ -40,6 +43,7 @@ class Form:
         size: Columns of keys and of values.
     """
 
+    sequences: int
     tokens: int
     key_heads: int
     value_heads: int
@@ -49,6 +53,8 @@ class Form:
     least: float
     warps: int = 4
     held: bool = False
+    early: bool = False
+    ahead: int = 0
     size: int = 128
 
     @property
@@ -152,7 +158,9 @@ class Program:
         self.key_head = self.head // form.group
         # Of the lane: its token, and the first of its columns or rows of a tile.
         self.token, self.quad = ops.lane // 4, ops.lane % 4
-        self.column = self.part * form.columns + ops.warp * (8 * form.tiles)
+        self.column_of_part = self.part * form.columns
+        self.column = self.column_of_part + ops.warp * (8 * form.tiles)
+        self.block = block
         self.done = ops.number(0)
 
     def run(self) -> None:
@@ -167,18 +175,25 @@ class Program:
             (slot,) = ops.load(ops.array(x.slots).at(self.batch), 1, always)
         heads, row = form.value_heads, form.size * form.size
         self.state = ops.array(x.state).far(slot * heads + self.head, row)
-        self.residual = ops.array(x.residual).far(slot * heads + self.head, _C * form.size)
+        self.first_residual = ops.array(x.residual).far(slot * heads, _C * form.size)
+        self.residual = self.first_residual.far(self.head, _C * form.size)
         inverse = _TRIANGLE if form.in_slots else _C * _C
         self.inverse = ops.array(x.inverse).far(slot * heads + self.head, inverse)
         self.decay = ops.array(x.decay).far(slot * heads + self.head, _C)
         self.kept_key = ops.array(x.kept_key).far(slot * form.key_heads + self.key_head, _C * form.size)
         self.known = (edge > 0) & (self.count > 0) if form.in_slots else always
+        if form.early and not form.held:
+            self.copy_state()
         # What does not need the number of tokens is asked for before that is known.
         tokens = self.read()
         self.write_edge(edge)
         self.write_nothing()
         crosses = (self.count > 0) & (self.here + self.count > _C)
-        ops.when((self.count > 0) & ~crosses, lambda: self.compute(tokens, ops.true(), first=True))
+        if form.ahead:
+            self.prefetch_others()
+        first = ops.equal(self.part, 0)
+        last = first & ops.equal(self.head % form.group, form.group - 1)
+        ops.when((self.count > 0) & ~crosses, lambda: self.compute(tokens, (first, last), first=True))
         ops.when(crosses, self.over_edge)
 
     def write_edge(self, edge: Any) -> None:
@@ -195,12 +210,12 @@ class Program:
         gates = [self.read_gate(x.g, self.done + i, self.done + i < form.tokens) for i in range(form.tokens)]
         return Tokens(self.read_pairs(there), self.read_values(there), own, beta, gates)
 
-    def compute(self, x: Tokens, ends: Any, first: bool) -> list[list[list[Any]]]:
+    def compute(self, x: Tokens, writes: tuple[Any, Any], first: bool) -> list[list[list[Any]]]:
         """Computes tokens of one chunk.
 
         Args:
             x: The tokens.
-            ends: Whether the chunk is the last one. Otherwise every block writes what it reads of the rows.
+            writes: Whether the block writes T and G of the tokens, and whether it writes their keys.
             first: Whether the state is in GPU memory only.
 
         Returns:
@@ -214,7 +229,8 @@ class Program:
         held = self.read_state() if form.held and first else None
         if first and not form.held:
             self.prefetch_residuals()
-            self.copy_state()
+            if not form.early:
+                self.copy_state()
         square = self.squares(x.pairs)
         self.share_tokens(x.pairs)
         near = [self.chain([0.0] * 4, x.pairs, tile) for tile in old_keys]
@@ -225,7 +241,7 @@ class Program:
         lost, rows = self.solve(left, t)
         weights, lost = self.weigh(weights, t, lost)
         factor = ops.select(fine & ~lost, x.beta, float("nan"))
-        self.write_rows(rows, later, square, ends)
+        self.write_rows(rows, later, square, *writes)
         if both is None:
             ops.await_copies()
             both = self.products()
@@ -236,24 +252,46 @@ class Program:
         return r
 
     def over_edge(self) -> None:
-        """Computes tokens of which at least one is in the next chunk.
+        """Computes tokens of which at least one is in the next chunk, whose rows are written over those of the last one.
 
-        The first rows of a chunk are written over, so all blocks that read them are in one cluster, and wait.
+        Keys are read by all blocks of a group of heads, T and G by all blocks of a head. A block says when it has read
+        them, in a residual that it has read, and the last one writes; two that come at the same time may both write.
         """
         ops, form, count = self.ops, self.form, self.count
         near = _C - self.here
         self.count = near
-        self.copy_state()
+        if not form.early or form.held:
+            self.copy_state()
         if form.tokens > 1:
-            r = self.compute(self.read(), ops.true(False), first=False)
+            # Every block writes what it reads.
+            r = self.compute(self.read(), (ops.true(), ops.true()), first=False)
             ops.barrier()
         else:
             r = self.operands(self.read_residuals())
             ops.await_copies()
         self.cross(r)
-        ops.cluster_barrier()
+        ops.barrier()
+        writes = self.turn()
         self.done, self.count, self.here = near, count - near, ops.number(0)
-        self.compute(self.read(), ops.true(), first=False)
+        self.compute(self.read(), writes, first=False)
+
+    def turn(self) -> tuple[Any, Any]:
+        """Says that the block has read the rows of a chunk.
+
+        Returns:
+            Whether all blocks of the head have, and all blocks of the group of heads.
+        """
+        ops, form = self.ops, self.form
+        base = self.first_residual.far(self.head // form.group * form.group, _C * form.size).at((_C - 1) * form.size)
+        size = _C * form.size
+        ops.raise_flag(base.far(self.head % form.group, size).at(self.column_of_part), _READ)
+        of_head, of_group = ops.true(), ops.true()
+        for head in range(form.group):
+            for part in range(form.parts):
+                flag = ops.is_raised(base.at(head * size + part * form.columns), _READ)
+                of_group = of_group & flag
+                of_head = of_head & (flag | ~ops.equal(self.head % form.group, head))
+        return of_head, of_group
 
     def cross(self, r: list[list[list[Any]]]) -> None:
         """Replaces the state by that after a whole chunk, of which all rows are kept."""
@@ -372,6 +410,24 @@ class Program:
         if form.parts == 1:
             first = ops.equal(ops.lane, 0) & ops.equal(ops.warp, 0) & (self.here > 0)
             ops.prefetch(self.residual, self.here * (2 * form.size), first)
+
+    def prefetch_others(self) -> None:
+        """Asks for keys and residuals that a block further on will read, so that these come before its state."""
+        ops, form, x = self.ops, self.form, self.x
+        pair = (self.block + form.ahead) // form.parts
+        batch, head = pair // form.value_heads, pair % form.value_heads
+        there = (batch < form.sequences) & ops.equal(ops.lane, 0) & ops.equal(ops.warp, 0)
+        (count,), (edge,), (start,) = (
+            ops.load(ops.array(a).at(batch), 1, there) for a in (x.lengths, x.edge, x.start)
+        )
+        here, slot = start - edge, batch
+        if form.in_slots:
+            (slot,) = ops.load(ops.array(x.slots).at(batch), 1, there)
+        where = there & (count > 0) & (here > 0) & (here <= _C)
+        size = here * (2 * form.size)
+        ops.prefetch(ops.array(x.residual).far(slot * form.value_heads + head, _C * form.size), size, where)
+        key = ops.array(x.kept_key).far(slot * form.key_heads + head // form.group, _C * form.size)
+        ops.prefetch(key, size, where & ops.equal(head % form.group, 0))
 
     def read_pairs(self, there: Any) -> list[list[Any]]:
         """Returns keys and queries as the left operands of 8 products."""
@@ -576,11 +632,11 @@ class Program:
             flags = flags | bad[0] | bad[1]
         return found, self.of_quad(flags) > 0
 
-    def write_rows(self, rows: list[Any], later: Any, square: Any, ends: Any) -> None:
+    def write_rows(self, rows: list[Any], later: Any, square: Any, of_head: Any, of_key: Any) -> None:
         """Adds T, G and keys of the tokens to what is kept."""
         ops, form = self.ops, self.form
         row = self.here + self.token
-        writes = self.valid & (ops.equal(self.part, 0) | ~ends)
+        writes = self.valid & of_head
         for tile in range(form.row_tiles):
             column = self.first_row + self.quad * 2 + 8 * tile
             numbers = ops.unpack(rows[tile])
@@ -592,7 +648,6 @@ class Program:
                 place = ops.select(row < _C // 2, *places)
                 ops.store(self.inverse.at(place), [number], writes & (column + e <= row))
         ops.store(self.decay.at(row), [later], writes & ops.equal(ops.warp, 0) & ops.equal(self.quad, 0))
-        last = ops.equal(self.head % form.group, form.group - 1) | ~ends
         usable = ops.less(square, _INF)
         place = self.kept_key.at(row * form.size + ops.warp * (16 * form.row_tiles) + self.quad * 2)
         for i in range(form.row_tiles):
@@ -600,7 +655,7 @@ class Program:
             words = ops.load_shared(at, 4, 4 * _LANES * i)
             for half in range(2):
                 word = ops.select(usable, words[2 * half], 0)
-                ops.store(place.at(16 * i + 8 * half), [word], writes & last)
+                ops.store(place.at(16 * i + 8 * half), [word], self.valid & of_key)
 
     def share_tokens(self, pairs: list[list[Any]]) -> None:
         """Writes the operands of keys and queries to shared memory; they are in all warps, and each writes some."""

@@ -204,7 +204,7 @@ def few_rows(
         from pallas_kernels.delta_rule.hopper import few
 
         kept = (state, kept_key, residual, inverse, decay)
-        return few.few_rows(tokens, kept, places, in_slots=slots is not None, columns=plan.columns, warps=plan.warps, scale=scale)
+        return few.few_rows(tokens, kept, places, in_slots=slots is not None, columns=plan.columns, warps=plan.warps, scale=scale, early=plan.stages > 1, ahead=plan.workers)
     if plan.joined:
         y, new_state, new_residual, new_key, new_inverse, new_decay, new_edge, turns = launch(
             joined_kernel, *tokens, state, residual, kept_key, inverse, decay, *places, b,

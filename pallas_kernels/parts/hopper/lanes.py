@@ -336,9 +336,15 @@ class Lanes:
         """Keeps what comes after it after what comes before: loads that come early take registers."""
         _asm("fence.acq_rel.cta;", "", [], memory=True)
 
-    def cluster_barrier(self) -> None:
-        """Waits for all blocks of the cluster, whose accesses to memory are over then."""
-        _asm("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;", "", [], memory=True)
+    def raise_flag(self, place: Address, word: int) -> None:
+        """Writes a word, after all that the block has done before its last barrier, and before what comes then."""
+        text = f"fence.acq_rel.gpu; st.relaxed.gpu.global.b32 [$0 + {place.distance}], $1; fence.sc.gpu;"
+        _asm(text, "", [place.value, i32(word)], memory=True)
+
+    def is_raised(self, place: Address, word: int) -> Number:
+        """Returns whether a block has written a word with `raise_flag`."""
+        (found,) = _asm(f"ld.relaxed.gpu.global.b32 $0, [$1 + {place.distance}];", "r", [place.value], memory=True)
+        return self.equal(found, word)
 
     def repeat(
         self, times: int, carried: Sequence[Any], body: Callable[[Number, list[Number]], Sequence[Number]]
