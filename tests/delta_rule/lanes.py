@@ -123,6 +123,9 @@ class Lanes:
     def shuffle(self, x: Any, source: Any) -> Any:
         return np.broadcast_to(x, (32,))[np.broadcast_to(source, (32,))]
 
+    def has_nan(self, words: Sequence[Any]) -> Any:
+        return np.any([~np.isfinite(half) for word in words for half in _halves(word)])
+
     def any(self, x: Any) -> Any:
         return np.any(x)
 

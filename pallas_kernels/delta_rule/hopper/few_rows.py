@@ -248,7 +248,13 @@ class Program:
         grown = ops.power_of_two(later)
         fresh = self.residuals(both, x.values, factor, grown)
         r = self.with_rows(residuals, fresh)
-        self.outputs(both, weights, r, grown)
+        if form.tokens == 1:
+            # Every row is seen: an output is nan where a residual is.
+            self.outputs(both, weights, r, grown, careful=False)
+            return r
+        broken = ops.has_nan([word for tile in r for step in tile for word in step])
+        ops.when(broken, lambda: self.outputs(both, weights, r, grown, careful=True))
+        ops.when(~broken, lambda: self.outputs(both, weights, r, grown, careful=False))
         return r
 
     def over_edge(self) -> None:
@@ -759,11 +765,21 @@ class Program:
                 found[j].append([join(a, b), join(c, d)])
         return found
 
-    def outputs(self, both: list[list[Any]], weights: list[list[Any]], r: list[list[list[Any]]], grown: Any) -> None:
-        """Writes the outputs of the tokens."""
+    def outputs(
+        self, both: list[list[Any]], weights: list[list[Any]], r: list[list[list[Any]]], grown: Any, *, careful: bool
+    ) -> None:
+        """Writes the outputs of the tokens.
+
+        Args:
+            both: Keys and queries times the state, by tiles.
+            weights: P as left operands.
+            r: The residuals as right operands, by tiles.
+            grown: E(G) of the lane's token.
+            careful: Whether a residual may be nan in a row that some token does not see.
+        """
         ops, form = self.ops, self.form
         found: list[Any] = [None] * (2 * form.tiles)
-        seen = self.seen() if form.tokens > 1 else None
+        seen = self.seen() if careful else None
         for j in range(form.tiles):
             start = [ops.product(grown, x) for x in both[j][2:]]
             right, lost = r[j], None

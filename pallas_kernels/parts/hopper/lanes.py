@@ -236,6 +236,13 @@ class Lanes:
         text = "shfl.sync.idx.b32 $0, $1, $2, 0x1f, 0xffffffff;"
         return _asm(text, kind, [x.value, source.value], memory=True)[0]
 
+    def has_nan(self, words: Sequence[Number]) -> Number:
+        """Returns whether a lane of the warp has a bfloat16 number that is nan or infinite."""
+        found = self.number(0)
+        for word in words:
+            found = found | ((word & 0x7F807F80) + 0x00800080)
+        return self.any(~self.equal(found & -0x7FFF8000, 0))
+
     def any(self, x: Number) -> Number:
         """Returns whether a truth value is true in some lane of the warp."""
         text = "{ .reg .pred p; setp.ne.b32 p, $1, 0; vote.sync.any.pred p, p, 0xffffffff; selp.b32 $0, 1, 0, p; }"
