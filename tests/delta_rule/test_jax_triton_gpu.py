@@ -51,6 +51,11 @@ OF_ROWS: Final = (
     Schedule(32, 8, 1, pieces=2),
     Schedule(64, 4, 1, rows_warps=4),
     Schedule(32, 2, 1, rows_warps=8),
+    Schedule(32, 4, 1, mosaic=True),
+    Schedule(64, 4, 1, mosaic=True),
+    Schedule(64, 8, 1, mosaic=True),
+    Schedule(128, 4, 1, mosaic=True),
+    Schedule(128, 8, 1, mosaic=True),
 )
 
 

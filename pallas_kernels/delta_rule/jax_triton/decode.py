@@ -106,47 +106,6 @@ def rows_kernel(
 
 
 @triton.jit
-def joined_kernel(
-    q, k, v, g, beta, state_, residual_, key_, inverse_, decay_, edge, start, lengths, slots, sequences,
-    o, state, residual, key, inverse, decay, new_edge, turns,
-    N: tl.constexpr, SCALE: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, SLOTS: tl.constexpr,
-    form: tl.constexpr,
-):  # fmt: skip
-    """Computes the tokens of a head in one program, but for sequences of which a token is in the next chunk.
-
-    The state is copied asynchronously by pieces of its columns, while the first one waits for the rows.
-    """
-    PIECES: tl.constexpr = form.value_size // COLUMNS
-    pair = tl.program_id(0)
-    batch, head = (pair // form.value_heads).to(tl.int64), pair % form.value_heads
-    count, at_edge = tl.load(lengths + batch), tl.load(edge + batch)
-    here = tl.load(start + batch) - at_edge
-    tl.store(new_edge + batch, _edge_after(at_edge, here, count))
-    tl.store(turns + pair, 0)
-    tl.store(turns + sequences * form.value_heads + batch * form.key_heads + head // form.group, 0)
-    if SLOTS:
-        shift = tl.load(slots + batch) - batch
-        state, residual = _of_slot(state, shift, _wide(form)), _of_slot(residual, shift, _residuals(form))
-        key, inverse, decay = _of_slot_rows(key, inverse, decay, shift, form)
-    if (count > 0) & (here + count <= _C):
-        last = head % form.group == form.group - 1
-        span, writes = (0, count, here, here), (True, last)
-        two, row = tl.arange(0, 16), tl.arange(0, 64)
-        p, factor, grown = tl.zeros([16, 64], k.dtype.element_ty), tl.zeros([16], tl.float32), tl.zeros([16], tl.float32)
-        pair_of = _keys_and_queries(q, k, batch, head // form.group, 0, count, N, form)
-        for piece in tl.range(PIECES, num_stages=STAGES):
-            column = piece * COLUMNS + tl.arange(0, COLUMNS)
-            s = _state(_matrix(state, pair, column, form), at_edge > 0, SLOTS, form)
-            value, old = _read_columns(v, residual, pair, column, span, N, form)
-            if piece == 0:
-                rows = _rows((q, k, g, beta), (key, inverse, decay), pair, span, writes, False, N=N, SLOTS=SLOTS, form=form)
-                p, factor, grown = rows.p, rows.factor, rows.grown
-            read = (_products(pair_of, s), value, old)
-            _columns((o, residual), read, (p, factor, grown), pair, column, span, True, N=N, SCALE=SCALE, form=form)
-    _write_nothing(o, batch, head, tl.arange(0, form.value_size), count, N, form)
-
-
-@triton.jit
 def edges_kernel(
     q, k, v, g, beta, edge, start, lengths, slots, o_, state_, residual_, key_, inverse_, decay_, turns_, sequences,
     o, state, residual, key, inverse, decay, turns,

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.contract import MmaDeltaRuleContract
-from pallas_kernels.delta_rule.schedule.jax_triton import CAREFUL, EDGES, Schedule, decode_schedule
+from pallas_kernels.delta_rule.schedule.jax_triton import CAREFUL, EDGES, Schedule
 from pallas_kernels.parts.jax_triton.launch import launch
 from pallas_kernels.target import Target
 
@@ -179,15 +179,14 @@ def few_rows(
     slots: jax.Array | None,
     scale: float,
     form: Form,
+    plan: Schedule,
     target: Target,
-    schedule: Schedule | None,
 ) -> Arrays:
     """Computes at most 8 tokens as rows of their own."""
-    from pallas_kernels.delta_rule.jax_triton.decode import columns_kernel, decode_kernel, joined_kernel, rows_kernel
+    from pallas_kernels.delta_rule.jax_triton.decode import columns_kernel, decode_kernel, edges_kernel, rows_kernel
 
     (query, key, value, g, beta), (state, kept_key, residual, inverse, decay, edge) = tokens, kept
     b, count, h, v = value.shape
-    plan = schedule or decode_schedule(v, heads=b * h)
     common: dict[str, Any] = {"stages": 1, "fuses": False, "target": target}
     columns = {"N": count, "SCALE": scale, "COLUMNS": plan.columns, "SLOTS": slots is not None, "form": form}
     places = (edge, start, lengths, lengths if slots is None else slots)  # the last one is not read without slots
@@ -200,19 +199,6 @@ def few_rows(
             constants=columns | {"PIECES": plan.pieces}, **common,
         )  # fmt: skip
         return y, new_state, new_key, new_residual, new_inverse, new_decay, new_edge
-    if plan.mosaic:
-        from pallas_kernels.delta_rule.hopper import few
-
-        kept = (state, kept_key, residual, inverse, decay)
-        return few.few_rows(tokens, kept, places, in_slots=slots is not None, columns=plan.columns, warps=plan.warps, scale=scale, early=plan.stages > 1, ahead=plan.workers)
-    if plan.joined:
-        y, new_state, new_residual, new_key, new_inverse, new_decay, new_edge, turns = launch(
-            joined_kernel, *tokens, state, residual, kept_key, inverse, decay, *places, b,
-            out=[*like(value, state, residual, *of_rows, edge), jax.ShapeDtypeStruct((b * (h + form.key_heads),), jnp.int32)],
-            aliases={5 + i: 1 + i for i in range(5)},
-            grid=(b * h,), warps=plan.warps, constants=columns | {"STAGES": plan.stages}, **common,
-        )  # fmt: skip
-        return _over_edges(tokens, places, y, (new_state, new_residual, new_key, new_inverse, new_decay), turns, new_edge, columns, common)
     scratch = [jax.ShapeDtypeStruct((b, h, count, decay.shape[2]), value.dtype)]
     scratch += [jax.ShapeDtypeStruct((b, h, count, 2), jnp.float32)]
     scratch += [jax.ShapeDtypeStruct((b * (h + form.key_heads),), jnp.int32)]
@@ -226,19 +212,12 @@ def few_rows(
         out=like(value, state, residual), aliases={9: 1, 10: 2}, grid=(b * h * (v // plan.columns),),
         warps=plan.warps, constants=columns, **common,
     )  # fmt: skip
-    kept = (new_state, new_residual, new_key, new_inverse, new_decay)
-    return _over_edges(tokens, places, y, kept, turns, new_edge, columns, common)
-
-
-def _over_edges(tokens: Arrays, places: Arrays, y: jax.Array, kept: Arrays, turns: jax.Array, new_edge: jax.Array, columns: dict[str, Any], common: dict[str, Any]) -> Arrays:
-    from pallas_kernels.delta_rule.jax_triton.decode import edges_kernel
-
-    b, _, h, v = y.shape
     lanes = min(b, EDGES.pieces)
     turned = {"COLUMNS": EDGES.columns, "LANES": lanes, "MOST": 1 << (-(-b // lanes) - 1).bit_length()}
+    kept = (new_state, new_residual, new_key, new_inverse, new_decay)
     y, new_state, new_residual, new_key, new_inverse, new_decay, _ = launch(
         edges_kernel, *tokens, *places, y, *kept, turns, b,
-        out=like(y, *kept, turns), aliases={9 + i: i for i in range(7)},
+        out=like(value, *kept, turns), aliases={9 + i: i for i in range(7)},
         grid=(lanes * h * (v // EDGES.columns),), warps=EDGES.warps,
         constants=columns | turned, **common,
     )  # fmt: skip
