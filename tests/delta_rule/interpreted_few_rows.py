@@ -15,7 +15,8 @@ import numpy as np
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import MmaDeltaRuleContract
 from pallas_kernels.delta_rule.extend import gated_delta_rule_extend
-from pallas_kernels.delta_rule.hopper.few_rows import Arrays, Form, Program
+from pallas_kernels.delta_rule.hopper.few_form import Arrays, Form
+from pallas_kernels.delta_rule.hopper.few_program import Program
 from pallas_kernels.delta_rule.schedule.jax_triton import Schedule
 from pallas_kernels.target import Target
 from tests.delta_rule.lanes import run_blocks

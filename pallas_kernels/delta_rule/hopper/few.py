@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.contract import MmaDeltaRuleContract
-from pallas_kernels.delta_rule.hopper.few_rows import Arrays, Form, Program
+from pallas_kernels.delta_rule.hopper.few_form import Arrays, Form
+from pallas_kernels.delta_rule.hopper.few_program import Program
 from pallas_kernels.parts.hopper.inline import inline
 from pallas_kernels.parts.hopper.lanes import Lanes, Number
 from pallas_kernels.parts.hopper.launch import launch

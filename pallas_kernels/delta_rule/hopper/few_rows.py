@@ -8,120 +8,12 @@ A lane has the columns of the state that come after one another as columns of se
 warp is column i of tile j. So loads and stores are wide, and numbers are operands of the next product where they are.
 """
 
-import functools
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-_C: Final = 64
-_FEW: Final = 8
-_LANES: Final = 32
-_STEPS: Final = 4  # products of a chain over the rows of a chunk
+from pallas_kernels.delta_rule.hopper.few_form import CHUNK, LANES, STEPS, Arrays, Form
+
 _LOG2E: Final = 1.4426950408889634
-_TRIANGLE: Final = 64 * 65 // 2
-_READ: Final = 0x7FA57FA5
-"""Two bfloat16 numbers that are not numbers, which no instruction computes."""
 _INF: Final = float("inf")
-
-
-@dataclass(frozen=True)
-class Form:
-    """What the machine code depends on.
-
-    Attributes:
-        sequences: B.
-        tokens: Tokens of a sequence in the arrays.
-        key_heads: J.
-        value_heads: H.
-        tiles: Tiles of 8 columns of a warp: 1, 2 or 4.
-        warps: Warps of a block: 4 or 8.
-        held: Whether a lane has its part of the state in registers. Otherwise the state is copied to shared memory,
-            after what the rows need has been asked for.
-        in_slots: Whether what is kept is in slots.
-        scale: Factor of the outputs.
-        least: Smallest gate.
-        size: Columns of keys and of values.
-    """
-
-    sequences: int
-    tokens: int
-    key_heads: int
-    value_heads: int
-    tiles: int
-    in_slots: bool
-    scale: float
-    least: float
-    warps: int = 4
-    held: bool = False
-    early: bool = False
-    ahead: int = 0
-    size: int = 128
-
-    @property
-    def columns(self) -> int:
-        """Columns of a block."""
-        return 8 * self.tiles * self.warps
-
-    @property
-    def parts(self) -> int:
-        """Blocks of a head."""
-        return self.size // self.columns
-
-    @property
-    def group(self) -> int:
-        """Value heads that share a key head."""
-        return self.value_heads // self.key_heads
-
-    @property
-    def row_tiles(self) -> int:
-        """Tiles of 8 rows of the chunk, or of 8 columns of T, of a warp."""
-        return 8 // self.warps
-
-    @property
-    def members(self) -> int:
-        """Blocks of a cluster: those that read the same keys."""
-        return self.group * self.parts
-
-    @property
-    def pitch(self) -> int:
-        """Words of a row of the state in shared memory; rows that a warp reads at once have no bank in common."""
-        return self.columns + 4
-
-    @property
-    def exchanged(self) -> int:
-        """Where in shared memory warps exchange words."""
-        return self.size * self.pitch
-
-    @property
-    def words(self) -> int:
-        """Words of shared memory."""
-        return self.pairs + self.size // 16 * 4 * _LANES
-
-    @property
-    def pairs(self) -> int:
-        """Where in shared memory the operands of keys and queries are."""
-        return self.exchanged + 8 * _STEPS * _LANES
-
-
-class Arrays(NamedTuple):
-    """Arrays in GPU memory; shapes as for `portable.gated_delta_rule_extend`."""
-
-    query: Any
-    key: Any
-    value: Any
-    g: Any
-    beta: Any
-    edge: Any
-    start: Any
-    lengths: Any
-    slots: Any
-    state: Any
-    kept_key: Any
-    residual: Any
-    inverse: Any
-    decay: Any
-    out: Any
-    new_edge: Any
 
 
 class Tokens(NamedTuple):
@@ -142,7 +34,7 @@ class Tokens(NamedTuple):
     gates: list[Any]
 
 
-class Program:
+class Rows:
     """What the lanes of a block compute.
 
     Attributes:
@@ -162,45 +54,6 @@ class Program:
         self.column = self.column_of_part + ops.warp * (8 * form.tiles)
         self.block = block
         self.done = ops.number(0)
-
-    def run(self) -> None:
-        """Computes the tokens of the block's sequence."""
-        ops, form, x = self.ops, self.form, self.x
-        always = ops.true()
-        (self.count,), (edge,), (start,) = (
-            ops.load(ops.array(a).at(self.batch), 1, always) for a in (x.lengths, x.edge, x.start)
-        )
-        self.here, slot = start - edge, self.batch
-        if form.in_slots:
-            (slot,) = ops.load(ops.array(x.slots).at(self.batch), 1, always)
-        heads, row = form.value_heads, form.size * form.size
-        self.state = ops.array(x.state).far(slot * heads + self.head, row)
-        self.first_residual = ops.array(x.residual).far(slot * heads, _C * form.size)
-        self.residual = self.first_residual.far(self.head, _C * form.size)
-        inverse = _TRIANGLE if form.in_slots else _C * _C
-        self.inverse = ops.array(x.inverse).far(slot * heads + self.head, inverse)
-        self.decay = ops.array(x.decay).far(slot * heads + self.head, _C)
-        self.kept_key = ops.array(x.kept_key).far(slot * form.key_heads + self.key_head, _C * form.size)
-        self.known = (edge > 0) & (self.count > 0) if form.in_slots else always
-        if form.early and not form.held:
-            self.copy_state()
-        # What does not need the number of tokens is asked for before that is known.
-        tokens = self.read()
-        self.write_edge(edge)
-        self.write_nothing()
-        crosses = (self.count > 0) & (self.here + self.count > _C)
-        if form.ahead:
-            self.prefetch_others()
-        first = ops.equal(self.part, 0)
-        last = first & ops.equal(self.head % form.group, form.group - 1)
-        ops.when((self.count > 0) & ~crosses, lambda: self.compute(tokens, (first, last), first=True))
-        ops.when(crosses, self.over_edge)
-
-    def write_edge(self, edge: Any) -> None:
-        ops = self.ops
-        first = ops.equal(ops.lane, 0) & ops.equal(ops.warp, 0) & ops.equal(self.part, 0) & ops.equal(self.head, 0)
-        passed = ops.select(self.count > 0, (self.here + self.count - 1) & -_C, ops.number(0))
-        ops.store(ops.array(self.x.new_edge).at(self.batch), [edge + passed], first)
 
     def read(self) -> Tokens:
         """Reads tokens from `done` on."""
@@ -257,122 +110,6 @@ class Program:
         ops.when(~broken, lambda: self.outputs(both, weights, r, grown, careful=False))
         return r
 
-    def over_edge(self) -> None:
-        """Computes tokens of which at least one is in the next chunk, whose rows are written over those of the last one.
-
-        Keys are read by all blocks of a group of heads, T and G by all blocks of a head. A block says when it has read
-        them, in a residual that it has read, and the last one writes; two that come at the same time may both write.
-        """
-        ops, form, count = self.ops, self.form, self.count
-        near = _C - self.here
-        self.count = near
-        if not form.early or form.held:
-            self.copy_state()
-        if form.tokens > 1:
-            # Every block writes what it reads.
-            r = self.compute(self.read(), (ops.true(), ops.true()), first=False)
-            ops.barrier()
-        else:
-            r = self.operands(self.read_residuals())
-            ops.await_copies()
-        self.cross(r)
-        ops.barrier()
-        writes = self.turn()
-        self.done, self.count, self.here = near, count - near, ops.number(0)
-        self.compute(self.read(), writes, first=False)
-
-    def turn(self) -> tuple[Any, Any]:
-        """Says that the block has read the rows of a chunk.
-
-        Returns:
-            Whether all blocks of the head have, and all blocks of the group of heads.
-        """
-        ops, form = self.ops, self.form
-        base = self.first_residual.far(self.head // form.group * form.group, _C * form.size).at((_C - 1) * form.size)
-        size = _C * form.size
-        ops.raise_flag(base.far(self.head % form.group, size).at(self.column_of_part), _READ)
-        of_head, of_group = ops.true(), ops.true()
-        for head in range(form.group):
-            for part in range(form.parts):
-                flag = ops.is_raised(base.at(head * size + part * form.columns), _READ)
-                of_group = of_group & flag
-                of_head = of_head & (flag | ~ops.equal(self.head % form.group, head))
-        return of_head, of_group
-
-    def cross(self, r: list[list[list[Any]]]) -> None:
-        """Replaces the state by that after a whole chunk, of which all rows are kept."""
-        ops, form = self.ops, self.form
-        pairs = max(1, form.tiles // 2)
-        (newest,) = ops.load(self.decay.at(_C - 1), 1, ops.true(), floats=True)
-        broken, left = [], []
-        for tile in r:
-            clean, nans = self.without_nan(tile)
-            any_nan = ops.number(0)
-            for words in nans:
-                any_nan = any_nan | words[0] | words[1]
-            broken.append(~ops.equal(self.of_quad(any_nan), 0))
-            left.append(clean)
-        if form.tiles == 1:
-            left.append([[ops.number(0)] * 2 for _ in range(_STEPS)])
-        # Residuals are the right operands of other products, and left ones here, of two tiles.
-        left = [
-            [[left[2 * p][s][0], left[2 * p + 1][s][0], left[2 * p][s][1], left[2 * p + 1][s][1]] for s in range(_STEPS)]
-            for p in range(pairs)
-        ]
-        u: list[list[list[Any]]] = [[[] for _ in range(_STEPS)] for _ in range(pairs)]
-        for tile in range(_C // 8):
-            ops.part()
-            right = self.rows_of_inverse(tile)
-            column = self.quad * 2 + 8 * tile
-            logs = ops.load(self.decay.at(column), 2, ops.true(), floats=True)
-            ages = [ops.power_of_two(ops.difference(newest, x)) for x in logs]
-            for p in range(pairs):
-                found = self.chain([0.0] * 4, left[p], right)
-                for half in (found[:2], found[2:]):
-                    u[p][tile // 2].append(ops.pack(*(ops.product(x, a) for x, a in zip(half, ages, strict=True))))
-        grown = ops.power_of_two(newest)
-        place = (self.quad * 2) * form.pitch + ops.warp * (8 * form.tiles) + ops.lane // 4 * form.tiles
-        target = self.state.at(self.quad * 2 * form.size + self.column + ops.lane // 4 * form.tiles)
-        keys = self.kept_key.at(self.quad * 2 * form.size + ops.lane // 4)
-
-        def rows(i: Any, _: list[Any]) -> list[Any]:
-            own = [place + i * (8 * form.pitch) + e * form.pitch for e in range(2)]
-            old = [ops.load_shared(at, form.tiles, floats=True) for at in own]
-            new: list[list[Any]] = [[None] * form.tiles for _ in range(2)]
-            halves = [
-                [ops.load_half(keys.at(i * 8).at((16 * step + n) * form.size), ops.true()) for n in (0, 1, 8, 9)]
-                for step in range(_STEPS)
-            ]
-            right = [[ops.lows(a, b), ops.lows(c, d)] for a, b, c, d in halves]
-            for p in range(pairs):
-                tiles = [j for j in (2 * p, 2 * p + 1) if j < form.tiles]
-                sums = [ops.product(old[e][j], grown) for j in tiles for e in range(2)]
-                found = self.chain([*sums, *[0.0] * (4 - len(sums))], u[p], right)
-                for at, j in enumerate(tiles):
-                    for e in range(2):
-                        new[e][j] = ops.select(broken[j], float("nan"), found[2 * at + e])
-            for e in range(2):
-                ops.store_shared(own[e], new[e], ops.true())
-                ops.store(target.at(i * (8 * form.size)).at(e * form.size), new[e], ops.true())
-            return []
-
-        ops.repeat(form.size // 8, [], rows)
-
-    def rows_of_inverse(self, tile: int) -> list[list[Any]]:
-        """Returns 8 rows of T as right operands, with the rows as columns."""
-        ops, found = self.ops, []
-        row, column = ops.lane // 4 + 8 * tile, self.quad * 2
-        upper = tile < _C // 16
-        base = self.inverse.at(self.inverse_place(row, column, upper=upper))
-        sign = -1 if self.form.in_slots and upper else 1
-        for step in range(_STEPS):
-            numbers = []
-            for i in (0, 1, 8, 9):
-                at = 16 * step + i
-                numbers += ops.load(base.at(sign * at), 1, column + at <= row, floats=True)
-            found.append([ops.pack(*numbers[:2]), ops.pack(*numbers[2:])])
-        return found
-
     def of_quad(self, word: Any) -> Any:
         """Returns the bits that are set in some of the four lanes with the same token."""
         for i in range(2):
@@ -388,7 +125,7 @@ class Program:
     def copy_state(self) -> None:
         ops, form = self.ops, self.form
         chunks = 2 * form.tiles
-        rows = _LANES // chunks
+        rows = LANES // chunks
         row, column = ops.lane // chunks, ops.lane % chunks * 4
         target = row * form.pitch + ops.warp * (8 * form.tiles) + column
         source = self.state.at(row * form.size + self.column + column)
@@ -416,24 +153,6 @@ class Program:
         if form.parts == 1:
             first = ops.equal(ops.lane, 0) & ops.equal(ops.warp, 0) & (self.here > 0)
             ops.prefetch(self.residual, self.here * (2 * form.size), first)
-
-    def prefetch_others(self) -> None:
-        """Asks for keys and residuals that a block further on will read, so that these come before its state."""
-        ops, form, x = self.ops, self.form, self.x
-        pair = (self.block + form.ahead) // form.parts
-        batch, head = pair // form.value_heads, pair % form.value_heads
-        there = (batch < form.sequences) & ops.equal(ops.lane, 0) & ops.equal(ops.warp, 0)
-        (count,), (edge,), (start,) = (
-            ops.load(ops.array(a).at(batch), 1, there) for a in (x.lengths, x.edge, x.start)
-        )
-        here, slot = start - edge, batch
-        if form.in_slots:
-            (slot,) = ops.load(ops.array(x.slots).at(batch), 1, there)
-        where = there & (count > 0) & (here > 0) & (here <= _C)
-        size = here * (2 * form.size)
-        ops.prefetch(ops.array(x.residual).far(slot * form.value_heads + head, _C * form.size), size, where)
-        key = ops.array(x.kept_key).far(slot * form.key_heads + head // form.group, _C * form.size)
-        ops.prefetch(key, size, where & ops.equal(head % form.group, 0))
 
     def read_pairs(self, there: Any) -> list[list[Any]]:
         """Returns keys and queries as the left operands of 8 products."""
@@ -514,7 +233,7 @@ class Program:
         """Returns where words of one of the warp's tiles of rows go: two tiles are 16 columns of a left operand."""
         ops = self.ops
         number = ops.warp * self.form.row_tiles + tile
-        return (number // 2) * (4 * _LANES) + ops.lane * 4 + number % 2 * words + self.form.exchanged
+        return (number // 2) * (4 * LANES) + ops.lane * 4 + number % 2 * words + self.form.exchanged
 
     def squares(self, pairs: list[list[Any]]) -> Any:
         """Returns the square of the length of the token's key, as the product of all keys has it."""
@@ -543,8 +262,8 @@ class Program:
         ops.barrier()
         place = ops.lane * 4 + self.form.exchanged
         zero, left, weights = ops.number(0), [], []
-        for step in range(_STEPS):
-            a, b, c, d = ops.load_shared(place, 4, 4 * _LANES * step)
+        for step in range(STEPS):
+            a, b, c, d = ops.load_shared(place, 4, 4 * LANES * step)
             left.append([a, zero, c, zero])
             weights.append([zero, b, zero, d])
         return left, weights
@@ -556,14 +275,14 @@ class Program:
             column, words = self.first_row + ops.lane // 4 + 8 * tile, []
             # The place of the lane's first row, in either half of the rows; the others are at constant distances.
             first = self.quad * 2
-            bases = [self.inverse.at(self.inverse_place(first + r, column, upper=r == 0)) for r in (0, _C // 2)]
-            for step in range(_STEPS):
+            bases = [self.inverse.at(self.inverse_place(first + r, column, upper=r == 0)) for r in (0, CHUNK // 2)]
+            for step in range(STEPS):
                 numbers = []
                 for i in (0, 1, 8, 9):
                     at = 16 * step + i
-                    row, half = first + at, at // (_C // 2)
+                    row, half = first + at, at // (CHUNK // 2)
                     where = (row < self.here) & (column <= row)
-                    place = bases[half].at((at - half * (_C // 2)) * self.row_of_inverse(upper=half == 0))
+                    place = bases[half].at((at - half * (CHUNK // 2)) * self.row_of_inverse(upper=half == 0))
                     numbers += ops.load(place, 1, where, floats=True)
                 words.append(numbers)
             found.append(words)
@@ -572,13 +291,13 @@ class Program:
     def inverse_place(self, row: Any, column: Any, *, upper: bool) -> Any:
         """Returns the place of an element of T; with slots as `slots.packed`, in the upper or lower half of the rows."""
         if not self.form.in_slots:
-            return row * _C + column
+            return row * CHUNK + column
         return (31 - row) * 65 + (64 - column) if upper else (row - 32) * 65 + column
 
     def row_of_inverse(self, *, upper: bool) -> int:
         """Returns how far apart the rows of T are."""
         if not self.form.in_slots:
-            return _C
+            return CHUNK
         return -65 if upper else 65
 
     def solve(self, left: list[list[Any]], t: list[list[list[Any]]]) -> tuple[Any, list[Any]]:
@@ -612,7 +331,7 @@ class Program:
         ops = self.ops
         half = ops.half_of(ops.shuffle(word, ops.lane // 8 + 4 * i), ops.equal(self.token % 2, 1))
         row = self.here + i
-        for step in range(_STEPS):
+        for step in range(STEPS):
             for b in range(2):
                 at = self.quad * 2 + (16 * step + 8 * b)
                 some = self.count > i
@@ -621,7 +340,7 @@ class Program:
 
     def weigh(self, weights: list[list[Any]], t: list[list[list[Any]]], lost: Any) -> tuple[list[list[Any]], Any]:
         """Returns P as left operands, and whether the lane's token has a row of T that is not finite."""
-        ops, shift = self.ops, 4 * _STEPS * _LANES
+        ops, shift = self.ops, 4 * STEPS * LANES
         flag = ops.select(lost, 1, ops.number(0))
         for tile in range(self.form.row_tiles):
             p = self.chain([0.0] * 4, weights, t[tile])[2:]
@@ -632,8 +351,8 @@ class Program:
         place = ops.lane * 4 + (self.form.exchanged + shift)
         zero, found = ops.number(0), []
         flags = zero
-        for step in range(_STEPS):
-            b, d, *bad = ops.load_shared(place, 4, 4 * _LANES * step)
+        for step in range(STEPS):
+            b, d, *bad = ops.load_shared(place, 4, 4 * LANES * step)
             found.append([zero, b, zero, d])
             flags = flags | bad[0] | bad[1]
         return found, self.of_quad(flags) > 0
@@ -647,18 +366,18 @@ class Program:
             column = self.first_row + self.quad * 2 + 8 * tile
             numbers = ops.unpack(rows[tile])
             if not form.in_slots:
-                ops.store(self.inverse.at(row * _C + column), numbers, writes)
+                ops.store(self.inverse.at(row * CHUNK + column), numbers, writes)
                 continue
             for e, number in enumerate(numbers):
                 places = [self.inverse_place(row, column + e, upper=upper) for upper in (True, False)]
-                place = ops.select(row < _C // 2, *places)
+                place = ops.select(row < CHUNK // 2, *places)
                 ops.store(self.inverse.at(place), [number], writes & (column + e <= row))
         ops.store(self.decay.at(row), [later], writes & ops.equal(ops.warp, 0) & ops.equal(self.quad, 0))
         usable = ops.less(square, _INF)
         place = self.kept_key.at(row * form.size + ops.warp * (16 * form.row_tiles) + self.quad * 2)
         for i in range(form.row_tiles):
-            at = ops.lane * 4 + ops.warp * (4 * form.row_tiles * _LANES) + form.pairs
-            words = ops.load_shared(at, 4, 4 * _LANES * i)
+            at = ops.lane * 4 + ops.warp * (4 * form.row_tiles * LANES) + form.pairs
+            words = ops.load_shared(at, 4, 4 * LANES * i)
             for half in range(2):
                 word = ops.select(usable, words[2 * half], 0)
                 ops.store(place.at(16 * i + 8 * half), [word], self.valid & of_key)
@@ -667,7 +386,7 @@ class Program:
         """Writes the operands of keys and queries to shared memory; they are in all warps, and each writes some."""
         ops = self.ops
         for step, words in enumerate(pairs):
-            place = ops.lane * 4 + (self.form.pairs + 4 * _LANES * step)
+            place = ops.lane * 4 + (self.form.pairs + 4 * LANES * step)
             ops.store_shared(place, words, ops.equal(ops.warp, step // self.form.row_tiles))
 
     def products(self) -> list[list[Any]]:
@@ -678,9 +397,9 @@ class Program:
 
         def two_steps(i: Any, sums: list[Any]) -> list[Any]:
             found = [sums[4 * j : 4 * j + 4] for j in range(form.tiles)]
-            at, left = place + i * (32 * form.pitch), of_pair + i * (8 * _LANES)
+            at, left = place + i * (32 * form.pitch), of_pair + i * (8 * LANES)
             for step in range(2):
-                operand = ops.load_shared(left, 4, 4 * _LANES * step)
+                operand = ops.load_shared(left, 4, 4 * LANES * step)
                 rows = [
                     ops.load_shared(at, form.tiles, (16 * step + r) * form.pitch, floats=True) for r in (0, 1, 8, 9)
                 ]
@@ -707,7 +426,7 @@ class Program:
         ops, form = self.ops, self.form
         column = self.column + ops.lane // 4 * form.tiles
         first, found = self.residual.at(self.quad * 2 * form.size + column), []
-        for step in range(_STEPS):
+        for step in range(STEPS):
             rows = []
             for i in (0, 1, 8, 9):
                 place = first.at((16 * step + i) * form.size)
@@ -744,7 +463,7 @@ class Program:
         words = max(1, form.tiles // 2)
         column = ops.lane // 4 * form.tiles // 2
         rows = []
-        for step in range(_STEPS):
+        for step in range(STEPS):
             rows.append([])
             for at, old in zip((0, 1, 8, 9), kept[step], strict=True):
                 token = self.quad * 2 + (16 * step + at) - self.here
@@ -799,7 +518,7 @@ class Program:
     def seen(self) -> list[list[Any]]:
         """Returns which rows a token sees, as left operands: 1 in the rows of the queries."""
         ops, at, found = self.ops, self.here + self.token, []
-        for step in range(_STEPS):
+        for step in range(STEPS):
             words = []
             for half in range(2):
                 column = self.quad * 2 + (16 * step + 8 * half)
@@ -820,10 +539,3 @@ class Program:
                 clean[-1].append(ops.pack(*(ops.select(b, 0.0, x) for b, x in zip(broken, numbers, strict=True))))
                 nans[-1].append(ops.pack(*(ops.select(b, ops.real(1.0), 0.0) for b in broken)))
         return clean, nans
-
-    def write_nothing(self) -> None:
-        """Writes zeros for the tokens from the end of the sequence on."""
-        ops, form = self.ops, self.form
-        row = self.of_token(self.x.out, form.value_heads, self.head, form.size, self.token)
-        missing = (self.token >= self.count) & (self.token < form.tokens)
-        ops.store(self.own_columns(row), [ops.number(0)] * form.tiles, missing)

@@ -1,0 +1,109 @@
+"""What the kernel for at most 8 tokens on Hopper depends on, and the arrays that it reads and writes."""
+
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+CHUNK: Final = 64
+LANES: Final = 32
+STEPS: Final = 4
+"""Products of a chain over the rows of a chunk."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """What the machine code depends on.
+
+    Attributes:
+        sequences: B.
+        tokens: Tokens of a sequence in the arrays.
+        key_heads: J.
+        value_heads: H.
+        tiles: Tiles of 8 columns of a warp: 1, 2 or 4.
+        warps: Warps of a block: 4 or 8.
+        held: Whether a lane has its part of the state in registers. Otherwise the state is copied to shared memory,
+            after what the rows need has been asked for.
+        in_slots: Whether what is kept is in slots.
+        scale: Factor of the outputs.
+        least: Smallest gate.
+        size: Columns of keys and of values.
+    """
+
+    sequences: int
+    tokens: int
+    key_heads: int
+    value_heads: int
+    tiles: int
+    in_slots: bool
+    scale: float
+    least: float
+    warps: int = 4
+    held: bool = False
+    early: bool = False
+    ahead: int = 0
+    size: int = 128
+
+    @property
+    def columns(self) -> int:
+        """Columns of a block."""
+        return 8 * self.tiles * self.warps
+
+    @property
+    def parts(self) -> int:
+        """Blocks of a head."""
+        return self.size // self.columns
+
+    @property
+    def group(self) -> int:
+        """Value heads that share a key head."""
+        return self.value_heads // self.key_heads
+
+    @property
+    def row_tiles(self) -> int:
+        """Tiles of 8 rows of the chunk, or of 8 columns of T, of a warp."""
+        return 8 // self.warps
+
+    @property
+    def members(self) -> int:
+        """Blocks of a cluster: those that read the same keys."""
+        return self.group * self.parts
+
+    @property
+    def pitch(self) -> int:
+        """Words of a row of the state in shared memory; rows that a warp reads at once have no bank in common."""
+        return self.columns + 4
+
+    @property
+    def exchanged(self) -> int:
+        """Where in shared memory warps exchange words."""
+        return self.size * self.pitch
+
+    @property
+    def words(self) -> int:
+        """Words of shared memory."""
+        return self.pairs + self.size // 16 * 4 * LANES
+
+    @property
+    def pairs(self) -> int:
+        """Where in shared memory the operands of keys and queries are."""
+        return self.exchanged + 8 * STEPS * LANES
+
+
+class Arrays(NamedTuple):
+    """Arrays in GPU memory; shapes as for `portable.gated_delta_rule_extend`."""
+
+    query: Any
+    key: Any
+    value: Any
+    g: Any
+    beta: Any
+    edge: Any
+    start: Any
+    lengths: Any
+    slots: Any
+    state: Any
+    kept_key: Any
+    residual: Any
+    inverse: Any
+    decay: Any
+    out: Any
+    new_edge: Any
