@@ -74,10 +74,19 @@ def _few_by_mosaic(tokens: Arrays, kept: Arrays, places: tuple[Any, ...], scale:
     """Computes at most 8 tokens as rows of their own on Hopper."""
     from pallas_kernels.delta_rule.hopper.few import few_rows
 
-    *kept, edge = kept
     start, lengths, slots = places
-    where = edge, start, lengths, lengths if slots is None else slots  # the last one is not read without slots
-    return few_rows(tokens, tuple(kept), where, in_slots=slots is not None, scale=scale, columns=plan.columns, warps=plan.warps, early=plan.stages > 1, ahead=plan.workers)
+    where = kept[-1], start, lengths, lengths if slots is None else slots  # the last one is not read without slots
+    return few_rows(
+        tokens,
+        kept[:-1],
+        where,
+        in_slots=slots is not None,
+        scale=scale,
+        columns=plan.columns,
+        warps=plan.warps,
+        early=plan.stages > 1,
+        ahead=plan.workers,
+    )
 
 
 def _by_mosaic(x: Part, scale: float, plan: Schedule, target: Target) -> Arrays:

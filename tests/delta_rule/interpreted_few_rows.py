@@ -1,6 +1,6 @@
 """The Mosaic kernel for few tokens, lane by lane in NumPy, against the Triton kernels in Triton's interpreter.
 
-TRITON_INTERPRET=1 python -m tests.delta_rule.interpreted_few_rows TOKENS TILES SLOTS
+TRITON_INTERPRET=1 python -m tests.delta_rule.interpreted_few_rows TOKENS COLUMNS WARPS SLOTS
 """
 
 import dataclasses
@@ -123,7 +123,8 @@ def mend(triangles: np.ndarray, rows: int) -> np.ndarray:
     return np.asarray(packed(jnp.asarray(whole)))
 
 
-def main(tokens: int, tiles: int, in_slots: bool, warps: int = 4) -> None:
+def main(tokens: int, columns: int, warps: int, in_slots: bool) -> None:
+    tiles = columns // (8 * warps)
     interpret_launches()
     interpret_instructions()
     mend_bfloat16()
@@ -134,7 +135,20 @@ def main(tokens: int, tiles: int, in_slots: bool, warps: int = 4) -> None:
         target = dataclasses.replace(Target.parse("sm_80"), backend="jax_triton")
         call = functools.partial(gated_delta_rule_extend, scale=SIZE**-0.5, contract=MmaDeltaRuleContract())
         expected = call(*x, *kept, *places, target=target, schedule=Schedule(64, 4, 1, rows_warps=4))
-        form = Form(len(here), tokens, KEY_HEADS, HEADS, tiles, in_slots, SIZE**-0.5, MmaDeltaRuleContract().least, warps, tiles < 4, bool(kind), 3 * kind)
+        form = Form(
+            len(here),
+            tokens,
+            KEY_HEADS,
+            HEADS,
+            tiles,
+            in_slots,
+            SIZE**-0.5,
+            MmaDeltaRuleContract().least,
+            warps,
+            tiles < 4,
+            bool(kind),
+            3 * kind,
+        )
         found = by_lanes(x, kept, places, form)
         for name, ours, theirs in zip(("y", *NAMES, "edge"), found, expected, strict=True):
             print(kind, name, flush=True)
@@ -152,4 +166,4 @@ def main(tokens: int, tiles: int, in_slots: bool, warps: int = 4) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "1", *map(int, sys.argv[4:]))
+    main(*map(int, sys.argv[1:4]), sys.argv[4] == "1")

@@ -153,7 +153,8 @@ class Lanes:
             return np.where(place.where[:, None], a, self._bytes(place.b, size, where & ~place.where))
         raw, width = place.array.view(np.uint8), place.array.itemsize
         at = (place.place * width)[:, None] + np.arange(size)
-        assert (at[where] >= 0).all() and (at[where] < raw.size).all(), "outside of the array"
+        assert (at[where] >= 0).all(), "outside of the array"
+        assert (at[where] < raw.size).all(), "outside of the array"
         assert (at[where, 0] % size == 0).all(), "not aligned"
         return np.where(where[:, None], raw[np.where(where[:, None], at, 0)], np.uint8(0))
 
@@ -168,7 +169,8 @@ class Lanes:
         where = np.broadcast_to(where, (32,))
         raw, width = place.array.view(np.uint8), place.array.itemsize
         at = (place.place * width)[:, None] + np.arange(data.shape[1])
-        assert (at[where] >= 0).all() and (at[where] < raw.size).all(), "outside of the array"
+        assert (at[where] >= 0).all(), "outside of the array"
+        assert (at[where] < raw.size).all(), "outside of the array"
         assert (at[where, 0] % data.shape[1] == 0).all(), "not aligned"
         raw[at[where]] = data[where]
 

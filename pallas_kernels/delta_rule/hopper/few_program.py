@@ -47,16 +47,18 @@ class Program(Rows):
         ops.when(crosses, self.over_edge)
 
     def write_edge(self, edge: Any) -> None:
+        """Writes the edge of the sequence after its tokens."""
         ops = self.ops
         first = ops.equal(ops.lane, 0) & ops.equal(ops.warp, 0) & ops.equal(self.part, 0) & ops.equal(self.head, 0)
         passed = ops.select(self.count > 0, (self.here + self.count - 1) & -CHUNK, ops.number(0))
         ops.store(ops.array(self.x.new_edge).at(self.batch), [edge + passed], first)
 
     def over_edge(self) -> None:
-        """Computes tokens of which at least one is in the next chunk, whose rows are written over those of the last one.
+        """Computes tokens of which at least one is in the next chunk, whose rows are written over those of this one.
 
         Keys are read by all blocks of a group of heads, T and G by all blocks of a head. A block says when it has read
-        them, in a residual that it has read, and the last one writes; two that come at the same time may both write.
+        them, in the last row of its residuals, which it has read too, and the last block writes; two that come at the
+        same time may both write the same. That row is written again before the next edge.
         """
         ops, form, count = self.ops, self.form, self.count
         near = CHUNK - self.here
@@ -83,7 +85,9 @@ class Program(Rows):
             Whether all blocks of the head have, and all blocks of the group of heads.
         """
         ops, form = self.ops, self.form
-        base = self.first_residual.far(self.head // form.group * form.group, CHUNK * form.size).at((CHUNK - 1) * form.size)
+        base = self.first_residual.far(self.head // form.group * form.group, CHUNK * form.size).at(
+            (CHUNK - 1) * form.size
+        )
         size = CHUNK * form.size
         ops.raise_flag(base.far(self.head % form.group, size).at(self.column_of_part), _READ)
         of_head, of_group = ops.true(), ops.true()
@@ -174,9 +178,7 @@ class Program(Rows):
         pair = (self.block + form.ahead) // form.parts
         batch, head = pair // form.value_heads, pair % form.value_heads
         there = (batch < form.sequences) & ops.equal(ops.lane, 0) & ops.equal(ops.warp, 0)
-        (count,), (edge,), (start,) = (
-            ops.load(ops.array(a).at(batch), 1, there) for a in (x.lengths, x.edge, x.start)
-        )
+        (count,), (edge,), (start,) = (ops.load(ops.array(a).at(batch), 1, there) for a in (x.lengths, x.edge, x.start))
         here, slot = start - edge, batch
         if form.in_slots:
             (slot,) = ops.load(ops.array(x.slots).at(batch), 1, there)

@@ -1,8 +1,8 @@
 """At most 8 tokens of each sequence, in the order of `MmaDeltaRuleContract`: a block has some columns of a head.
 
-All products are `mma.sync` of tiles of 16 rows: the keys of 8 tokens, and their queries. The state is copied to shared
-memory while the block computes the tokens' rows of T and P, 16 columns in each warp. Warps exchange the coefficients of T
-and the rows of P. What follows has to do with columns of the state, of which each warp has its own.
+All products are `mma.sync` of tiles of 16 rows: the keys of 8 tokens, and their queries. The state comes while the
+block computes the tokens' rows of T and P, of which each warp has some columns. Warps exchange the coefficients of T
+and P, and the rows of P. What follows has to do with columns of the state, of which each warp has its own.
 
 A lane has the columns of the state that come after one another as columns of several tiles: column `tiles` * i + j of a
 warp is column i of tile j. So loads and stores are wide, and numbers are operands of the next product where they are.
@@ -35,13 +35,40 @@ class Tokens(NamedTuple):
 
 
 class Rows:
-    """What the lanes of a block compute.
+    """Computes the tokens of a sequence that are in one chunk.
 
     Attributes:
+        ops: The operations of lanes, `parts.hopper.lanes.Lanes`.
+        form: What the machine code depends on.
+        x: The arrays.
+        batch: The sequence.
+        head: The value head.
+        key_head: Its key head.
+        part: Which part of the head's columns the block has.
+        token: Of the lane, its token in a tile of accumulators; also the column of a right operand.
+        quad: Of the lane, twice which its first column in accumulators is, and its first row in a right operand.
+        column: First column of the warp in the state.
+        state: GPU memory of the head (D, V).
+        residual: GPU memory of the head (64, V).
+        inverse: GPU memory of the head (64, 64), or packed.
+        decay: GPU memory of the head (64,).
+        kept_key: GPU memory of the head's keys (64, D).
+        known: Whether the state is read; otherwise it is zero.
         done: Tokens before those that are computed now.
-        count: How many are computed now; the rows of one chunk.
+        count: How many are computed now.
         here: Row of the chunk that the first of them has; the rows before it are kept.
+        valid: Whether the lane's token is computed now.
     """
+
+    state: Any
+    residual: Any
+    inverse: Any
+    decay: Any
+    kept_key: Any
+    known: Any
+    count: Any
+    here: Any
+    valid: Any
 
     def __init__(self, ops: Any, arrays: Arrays, form: Form, block: Any) -> None:
         self.ops, self.form, self.x = ops, form, arrays
@@ -57,7 +84,7 @@ class Rows:
 
     def read(self) -> Tokens:
         """Reads tokens from `done` on."""
-        ops, form, x = self.ops, self.form, self.x
+        form, x = self.form, self.x
         there = self.done + self.token < form.tokens
         own, beta = (self.read_gate(a, self.done + self.token, there) for a in (x.g, x.beta))
         gates = [self.read_gate(x.g, self.done + i, self.done + i < form.tokens) for i in range(form.tokens)]
@@ -123,6 +150,7 @@ class Rows:
         return base.at((token * heads + head) * size)
 
     def copy_state(self) -> None:
+        """Starts to copy the warp's columns of the state to shared memory."""
         ops, form = self.ops, self.form
         chunks = 2 * form.tiles
         rows = LANES // chunks
@@ -186,6 +214,7 @@ class Rows:
         return found
 
     def chain(self, sums: list[Any], left: list[list[Any]], right: list[list[Any]]) -> list[Any]:
+        """Returns sums to which products are added, one after another."""
         for a, b in zip(left, right, strict=True):
             sums = self.ops.multiply(sums, a, b)
         return sums
@@ -196,6 +225,7 @@ class Rows:
         return self.ops.load(place, 1, where, floats=True)[0]
 
     def gate(self, step: Any) -> Any:
+        """Returns what a gate adds to G: nothing if it is nan or infinite and positive."""
         ops = self.ops
         gate = ops.product(ops.at_least(step, self.form.least), _LOG2E)
         return ops.select(ops.less(step, _INF), gate, 0.0)
@@ -289,7 +319,7 @@ class Rows:
         return [[[ops.pack(a, b), ops.pack(c, d)] for a, b, c, d in words] for words in found]
 
     def inverse_place(self, row: Any, column: Any, *, upper: bool) -> Any:
-        """Returns the place of an element of T; with slots as `slots.packed`, in the upper or lower half of the rows."""
+        """Returns the place of an element of T; with slots as `slots.packed`, in one of the halves of the rows."""
         if not self.form.in_slots:
             return row * CHUNK + column
         return (31 - row) * 65 + (64 - column) if upper else (row - 32) * 65 + column
@@ -462,7 +492,7 @@ class Rows:
         ops.share()
         words = max(1, form.tiles // 2)
         column = ops.lane // 4 * form.tiles // 2
-        rows = []
+        rows: list[list[list[Any]]] = []
         for step in range(STEPS):
             rows.append([])
             for at, old in zip((0, 1, 8, 9), kept[step], strict=True):
@@ -529,13 +559,13 @@ class Rows:
 
     def without_nan(self, operand: list[list[Any]]) -> tuple[list[list[Any]], list[list[Any]]]:
         """Returns an operand with zeros for nan, and one with ones there."""
-        ops, clean, nans = self.ops, [], []
-        for words in operand:
-            clean.append([])
-            nans.append([])
+        ops = self.ops
+        clean: list[list[Any]] = [[] for _ in operand]
+        nans: list[list[Any]] = [[] for _ in operand]
+        for at, words in enumerate(operand):
             for word in words:
                 numbers = ops.unpack(word)
                 broken = [ops.is_nan(x) for x in numbers]
-                clean[-1].append(ops.pack(*(ops.select(b, 0.0, x) for b, x in zip(broken, numbers, strict=True))))
-                nans[-1].append(ops.pack(*(ops.select(b, ops.real(1.0), 0.0) for b in broken)))
+                clean[at].append(ops.pack(*(ops.select(b, 0.0, x) for b, x in zip(broken, numbers, strict=True))))
+                nans[at].append(ops.pack(*(ops.select(b, ops.real(1.0), 0.0) for b in broken)))
         return clean, nans

@@ -1,7 +1,7 @@
 """Programs of the lanes of warps: every number is one of a lane, and each operation is an instruction of PTX.
 
-A program is a function of `Lanes`, whose numbers have Python's operators for integers and truth values; `tests/lanes.py`
-has the same operations in NumPy, which run programs on a CPU.
+A program is a function of `Lanes`, whose numbers have Python's operators for integers and truth values.
+`tests/delta_rule/lanes.py` has the same operations in NumPy, which run programs on a CPU.
 """
 
 from collections.abc import Callable, Sequence
@@ -142,15 +142,19 @@ class Lanes:
         return Address(llvm.ptrtoint(ir.IntegerType.get_signless(64), mgpu.utils.memref_ptr(ref)), size)
 
     def number(self, value: int) -> Number:
+        """Returns an int32 constant."""
         return Number(i32(value))
 
     def real(self, value: float) -> Number:
+        """Returns a float32 constant."""
         return Number(_float(value))
 
     def true(self, value: bool = True) -> Number:
+        """Returns a truth value."""
         return Number(mgpu.c(int(value), ir.IntegerType.get_signless(1)))
 
     def equal(self, a: Any, b: Any) -> Number:
+        """Returns whether integers are equal."""
         return Number(arith.cmpi(_EQ, _value(a), _value(b)))
 
     def select(self, condition: Number, a: Any, b: Any) -> Any:
@@ -167,25 +171,32 @@ class Lanes:
         return Number(arith.cmpf(arith.CmpFPredicate.OLT, _float(a), _float(b)))
 
     def finite(self, a: Any) -> Number:
+        """Returns whether a number is neither nan nor infinite."""
         (size,) = _asm("abs.f32 $0, $1;", "f", [_float(a)])
         return self.less(size, float("inf"))
 
     def is_nan(self, a: Any) -> Number:
+        """Returns whether a number is nan."""
         return Number(arith.cmpf(arith.CmpFPredicate.UNO, _float(a), _float(a)))
 
     def product(self, a: Any, b: Any) -> Number:
+        """Returns a * b, rounded."""
         return _asm("mul.rn.f32 $0, $1, $2;", "f", [_float(a), _float(b)])[0]
 
     def sum(self, a: Any, b: Any) -> Number:
+        """Returns a + b, rounded."""
         return _asm("add.rn.f32 $0, $1, $2;", "f", [_float(a), _float(b)])[0]
 
     def difference(self, a: Any, b: Any) -> Number:
+        """Returns a - b, rounded."""
         return _asm("sub.rn.f32 $0, $1, $2;", "f", [_float(a), _float(b)])[0]
 
     def fused(self, a: Any, b: Any, c: Any) -> Number:
+        """Returns a * b + c, rounded once."""
         return _asm("fma.rn.f32 $0, $1, $2, $3;", "f", [_float(a), _float(b), _float(c)])[0]
 
     def negative(self, a: Any) -> Number:
+        """Returns -a."""
         return _asm("neg.f32 $0, $1;", "f", [_float(a)])[0]
 
     def at_least(self, a: Any, least: float) -> Number:
@@ -193,6 +204,7 @@ class Lanes:
         return _asm(f"max.f32 $0, $1, {hexadecimal(least)};", "f", [_float(a)])[0]
 
     def power_of_two(self, a: Any) -> Number:
+        """Returns 2 ** a; results below 2 ** -126 are 0."""
         return _asm("ex2.approx.ftz.f32 $0, $1;", "f", [_float(a)])[0]
 
     def pack(self, low: Any, high: Any) -> Number:
@@ -264,8 +276,9 @@ class Lanes:
         registers = [f"${i}" for i in range(count)]
         listed, vector = (f"{{{', '.join(registers)}}}", f".v{count}") if count > 1 else (registers[0], "")
         zeros = " ".join(f"mov.b32 {r}, 0;" for r in registers)
-        text = f"{{ .reg .pred p; setp.ne.b32 p, ${count}, 0; {zeros} @p ld.global{vector}.b32 {listed}, [${count + 1} + {place.distance}]; }}"
-        return _early(text, kind, [_predicate(where), place.value])
+        address = f"[${count + 1} + {place.distance}]"
+        text = f"{{ .reg .pred p; setp.ne.b32 p, ${count}, 0; {zeros} @p ld.global{vector}.b32 {listed}, {address}; }}"
+        return _asm(text, kind, [_predicate(where), place.value], memory=True)
 
     def load_half(self, place: Address, where: Number) -> Number:
         """Returns a 16-bit number as a word."""
@@ -273,7 +286,7 @@ class Lanes:
             "{ .reg .pred p; .reg .b16 h; setp.ne.b32 p, $1, 0; mov.b16 h, 0;"
             f" @p ld.global.b16 h, [$2 + {place.distance}]; cvt.u32.u16 $0, h; }}"
         )
-        return _early(text, "r", [_predicate(where), place.value])[0]
+        return _asm(text, "r", [_predicate(where), place.value], memory=True)[0]
 
     def store(self, place: Address, words: Sequence[Any], where: Number) -> None:
         """Writes words or float32 numbers to GPU memory."""
@@ -316,7 +329,8 @@ class Lanes:
         listed, vector = (f"{{{', '.join(registers)}}}", f".v{count}") if count > 1 else (registers[0], "")
         zeros = " ".join(f"mov.b32 {r}, 0;" for r in registers)
         at = arith.addi(self._shared, arith.muli(place.value, i32(4)))
-        text = f"{{ .reg .pred p; setp.ne.b32 p, ${count}, 0; {zeros} @p ld.shared{vector}.b32 {listed}, [${count + 1}]; }}"
+        address = f"[${count + 1}]"
+        text = f"{{ .reg .pred p; setp.ne.b32 p, ${count}, 0; {zeros} @p ld.shared{vector}.b32 {listed}, {address}; }}"
         return _asm(text, "r" * count, [_predicate(where), at], memory=True)
 
     def load_shared(self, place: Number, count: int, offset: int = 0, *, floats: bool = False) -> list[Number]:
@@ -364,7 +378,8 @@ class Lanes:
             body: Maps the number of the round and the numbers before it to the numbers after it.
         """
         (end,) = _asm(f"mov.b32 $0, {times};", "r", [], memory=True)  # the compiler of LLVM does not know how often
-        loop = scf.ForOp(i32(0), end.value, i32(1), [_float(x) for x in carried])
+        loops: Any = scf.ForOp  # the generated class, whose arguments are others, to mypy
+        loop = loops(i32(0), end.value, i32(1), [_float(x) for x in carried])
         with ir.InsertionPoint(loop.body):
             _asm('.pragma "nounroll";', "", [], memory=True)
             found = body(Number(loop.induction_variable), [Number(x) for x in loop.inner_iter_args])
@@ -378,7 +393,3 @@ class Lanes:
         with ir.InsertionPoint(branch.then_block):
             body()
             scf.yield_([])
-
-
-def _early(text: str, kind: str, operands: Sequence[Any]) -> list[Number]:
-    return _asm(text, kind, operands, memory=True)
