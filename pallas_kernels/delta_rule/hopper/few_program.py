@@ -101,34 +101,9 @@ class Program(Rows):
     def cross(self, r: list[list[list[Any]]]) -> None:
         """Replaces the state by that after a whole chunk, of which all rows are kept."""
         ops, form = self.ops, self.form
-        pairs = max(1, form.tiles // 2)
         (newest,) = ops.load(self.decay.at(CHUNK - 1), 1, ops.true(), floats=True)
-        broken, left = [], []
-        for tile in r:
-            clean, nans = self.without_nan(tile)
-            any_nan = ops.number(0)
-            for words in nans:
-                any_nan = any_nan | words[0] | words[1]
-            broken.append(~ops.equal(self.of_quad(any_nan), 0))
-            left.append(clean)
-        if form.tiles == 1:
-            left.append([[ops.number(0)] * 2 for _ in range(STEPS)])
-        # Residuals are the right operands of other products, and left ones here, of two tiles.
-        left = [
-            [[left[2 * p][s][0], left[2 * p + 1][s][0], left[2 * p][s][1], left[2 * p + 1][s][1]] for s in range(STEPS)]
-            for p in range(pairs)
-        ]
-        u: list[list[list[Any]]] = [[[] for _ in range(STEPS)] for _ in range(pairs)]
-        for tile in range(CHUNK // 8):
-            ops.part()
-            right = self.rows_of_inverse(tile)
-            column = self.quad * 2 + 8 * tile
-            logs = ops.load(self.decay.at(column), 2, ops.true(), floats=True)
-            ages = [ops.power_of_two(ops.difference(newest, x)) for x in logs]
-            for p in range(pairs):
-                found = self.chain([0.0] * 4, left[p], right)
-                for half in (found[:2], found[2:]):
-                    u[p][tile // 2].append(ops.pack(*(ops.product(x, a) for x, a in zip(half, ages, strict=True))))
+        broken, left = self.turned(r)
+        u = self.added(left, newest)
         grown = ops.power_of_two(newest)
         place = (self.quad * 2) * form.pitch + ops.warp * (8 * form.tiles) + ops.lane // 4 * form.tiles
         target = self.state.at(self.quad * 2 * form.size + self.column + ops.lane // 4 * form.tiles)
@@ -143,7 +118,7 @@ class Program(Rows):
                 for step in range(STEPS)
             ]
             right = [[ops.lows(a, b), ops.lows(c, d)] for a, b, c, d in halves]
-            for p in range(pairs):
+            for p in range(len(u)):
                 tiles = [j for j in (2 * p, 2 * p + 1) if j < form.tiles]
                 sums = [ops.product(old[e][j], grown) for j in tiles for e in range(2)]
                 found = self.chain([*sums, *[0.0] * (4 - len(sums))], u[p], right)
@@ -156,6 +131,49 @@ class Program(Rows):
             return []
 
         ops.repeat(form.size // 8, [], rows)
+
+    def turned(self, r: list[list[list[Any]]]) -> tuple[list[Any], list[list[list[Any]]]]:
+        """Returns which columns of the lane have nan, and residuals without nan as left operands of two tiles each.
+
+        Right operands of other products are left ones here, with rows for columns.
+        """
+        ops, tiles = self.ops, self.form.tiles
+        broken, clean = [], []
+        for operand in r:
+            one, nans = self.without_nan(operand)
+            any_nan = ops.number(0)
+            for words in nans:
+                any_nan = any_nan | words[0] | words[1]
+            broken.append(~ops.equal(self.of_quad(any_nan), 0))
+            clean.append(one)
+        if tiles == 1:
+            clean.append([[ops.number(0)] * 2 for _ in range(STEPS)])
+        left = [
+            [[a[0], b[0], a[1], b[1]] for a, b in zip(first, second, strict=True)]
+            for first, second in zip(clean[::2], clean[1::2], strict=True)
+        ]
+        return broken, left
+
+    def added(self, left: list[list[list[Any]]], newest: Any) -> list[list[list[Any]]]:
+        """Returns u of the contract as left operands, with the columns of two tiles as rows.
+
+        Args:
+            left: The residuals as left operands.
+            newest: G of the chunk's last row.
+        """
+        ops = self.ops
+        u: list[list[list[Any]]] = [[[] for _ in range(STEPS)] for _ in left]
+        for tile in range(CHUNK // 8):
+            ops.part()
+            right = self.rows_of_inverse(tile)
+            column = self.quad * 2 + 8 * tile
+            logs = ops.load(self.decay.at(column), 2, ops.true(), floats=True)
+            ages = [ops.power_of_two(ops.difference(newest, x)) for x in logs]
+            for p, residuals in enumerate(left):
+                found = self.chain([0.0] * 4, residuals, right)
+                for half in (found[:2], found[2:]):
+                    u[p][tile // 2].append(ops.pack(*(ops.product(x, a) for x, a in zip(half, ages, strict=True))))
+        return u
 
     def rows_of_inverse(self, tile: int) -> list[list[Any]]:
         """Returns 8 rows of T as right operands, with the rows as columns."""
