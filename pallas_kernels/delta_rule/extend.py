@@ -54,7 +54,7 @@ def gated_delta_rule_extend(
     b, count, h, v = value.shape
     sizes = Sizes(value.dtype.name, key.shape[3], v, heads=b * h, tokens=count)
     if count <= FEW:
-        plan = schedule or decode_schedule(sizes, target.features)
+        plan = schedule or decode_schedule(sizes, target.features, in_slots=slots is not None)
         if plan.mosaic:
             return _few_by_mosaic(tokens, (*kept, edge), (start, lengths, slots), scale, plan)
         return few_rows(tokens, (*kept, edge), start, lengths, slots, scale, form_of(key, value), plan, target)
@@ -76,17 +76,8 @@ def _few_by_mosaic(tokens: Arrays, kept: Arrays, places: tuple[Any, ...], scale:
 
     start, lengths, slots = places
     where = kept[-1], start, lengths, lengths if slots is None else slots  # the last one is not read without slots
-    return few_rows(
-        tokens,
-        kept[:-1],
-        where,
-        in_slots=slots is not None,
-        scale=scale,
-        columns=plan.columns,
-        warps=plan.warps,
-        early=plan.stages > 1,
-        ahead=plan.workers,
-    )
+    options: dict[str, Any] = {"in_slots": slots is not None, "columns": plan.columns, "scale": scale}
+    return few_rows(tokens, kept[:-1], where, **options)
 
 
 def _by_mosaic(x: Part, scale: float, plan: Schedule, target: Target) -> Arrays:

@@ -1,6 +1,6 @@
 """The Mosaic kernel for few tokens, lane by lane in NumPy, against the Triton kernels in Triton's interpreter.
 
-TRITON_INTERPRET=1 python -m tests.delta_rule.interpreted_few_rows TOKENS COLUMNS WARPS SLOTS
+TRITON_INTERPRET=1 python -m tests.delta_rule.interpreted_few_rows TOKENS COLUMNS SLOTS
 """
 
 import dataclasses
@@ -83,7 +83,7 @@ def by_lanes(x: Any, kept: Any, places: Any, form: Form) -> Any:
         ]
         groups = [programs] if i % 3 == 0 else [[p] for p in programs[:: 1 if i % 3 == 1 else -1]]
         for group in groups:
-            run_blocks(group, form.words, form.warps)
+            run_blocks(group, form.words)
     return out, state, key, residual, inverse, decay, new_edge
 
 
@@ -123,8 +123,7 @@ def mend(triangles: np.ndarray, rows: int) -> np.ndarray:
     return np.asarray(packed(jnp.asarray(whole)))
 
 
-def main(tokens: int, columns: int, warps: int, in_slots: bool) -> None:
-    tiles = columns // (8 * warps)
+def main(tokens: int, columns: int, in_slots: bool) -> None:
     interpret_launches()
     interpret_instructions()
     mend_bfloat16()
@@ -135,20 +134,7 @@ def main(tokens: int, columns: int, warps: int, in_slots: bool) -> None:
         target = dataclasses.replace(Target.parse("sm_80"), backend="jax_triton")
         call = functools.partial(gated_delta_rule_extend, scale=SIZE**-0.5, contract=MmaDeltaRuleContract())
         expected = call(*x, *kept, *places, target=target, schedule=Schedule(64, 4, 1, rows_warps=4))
-        form = Form(
-            len(here),
-            tokens,
-            KEY_HEADS,
-            HEADS,
-            tiles,
-            in_slots,
-            SIZE**-0.5,
-            MmaDeltaRuleContract().least,
-            warps,
-            tiles < 4,
-            bool(kind),
-            3 * kind,
-        )
+        form = Form(tokens, KEY_HEADS, HEADS, columns // 32, in_slots, SIZE**-0.5, MmaDeltaRuleContract().least)
         found = by_lanes(x, kept, places, form)
         for name, ours, theirs in zip(("y", *NAMES, "edge"), found, expected, strict=True):
             print(kind, name, flush=True)
@@ -166,4 +152,4 @@ def main(tokens: int, columns: int, warps: int, in_slots: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:4]), sys.argv[4] == "1")
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "1")

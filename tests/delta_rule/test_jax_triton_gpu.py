@@ -53,9 +53,7 @@ OF_ROWS: Final = (
     Schedule(32, 2, 1, rows_warps=8),
     Schedule(32, 4, 1, mosaic=True),
     Schedule(64, 4, 1, mosaic=True),
-    Schedule(64, 8, 1, mosaic=True),
     Schedule(128, 4, 1, mosaic=True),
-    Schedule(128, 8, 1, mosaic=True),
 )
 
 

@@ -8,13 +8,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.contract import MmaDeltaRuleContract
-from pallas_kernels.delta_rule.hopper.few_form import Arrays, Form
+from pallas_kernels.delta_rule.hopper.few_form import WARPS, Arrays, Form
 from pallas_kernels.delta_rule.hopper.few_program import Program
 from pallas_kernels.parts.hopper.inline import inline
 from pallas_kernels.parts.hopper.lanes import Lanes, Number
 from pallas_kernels.parts.hopper.launch import launch
-
-_WIDEST = 4  # tiles of a warp whose part of the state does not fit into its registers
 
 
 def few_rows(
@@ -24,9 +22,6 @@ def few_rows(
     *,
     in_slots: bool,
     columns: int,
-    warps: int,
-    early: bool = False,
-    ahead: int = 0,
     scale: float,
 ) -> tuple[jax.Array, ...]:
     """Runs the kernel; shapes as for `portable.gated_delta_rule_extend`.
@@ -36,19 +31,15 @@ def few_rows(
         kept: States, keys, residuals, T and G.
         places: Edges, first positions, lengths and slots.
         in_slots: Whether what is kept is in slots.
-        columns: Columns of a block.
-        warps: Warps of a block.
+        columns: Columns of a block, 32, 64 or 128.
         scale: Factor of the outputs.
 
     Returns:
         The outputs, what is kept, and the edges.
     """
     (b, count, h, _), key_heads = tokens[2].shape, tokens[0].shape[2]
-    tiles = columns // (8 * warps)
-    form = Form(
-        b, count, key_heads, h, tiles, in_slots, scale, MmaDeltaRuleContract().least, warps,
-        held=tiles < _WIDEST, early=early, ahead=ahead,
-    )  # fmt: skip
+    least = MmaDeltaRuleContract().least
+    form = Form(count, key_heads, h, columns // (8 * WARPS), in_slots, scale, least)
 
     def kernel(given: Any, out: Any, new_edge: Any, shared: Any) -> None:
         refs = [*given, out, new_edge]
@@ -67,7 +58,6 @@ def few_rows(
         [jax.ShapeDtypeStruct(tokens[2].shape, tokens[2].dtype), jax.ShapeDtypeStruct((b,), jnp.int32)],
         {"block": b * h * form.parts},
         [plgpu.SMEM((form.words,), jnp.float32)],
-        warpgroups={"warpgroup": warps // 4},
         by_lanes=True,
         interpret=False,
         changes=True,

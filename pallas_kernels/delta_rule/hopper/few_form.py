@@ -7,6 +7,11 @@ CHUNK: Final = 64
 LANES: Final = 32
 STEPS: Final = 4
 """Products of a chain over the rows of a chunk."""
+WARPS: Final = 4
+"""Warps of a block."""
+TILES: Final = 2
+"""Tiles of 8 rows of the chunk, or of 8 columns of T, of a warp."""
+_WIDEST: Final = 4  # tiles of a warp whose part of the state does not fit into its registers
 
 
 @dataclass(frozen=True)
@@ -14,21 +19,16 @@ class Form:
     """What the machine code depends on.
 
     Attributes:
-        sequences: B.
         tokens: Tokens of a sequence in the arrays.
         key_heads: J.
         value_heads: H.
         tiles: Tiles of 8 columns of a warp: 1, 2 or 4.
-        warps: Warps of a block: 4 or 8.
-        held: Whether a lane has its part of the state in registers. Otherwise the state is copied to shared memory,
-            after what the rows need has been asked for.
         in_slots: Whether what is kept is in slots.
         scale: Factor of the outputs.
         least: Smallest gate.
         size: Columns of keys and of values.
     """
 
-    sequences: int
     tokens: int
     key_heads: int
     value_heads: int
@@ -36,16 +36,17 @@ class Form:
     in_slots: bool
     scale: float
     least: float
-    warps: int = 4
-    held: bool = False
-    early: bool = False
-    ahead: int = 0
     size: int = 128
 
     @property
     def columns(self) -> int:
         """Columns of a block."""
-        return 8 * self.tiles * self.warps
+        return 8 * self.tiles * WARPS
+
+    @property
+    def held(self) -> bool:
+        """Whether a lane has its part of the state in registers. Otherwise the state is copied to shared memory."""
+        return self.tiles < _WIDEST
 
     @property
     def parts(self) -> int:
@@ -56,16 +57,6 @@ class Form:
     def group(self) -> int:
         """Value heads that share a key head."""
         return self.value_heads // self.key_heads
-
-    @property
-    def row_tiles(self) -> int:
-        """Tiles of 8 rows of the chunk, or of 8 columns of T, of a warp."""
-        return 8 // self.warps
-
-    @property
-    def members(self) -> int:
-        """Blocks of a cluster: those that read the same keys."""
-        return self.group * self.parts
 
     @property
     def pitch(self) -> int:

@@ -32,15 +32,11 @@ class Program(Rows):
         self.decay = ops.array(x.decay).far(slot * heads + self.head, CHUNK)
         self.kept_key = ops.array(x.kept_key).far(slot * form.key_heads + self.key_head, CHUNK * form.size)
         self.known = (edge > 0) & (self.count > 0) if form.in_slots else always
-        if form.early and not form.held:
-            self.copy_state()
         # What does not need the number of tokens is asked for before that is known.
         tokens = self.read()
         self.write_edge(edge)
         self.write_nothing()
         crosses = (self.count > 0) & (self.here + self.count > CHUNK)
-        if form.ahead:
-            self.prefetch_others()
         first = ops.equal(self.part, 0)
         last = first & ops.equal(self.head % form.group, form.group - 1)
         ops.when((self.count > 0) & ~crosses, lambda: self.compute(tokens, (first, last), first=True))
@@ -63,8 +59,7 @@ class Program(Rows):
         ops, form, count = self.ops, self.form, self.count
         near = CHUNK - self.here
         self.count = near
-        if not form.early or form.held:
-            self.copy_state()
+        self.copy_state()
         if form.tokens > 1:
             # Every block writes what it reads.
             r = self.compute(self.read(), (ops.true(), ops.true()), first=False)
@@ -189,22 +184,6 @@ class Program(Rows):
                 numbers += ops.load(base.at(sign * at), 1, column + at <= row, floats=True)
             found.append([ops.pack(*numbers[:2]), ops.pack(*numbers[2:])])
         return found
-
-    def prefetch_others(self) -> None:
-        """Asks for keys and residuals that a block further on will read, so that these come before its state."""
-        ops, form, x = self.ops, self.form, self.x
-        pair = (self.block + form.ahead) // form.parts
-        batch, head = pair // form.value_heads, pair % form.value_heads
-        there = (batch < form.sequences) & ops.equal(ops.lane, 0) & ops.equal(ops.warp, 0)
-        (count,), (edge,), (start,) = (ops.load(ops.array(a).at(batch), 1, there) for a in (x.lengths, x.edge, x.start))
-        here, slot = start - edge, batch
-        if form.in_slots:
-            (slot,) = ops.load(ops.array(x.slots).at(batch), 1, there)
-        where = there & (count > 0) & (here > 0) & (here <= CHUNK)
-        size = here * (2 * form.size)
-        ops.prefetch(ops.array(x.residual).far(slot * form.value_heads + head, CHUNK * form.size), size, where)
-        key = ops.array(x.kept_key).far(slot * form.key_heads + head // form.group, CHUNK * form.size)
-        ops.prefetch(key, size, where & ops.equal(head % form.group, 0))
 
     def write_nothing(self) -> None:
         """Writes zeros for the tokens from the end of the sequence on."""

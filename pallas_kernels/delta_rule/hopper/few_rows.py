@@ -10,7 +10,7 @@ warp is column i of tile j. So loads and stores are wide, and numbers are operan
 
 from typing import Any, Final, NamedTuple
 
-from pallas_kernels.delta_rule.hopper.few_form import CHUNK, LANES, STEPS, Arrays, Form
+from pallas_kernels.delta_rule.hopper.few_form import CHUNK, LANES, STEPS, TILES, Arrays, Form
 
 _LOG2E: Final = 1.4426950408889634
 _INF: Final = float("inf")
@@ -79,7 +79,6 @@ class Rows:
         self.token, self.quad = ops.lane // 4, ops.lane % 4
         self.column_of_part = self.part * form.columns
         self.column = self.column_of_part + ops.warp * (8 * form.tiles)
-        self.block = block
         self.done = ops.number(0)
 
     def read(self) -> Tokens:
@@ -109,8 +108,7 @@ class Rows:
         held = self.read_state() if form.held and first else None
         if first and not form.held:
             self.prefetch_residuals()
-            if not form.early:
-                self.copy_state()
+            self.copy_state()
         square = self.squares(x.pairs)
         self.share_tokens(x.pairs)
         near = [self.chain([0.0] * 4, x.pairs, tile) for tile in old_keys]
@@ -199,7 +197,7 @@ class Rows:
         """Returns the warp's rows of the chunk's keys as right operands, by tiles."""
         ops, form = self.ops, self.form
         found = []
-        for tile in range(form.row_tiles):
+        for tile in range(TILES):
             row = self.first_row + ops.lane // 4 + 8 * tile
             stored = self.kept_key.at(row * form.size)
             fresh = self.of_token(self.x.key, form.key_heads, self.key_head, form.size, self.done + row - self.here)
@@ -236,7 +234,7 @@ class Rows:
         (now,) = ops.load(self.decay.at(self.here - 1), 1, self.here > 0, floats=True)
         later, sums = ops.real(0.0), []
         logs = []
-        for tile in range(self.form.row_tiles):
+        for tile in range(TILES):
             column = self.first_row + self.quad * 2 + 8 * tile
             logs.append(ops.load(self.decay.at(column), 2, column < self.here, floats=True))
         for i, step in enumerate(gates):
@@ -245,7 +243,7 @@ class Rows:
             later = ops.select(ops.equal(self.token, i), now, later)
             sums.append(now)
         later = ops.select(self.valid, later, 0.0)
-        for tile in range(self.form.row_tiles):
+        for tile in range(TILES):
             for e in range(2):
                 column = self.first_row + self.quad * 2 + (8 * tile + e)
                 one = logs[tile][e]
@@ -257,12 +255,12 @@ class Rows:
     @property
     def first_row(self) -> Any:
         """The first of the rows of the chunk, or of the columns of T, that the warp has."""
-        return self.ops.warp * (8 * self.form.row_tiles)
+        return self.ops.warp * (8 * TILES)
 
     def exchange(self, tile: int, words: int) -> Any:
         """Returns where words of one of the warp's tiles of rows go: two tiles are 16 columns of a left operand."""
         ops = self.ops
-        number = ops.warp * self.form.row_tiles + tile
+        number = ops.warp * TILES + tile
         return (number // 2) * (4 * LANES) + ops.lane * 4 + number % 2 * words + self.form.exchanged
 
     def squares(self, pairs: list[list[Any]]) -> Any:
@@ -277,7 +275,7 @@ class Rows:
         """Returns the left operands of T's rows and of P's, of which each warp computes 16 columns."""
         ops = self.ops
         at = self.here + self.token
-        for tile in range(self.form.row_tiles):
+        for tile in range(TILES):
             lower, upper = [], []
             for e in range(2):
                 column = self.first_row + self.quad * 2 + (8 * tile + e)
@@ -301,7 +299,7 @@ class Rows:
     def read_inverse(self) -> list[list[list[Any]]]:
         """Returns T's rows of the chunk as right operands, by tiles of the warp's columns."""
         ops, form, found = self.ops, self.form, []
-        for tile in range(form.row_tiles):
+        for tile in range(TILES):
             column, words = self.first_row + ops.lane // 4 + 8 * tile, []
             # The place of the lane's first row, in either half of the rows; the others are at constant distances.
             first = self.quad * 2
@@ -337,16 +335,16 @@ class Rows:
             Whether a number of the lane's token is not finite, and the lane's numbers of its row, two in a word.
         """
         ops = self.ops
-        lost, rows = ops.true(False), [ops.number(0)] * self.form.row_tiles
+        lost, rows = ops.true(False), [ops.number(0)] * TILES
         unit = []
-        for tile in range(self.form.row_tiles):
+        for tile in range(TILES):
             for e in range(2):
                 column = self.first_row + self.quad * 2 + (8 * tile + e)
                 on = self.valid & ops.equal(column, self.here + self.token)
                 unit.append(ops.select(on, ops.real(1.0), 0.0))
         for i in range(self.form.tokens):
             own = ops.equal(self.token, i)
-            for tile in range(self.form.row_tiles):
+            for tile in range(TILES):
                 raw = self.chain([*unit[2 * tile : 2 * tile + 2], 0.0, 0.0], left, t[tile])
                 numbers = ops.unpack(ops.pack(raw[0], raw[1]))
                 finite = [ops.finite(x) for x in numbers]
@@ -372,7 +370,7 @@ class Rows:
         """Returns P as left operands, and whether the lane's token has a row of T that is not finite."""
         ops, shift = self.ops, 4 * STEPS * LANES
         flag = ops.select(lost, 1, ops.number(0))
-        for tile in range(self.form.row_tiles):
+        for tile in range(TILES):
             p = self.chain([0.0] * 4, weights, t[tile])[2:]
             place = self.exchange(tile, 1) + shift
             ops.store_shared(place, [ops.pack(*(ops.sum(x, 0.0) for x in p))], ops.true())
@@ -392,7 +390,7 @@ class Rows:
         ops, form = self.ops, self.form
         row = self.here + self.token
         writes = self.valid & of_head
-        for tile in range(form.row_tiles):
+        for tile in range(TILES):
             column = self.first_row + self.quad * 2 + 8 * tile
             numbers = ops.unpack(rows[tile])
             if not form.in_slots:
@@ -404,9 +402,9 @@ class Rows:
                 ops.store(self.inverse.at(place), [number], writes & (column + e <= row))
         ops.store(self.decay.at(row), [later], writes & ops.equal(ops.warp, 0) & ops.equal(self.quad, 0))
         usable = ops.less(square, _INF)
-        place = self.kept_key.at(row * form.size + ops.warp * (16 * form.row_tiles) + self.quad * 2)
-        for i in range(form.row_tiles):
-            at = ops.lane * 4 + ops.warp * (4 * form.row_tiles * LANES) + form.pairs
+        place = self.kept_key.at(row * form.size + ops.warp * (16 * TILES) + self.quad * 2)
+        for i in range(TILES):
+            at = ops.lane * 4 + ops.warp * (4 * TILES * LANES) + form.pairs
             words = ops.load_shared(at, 4, 4 * LANES * i)
             for half in range(2):
                 word = ops.select(usable, words[2 * half], 0)
@@ -417,7 +415,7 @@ class Rows:
         ops = self.ops
         for step, words in enumerate(pairs):
             place = ops.lane * 4 + (self.form.pairs + 4 * LANES * step)
-            ops.store_shared(place, words, ops.equal(ops.warp, step // self.form.row_tiles))
+            ops.store_shared(place, words, ops.equal(ops.warp, step // TILES))
 
     def products(self) -> list[list[Any]]:
         """Returns keys and queries times the state, by tiles."""

@@ -47,10 +47,8 @@ _MOST_WALKS: Final = 64
 """Most blocks of a walk on Hopper that leave enough multiprocessors to compute T of chunks at the same time."""
 _APART: Final = 512
 """Heads from which on several kernels for few tokens are faster than one."""
-_FEW_NARROW: Final = Schedule(64, 8, 1, mosaic=True)
-_FEW_WIDE: Final = Schedule(128, 4, 1, mosaic=True)
-_ALONE: Final = 64
-"""Most heads whose blocks of few tokens are each on a multiprocessor of its own on Hopper, with 64 columns."""
+_ALONE: Final = 32
+"""Most heads of which each block for few tokens on Hopper has a multiprocessor of its own, with 32 columns."""
 
 EDGES: Final = Schedule(32, 4, 1, pieces=2)
 """For few tokens of sequences that go over the edge of a chunk. `pieces` programs share the sequences of a batch."""
@@ -119,24 +117,32 @@ def parts_schedule(x: Sizes, features: frozenset[str]) -> Schedule:
     return _HOPPER if "wgmma" in features and x[:3] == _MEASURED else _NARROW
 
 
-def decode_schedule(x: Sizes, features: frozenset[str]) -> Schedule:
+def decode_schedule(x: Sizes, features: frozenset[str], *, in_slots: bool = False) -> Schedule:
     """Returns the schedule of at most 8 tokens of each sequence.
 
     Args:
         x: Dtype and sizes.
         features: The instruction families of the GPU.
+        in_slots: Whether what is kept of sequences is in slots.
 
     Example:
         >>> hopper, x = frozenset({"mma", "wgmma"}), Sizes("bfloat16", 128, 128, heads=32, tokens=1)
-        >>> [decode_schedule(x._replace(heads=heads), hopper).columns for heads in (32, 2048)]
-        [64, 128]
+        >>> [decode_schedule(x._replace(heads=heads), hopper).columns for heads in (32, 64, 2048)]
+        [64, 64, 128]
+        >>> [decode_schedule(x._replace(tokens=tokens), hopper, in_slots=True).columns for tokens in (1, 4)]
+        [32, 32]
         >>> [decode_schedule(x._replace(heads=heads), frozenset({"mma"})).pieces for heads in (32, 64, 256)]
         [1, 2, 4]
         >>> decode_schedule(x._replace(heads=2048), frozenset({"mma"})).rows_warps
         4
     """
     if "wgmma" in features and x[:3] == _MEASURED:
-        return _FEW_NARROW if x.heads <= _ALONE else _FEW_WIDE
+        columns = x.value_size
+        if x.tokens == 1 and not in_slots and x.heads <= 2 * _ALONE:
+            columns = 64
+        elif x.heads <= _ALONE:
+            columns = 32
+        return Schedule(columns, 4, 1, mosaic=True)
     if x.heads > _APART:
         return Schedule(_WIDE.columns, 4, 1, rows_warps=4)
     pieces = x.value_size // _NARROW.columns
