@@ -8,11 +8,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.contract import MmaDeltaRuleContract
-from pallas_kernels.delta_rule.hopper.few_form import WARPS, Arrays, Form
+from pallas_kernels.delta_rule.hopper.few_form import LANES, WARPS, Arrays, Form
 from pallas_kernels.delta_rule.hopper.few_program import Program
 from pallas_kernels.parts.hopper.inline import inline
 from pallas_kernels.parts.hopper.lanes import Lanes, Number
 from pallas_kernels.parts.hopper.launch import launch
+from pallas_kernels.parts.hopper.tile import WARPGROUP
 
 
 def few_rows(
@@ -58,6 +59,7 @@ def few_rows(
         [jax.ShapeDtypeStruct(tokens[2].shape, tokens[2].dtype), jax.ShapeDtypeStruct((b,), jnp.int32)],
         {"block": b * h * form.parts},
         [plgpu.SMEM((form.words,), jnp.float32)],
+        warpgroups={"warpgroup": WARPS * LANES // WARPGROUP},
         by_lanes=True,
         interpret=False,
         changes=True,

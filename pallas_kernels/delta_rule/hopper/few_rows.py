@@ -298,7 +298,7 @@ class Rows:
 
     def read_inverse(self) -> list[list[list[Any]]]:
         """Returns T's rows of the chunk as right operands, by tiles of the warp's columns."""
-        ops, form, found = self.ops, self.form, []
+        ops, found = self.ops, []
         for tile in range(TILES):
             column, words = self.first_row + ops.lane // 4 + 8 * tile, []
             # The place of the lane's first row, in either half of the rows; the others are at constant distances.
