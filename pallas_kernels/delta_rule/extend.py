@@ -54,10 +54,11 @@ def gated_delta_rule_extend(
     b, count, h, v = value.shape
     sizes = Sizes(value.dtype.name, key.shape[3], v, heads=b * h, tokens=count)
     if count <= FEW:
+        places = start, lengths, slots
         plan = schedule or decode_schedule(sizes, target.features, in_slots=slots is not None)
         if plan.mosaic:
-            return _few_by_mosaic(tokens, (*kept, edge), (start, lengths, slots), scale, plan)
-        return few_rows(tokens, (*kept, edge), start, lengths, slots, scale, form_of(key, value), plan, target)
+            return _few_by_mosaic(tokens, (*kept, edge), places, scale, plan)
+        return few_rows(tokens, (*kept, edge), *places, scale, form_of(key, value), plan, target)
 
     plan = schedule or parts_schedule(sizes, target.features)
 

@@ -18,8 +18,10 @@ from pallas_kernels.delta_rule.extend import gated_delta_rule_extend
 from pallas_kernels.delta_rule.hopper.few_form import Arrays, Form
 from pallas_kernels.delta_rule.hopper.few_program import Program
 from pallas_kernels.delta_rule.schedule.jax_triton import Schedule
+from pallas_kernels.delta_rule.slots import packed, unpacked
 from pallas_kernels.target import Target
 from tests.delta_rule.lanes import run_blocks
+from tests.delta_rule.plain import recurrent
 from tests.jax_triton.interpreted import interpret_launches
 from tests.jax_triton.interpreter_instructions import interpret_instructions
 
@@ -53,8 +55,6 @@ def given(tokens: int, in_slots: bool, here: list[int], lengths: list[int], kind
     t = np.tril(normal(m, HEADS, 64, 64) * 0.1, -1) + np.eye(64, dtype=np.float32)
     t = np.asarray(jnp.asarray(t, jnp.bfloat16), np.float32)
     if in_slots:
-        from pallas_kernels.delta_rule.slots import packed
-
         t = np.asarray(packed(jnp.asarray(t)))
     keys = jnp.asarray(unit(normal(m, KEY_HEADS, 64, SIZE)), jnp.bfloat16)
     kept = [jnp.asarray(normal(m, HEADS, SIZE, SIZE) * 0.1), keys, jnp.asarray(residual, jnp.bfloat16), jnp.asarray(t)]
@@ -116,8 +116,6 @@ def mend_bfloat16() -> None:
 
 def mend(triangles: np.ndarray, rows: int) -> np.ndarray:
     """Returns T with zeros from a row on."""
-    from pallas_kernels.delta_rule.slots import packed, unpacked
-
     whole = np.array(unpacked(jnp.asarray(triangles)))
     whole[:, rows:] = 0
     return np.asarray(packed(jnp.asarray(whole)))
@@ -148,6 +146,15 @@ def main(tokens: int, columns: int, in_slots: bool) -> None:
                     elif row + count > 64:
                         ours[at], theirs[at] = (mend(a[at], row + count - 64) for a in (ours, theirs))
             assert_bits_equal(np.asarray(ours), np.asarray(theirs))
+        if not kind and not in_slots:
+            # The control: the recurrence, of a sequence that is at an edge.
+            y, _ = recurrent(*(a[:1] for a in x), kept[0][:1])
+            try:
+                assert_bits_equal(np.asarray(y), np.asarray(expected[0])[:1])
+            except AssertionError:
+                pass
+            else:
+                raise AssertionError("The recurrence has the same bits.")
     print("compared")
 
 

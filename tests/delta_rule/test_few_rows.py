@@ -12,7 +12,7 @@ from tests.jax_triton.machine_code import needs_triton
 
 
 @needs_triton
-@pytest.mark.tier("full", fast=("1-64-slots",))
+@pytest.mark.tier("full", fast=("1-64-",))
 @pytest.mark.parametrize("slots", ["", "slots"])
 @pytest.mark.parametrize("columns", [32, 64, 128])
 @pytest.mark.parametrize("tokens", [1, 4, 8])
