@@ -1,6 +1,7 @@
 """Schedules of the kernels of the gated delta rule written in Triton. None changes a bit.
 
-The tables were measured on an H100 (`benchmarks/notes/jax-triton.md`).
+The tables were measured on an H100 (`benchmarks/notes/jax-triton.md`), those of few tokens on Hopper on an H200
+(`hybrids-gpu.md`).
 """
 
 from dataclasses import dataclass, replace
