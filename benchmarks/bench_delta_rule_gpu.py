@@ -8,7 +8,8 @@ state; `plain_us` the same forms in plain JAX. `ratio` is `fla_us` over `ours_us
 different rows of their chunk; in the case "edges" all take their state over an edge, which happens once in 64 tokens.
 "backward" is the gradients alone ("plain_us" has the outputs too), "training" outputs and gradients. Where
 flash-linear-attention refuses its gradients, as with Triton 3.6 on Hopper, `fla_us` and `ratio` are missing.
-Gradients of a batch are first compared with those of its sequences alone. Ours are the kernels through jax-triton.
+Gradients of a batch are first compared with those of its sequences alone. Ours are the kernels for GPUs: Mosaic's on
+Hopper where there are such, Triton's elsewhere.
 
 flash-linear-attention tries its schedules at first, which takes a minute; TRITON_CACHE_DIR and
 TRITON_CACHE_AUTOTUNING=1 keep what it found. Triton's compiler holds Python's lock, so programs are lowered in

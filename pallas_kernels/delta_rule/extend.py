@@ -11,7 +11,7 @@ import jax
 from pallas_kernels.contract import MmaDeltaRuleContract, honour
 from pallas_kernels.delta_rule.jax_triton.launch import Arrays, few_rows, form_of
 from pallas_kernels.delta_rule.jax_triton.launch_parts import Part, by_triton, finished
-from pallas_kernels.delta_rule.schedule.jax_triton import Schedule, Sizes, parts_schedule
+from pallas_kernels.delta_rule.schedule.jax_triton import Schedule, Sizes, decode_schedule, parts_schedule
 from pallas_kernels.delta_rule.slots import in_slots
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.target import Target
@@ -51,12 +51,15 @@ def gated_delta_rule_extend(
     """
     honour("gated_delta_rule_extend", contract, MmaDeltaRuleContract())
     tokens, kept = (query, key, value, g, beta), (state, kept_key, residual, inverse, decay)
-    if value.shape[1] <= FEW:
-        places = start, lengths, slots
-        return few_rows(tokens, (*kept, edge), *places, scale, form_of(key, value), target, schedule)
-
     b, count, h, v = value.shape
     sizes = Sizes(value.dtype.name, key.shape[3], v, heads=b * h, tokens=count)
+    if count <= FEW:
+        places = start, lengths, slots
+        plan = schedule or decode_schedule(sizes, target.features, in_slots=slots is not None)
+        if plan.mosaic:
+            return _few_by_mosaic(tokens, (*kept, edge), places, scale, plan)
+        return few_rows(tokens, (*kept, edge), *places, scale, form_of(key, value), plan, target)
+
     plan = schedule or parts_schedule(sizes, target.features)
 
     def continued(*kept: jax.Array, slots: jax.Array | None = None) -> Arrays:
@@ -66,6 +69,16 @@ def gated_delta_rule_extend(
     if plan.mosaic or slots is None:
         return continued(*kept, edge, slots=slots)
     return in_slots(continued, kept, edge, lengths, slots)
+
+
+def _few_by_mosaic(tokens: Arrays, kept: Arrays, places: tuple[Any, ...], scale: float, plan: Schedule) -> Arrays:
+    """Computes at most 8 tokens as rows of their own on Hopper."""
+    from pallas_kernels.delta_rule.hopper.few import few_rows
+
+    start, lengths, slots = places
+    where = kept[-1], start, lengths, lengths if slots is None else slots  # the last one is not read without slots
+    options: dict[str, Any] = {"in_slots": slots is not None, "columns": plan.columns, "scale": scale}
+    return few_rows(tokens, kept[:-1], where, **options)
 
 
 def _by_mosaic(x: Part, scale: float, plan: Schedule, target: Target) -> Arrays:

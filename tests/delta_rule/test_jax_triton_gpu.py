@@ -1,4 +1,4 @@
-"""The kernels of the gated delta rule written in Triton on a GPU: bits in every way and schedule, and accuracy."""
+"""The kernels of the gated delta rule on a GPU: bits in every way and schedule, and accuracy."""
 
 import functools
 from typing import Any, Final
@@ -51,6 +51,9 @@ OF_ROWS: Final = (
     Schedule(32, 8, 1, pieces=2),
     Schedule(64, 4, 1, rows_warps=4),
     Schedule(32, 2, 1, rows_warps=8),
+    Schedule(32, 4, 1, mosaic=True),
+    Schedule(64, 4, 1, mosaic=True),
+    Schedule(128, 4, 1, mosaic=True),
 )
 
 
@@ -144,7 +147,7 @@ def test_parts_that_cross_edges(case: str, size: int) -> None:
 @pytest.mark.parametrize("copies", [1, 16])
 @pytest.mark.parametrize("case", CASES)
 def test_in_slots(case: str, copies: int) -> None:
-    """Few heads, and as many as three kernels share, which compute in the slots."""
+    """Few heads and many, whose schedules differ, and which compute in the slots."""
     x, expected, single = prompts(case)
 
     def repeated(a: Any) -> Any:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.contract import MmaDeltaRuleContract
-from pallas_kernels.delta_rule.schedule.jax_triton import CAREFUL, EDGES, Schedule, decode_schedule
+from pallas_kernels.delta_rule.schedule.jax_triton import CAREFUL, EDGES, Schedule
 from pallas_kernels.parts.jax_triton.launch import launch
 from pallas_kernels.target import Target
 
@@ -179,15 +179,14 @@ def few_rows(
     slots: jax.Array | None,
     scale: float,
     form: Form,
+    plan: Schedule,
     target: Target,
-    schedule: Schedule | None,
 ) -> Arrays:
     """Computes at most 8 tokens as rows of their own."""
     from pallas_kernels.delta_rule.jax_triton.decode import columns_kernel, decode_kernel, edges_kernel, rows_kernel
 
     (query, key, value, g, beta), (state, kept_key, residual, inverse, decay, edge) = tokens, kept
     b, count, h, v = value.shape
-    plan = schedule or decode_schedule(v, heads=b * h)
     common: dict[str, Any] = {"stages": 1, "fuses": False, "target": target}
     columns = {"N": count, "SCALE": scale, "COLUMNS": plan.columns, "SLOTS": slots is not None, "form": form}
     places = (edge, start, lengths, lengths if slots is None else slots)  # the last one is not read without slots

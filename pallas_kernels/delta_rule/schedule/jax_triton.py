@@ -1,6 +1,7 @@
 """Schedules of the kernels of the gated delta rule written in Triton. None changes a bit.
 
-The tables were measured on an H100 (`benchmarks/notes/jax-triton.md`).
+The tables were measured on an H100 (`benchmarks/notes/jax-triton.md`), those of few tokens on Hopper on an H200
+(`hybrids-gpu.md`).
 """
 
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ class Schedule:
         pieces: With few tokens, how many times `columns` a program computes, one after another.
         rows_warps: With few tokens, warps of a kernel of its own for what does not need the state; 0 for a single
             kernel.
-        mosaic: Whether the kernels are those for Hopper, which take 64 columns.
+        mosaic: Whether the kernels are those for Hopper, which take 64 columns, or any of few tokens.
         workers: For Hopper, blocks of a single kernel that compute T of chunks while others walk; 0 for two kernels.
     """
 
@@ -47,6 +48,8 @@ _MOST_WALKS: Final = 64
 """Most blocks of a walk on Hopper that leave enough multiprocessors to compute T of chunks at the same time."""
 _APART: Final = 512
 """Heads from which on several kernels for few tokens are faster than one."""
+_ALONE: Final = 32
+"""Most heads of which each block for few tokens on Hopper has a multiprocessor of its own, with 32 columns."""
 
 EDGES: Final = Schedule(32, 4, 1, pieces=2)
 """For few tokens of sequences that go over the edge of a chunk. `pieces` programs share the sequences of a batch."""
@@ -115,23 +118,36 @@ def parts_schedule(x: Sizes, features: frozenset[str]) -> Schedule:
     return _HOPPER if "wgmma" in features and x[:3] == _MEASURED else _NARROW
 
 
-def decode_schedule(value_size: int, *, heads: int) -> Schedule:
+def decode_schedule(x: Sizes, features: frozenset[str], *, in_slots: bool = False) -> Schedule:
     """Returns the schedule of at most 8 tokens of each sequence.
 
     Args:
-        value_size: V.
-        heads: Value heads of all sequences.
+        x: Dtype and sizes.
+        features: The instruction families of the GPU.
+        in_slots: Whether what is kept of sequences is in slots.
 
     Example:
-        >>> [decode_schedule(128, heads=heads).pieces for heads in (32, 64, 256)]
+        >>> hopper, x = frozenset({"mma", "wgmma"}), Sizes("bfloat16", 128, 128, heads=32, tokens=1)
+        >>> [decode_schedule(x._replace(heads=heads), hopper).columns for heads in (32, 64, 2048)]
+        [64, 64, 128]
+        >>> [decode_schedule(x._replace(tokens=tokens), hopper, in_slots=True).columns for tokens in (1, 4)]
+        [32, 32]
+        >>> [decode_schedule(x._replace(heads=heads), frozenset({"mma"})).pieces for heads in (32, 64, 256)]
         [1, 2, 4]
-        >>> decode_schedule(128, heads=2048).rows_warps
+        >>> decode_schedule(x._replace(heads=2048), frozenset({"mma"})).rows_warps
         4
     """
-    if heads > _APART:
+    if "wgmma" in features and x[:3] == _MEASURED:
+        columns = x.value_size
+        if x.tokens == 1 and not in_slots and x.heads <= 2 * _ALONE:
+            columns = 64
+        elif x.heads <= _ALONE:
+            columns = 32
+        return Schedule(columns, 4, 1, mosaic=True)
+    if x.heads > _APART:
         return Schedule(_WIDE.columns, 4, 1, rows_warps=4)
-    pieces = value_size // _NARROW.columns
-    while pieces > 1 and 2 * heads * (value_size // (_NARROW.columns * pieces)) <= _FULL:
+    pieces = x.value_size // _NARROW.columns
+    while pieces > 1 and 2 * x.heads * (x.value_size // (_NARROW.columns * pieces)) <= _FULL:
         pieces //= 2
     # A program alone on a multiprocessor is faster with more warps.
     return Schedule(_NARROW.columns, 8 if pieces == 1 else 4, 1, pieces=pieces)
