@@ -274,8 +274,8 @@ def start() -> None:
     with tempfile.TemporaryDirectory() as made, pytest.MonkeyPatch.context() as patch:
         patch.setattr(Engine, "warm_up", lambda self, on_progress: on_progress(1, 1))
         checkpoint, cut = load_checkpoint(folder(Path(made) / "0")), ModelOptions(tensor_parallel_size=2)
-        engines, name = _warm_engines(checkpoint, 2, cut, SMALL)
-        [one], same = _warm_engines(checkpoint, 1, ModelOptions(tensor_parallel_size=1), SMALL)
+        engines, name = _warm_engines(checkpoint, 2, cut, SMALL, {})
+        [one], same = _warm_engines(checkpoint, 1, ModelOptions(tensor_parallel_size=1), SMALL, {})
         assert name == same
         devices = [set(engine.model.mesh.devices.flat) for engine in engines]
         assert [len(d) for d in devices] == [2, 2]

@@ -271,7 +271,7 @@ def values_of_splits(call: AttentionCall, found: Scores, items: Items) -> tuple[
         sequence = Sequence(items, Lengths(refs.limits), index, tile)
         length = items.blocks_of_split
         count = jnp.minimum(sequence.blocks().last - split * length, length)
-        body = Body(items, sequence, split, column, count, refs, found, out, stats, memory)
+        body = Body(items, sequence, split, column, count, refs, found, out=out, stats=stats, memory=memory)
         worker = lax.axis_index("warpgroup")
 
         @pl.when(sequence.some & (count > 0))

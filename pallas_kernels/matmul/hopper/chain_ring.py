@@ -113,8 +113,9 @@ def _sum(s: ChainSchedule, ring: Ring, scratch: _Scratch, x: Any, transforms: An
     def go_on(total: Any, rows: Any, slot: Any, first: int, next_slot: Any, next_first: int) -> tuple[Any, Any]:
         if interpret:
             return total, rows
-        tile, both = scratch.w.at[next_slot, 0], (x_transforms, transforms)
-        return wgmma_rows.go_on(total, rows, x.at[slot], first, s.k_step, _HEAD, tile, next_first, both)
+        ahead: dict[str, Any] = {"tile": scratch.w.at[next_slot, 0], "next_first": next_first}
+        both = x_transforms, transforms
+        return wgmma_rows.go_on(total, rows, x.at[slot], first, s.k_step, _HEAD, **ahead, transforms=both)
 
     def add(step: Any, carry: Any) -> Any:
         total, rows = carry
