@@ -118,26 +118,27 @@ def _sum(s: ChainSchedule, ring: Ring, scratch: _Scratch, x: Any, transforms: An
         return wgmma_rows.go_on(total, rows, x.at[slot], first, s.k_step, _HEAD, **ahead, transforms=both)
 
     def add(step: Any, carry: Any) -> Any:
-        total, rows = carry
-        slot, next_slot = ring.at(step), ring.at(jnp.minimum(step + 1, ring.steps - 1))
+        total, rows, slot, previous = carry
+        # Counted: a remainder would be some twenty dependent instructions, which no product hides.
+        following = jnp.where(slot == ring.stages - 1, 0, slot + 1)
         total = begin(total, rows, slot, 0)
 
         @pl.when(step > 0)  # the products of the previous stage have ended
         def _() -> None:
-            plgpu.barrier_arrive(scratch.empty.at[ring.at(step - 1)])
+            plgpu.barrier_arrive(scratch.empty.at[previous])
 
         total, rows = go_on(total, rows, slot, 0, slot, half)
         total = begin(total, rows, slot, half)
 
         @pl.when(step + 1 < ring.steps)
         def _() -> None:
-            plgpu.barrier_wait(scratch.full.at[next_slot])
+            plgpu.barrier_wait(scratch.full.at[following])
 
-        return go_on(total, rows, slot, half, next_slot, 0)
+        return *go_on(total, rows, slot, half, following, 0), following, slot
 
     plgpu.barrier_wait(scratch.full.at[0])
     total = plgpu.layout_cast(jnp.zeros((64, s.rows), jnp.float32), plgpu.Layout.WGMMA)
-    total, _ = lax.fori_loop(0, ring.steps, add, (total, load(0, 0)))
+    total, *_ = lax.fori_loop(0, ring.steps, add, (total, load(0, 0), jnp.int32(0), jnp.int32(0)))
     if not interpret:
         total = wgmma_rows.finish(total)
     plgpu.barrier_arrive(scratch.empty.at[ring.at(ring.steps - 1)])

@@ -68,7 +68,7 @@ def chain_schedule(m: int, k: int, n: int, *, itemsize: int = 2) -> ChainSchedul
 
     Example:
         >>> chain_schedule(8, 8192, 1280)
-        ChainSchedule(columns=32, rows=8, k_step=512, stages=4)
+        ChainSchedule(columns=32, rows=8, k_step=512, stages=5)
         >>> chain_schedule(8, 4096, 14336) is None
         True
     """
@@ -86,8 +86,5 @@ def chain_schedule(m: int, k: int, n: int, *, itemsize: int = 2) -> ChainSchedul
         return None
     columns, rows, k_step = form
     stages = (SHARED_BYTES - _BARRIER_BYTES) // ((columns + rows) * k_step * itemsize)
-    if n <= _FEW_COLUMNS:
-        # The remainder of a position by other numbers takes some twenty instructions, which no product hides.
-        stages = 1 << (stages.bit_length() - 1)
     schedule = ChainSchedule(columns, rows, k_step, stages)
     return schedule if schedule.blocks(m, n) <= SMS else None
