@@ -1,11 +1,11 @@
 """Figures of several GPUs."""
 
-from benchmarks.tables.figures import on_gpu, paragraph, table
+from benchmarks.tables.figures import Figures, of, on_gpu, paragraph, table
 
 
 def steps() -> str:
     """Steps of models over two GPUs, against one of them and against JAX's own operations."""
-    figures = on_gpu("parallel").where(lambda c: (c["what"], c["devices"]) == ("steps", 2))
+    figures = _steps_of_two()
     head = paragraph(
         "Queued steps of models of Llama's shapes (4 layers of 1B, 2 of 8B, a vocabulary of 8192, bfloat16; wall time,",
         f"{figures.source}; `benchmarks/bench_parallel_gpu.py`). A quotient above 1 means that the first is faster:",
@@ -13,15 +13,33 @@ def steps() -> str:
     rows = [
         [
             f"{c['shape']}, {c['case'].replace('x', '×')}",
+            Figures([c], [part]).device,
             f"{c['ours_us'] / 1e3:.2f} ms",
             f"{c['xla_us'] / c['ours_us']:.2f}",
             f"{c['one_us'] / c['ours_us']:.2f}",
             f"{c['chain_us'] / c['one_us']:.2f}",
         ]
-        for c in figures.cells
+        for c, part in zip(figures.cells, figures.parts, strict=True)
     ]
-    names = ("step", "two GPUs", "two, against JAX's on two", "two, against one", "one, against sums that are not cut")
-    return "\n".join([head, "", table(names, rows, "lrrrr")])
+    names = (
+        "step",
+        "GPUs",
+        "two GPUs",
+        "two, against JAX's on two",
+        "two, against one",
+        "one, against sums that are not cut",
+    )
+    return "\n".join([head, "", table(names, rows, "llrrrr")])
+
+
+def _steps_of_two() -> Figures:
+    """Returns the steps over two GPUs on an H200, and on an H100 those that were measured there alone."""
+    newer, older = (
+        of("parallel", gpu).where(lambda c: (c["what"], c["devices"]) == ("steps", 2)) for gpu in ("h200", "h100")
+    )
+    known = {(c["shape"], c["case"]) for c in newer.cells}
+    rest = older.where(lambda c: (c["shape"], c["case"]) not in known)
+    return Figures([*newer.cells, *rest.cells], [*newer.parts, *rest.parts])
 
 
 def overlap() -> str:

@@ -91,7 +91,8 @@ def test_impossible_schedules_are_refused(change: dict) -> None:
 @pytest.mark.parametrize("itemsize", [2, 4])
 def test_few_rows_of_few_columns_are_read_into_registers(itemsize: int) -> None:
     found = [chain_schedule(m, k, n, itemsize=itemsize) for m in (1, 8, 16) for k, n in ((4096, 1024), (8192, 1280))]
-    for schedule in found:
+    of_16_bits = (chain_schedule(m, 8192, 1280) for m in (32, 64))
+    for schedule in (*found, *(of_16_bits if itemsize == 2 else ())):
         assert schedule is not None
         assert schedule.fits(itemsize)
         assert schedule.shared_bytes(itemsize) <= SHARED_BYTES

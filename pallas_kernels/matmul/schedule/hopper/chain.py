@@ -13,6 +13,8 @@ _BARRIER_BYTES: Final = 3 * 1024  # barriers and alignment
 _LONG_K: Final = 4096
 _FEWEST_COLUMNS: Final = 1024
 _FEW_COLUMNS: Final = 2048
+_FEWER_COLUMNS: Final = 1280
+_LONGER_K: Final = 8192
 _MOST_FEW_ROWS: Final = 64
 
 
@@ -69,13 +71,16 @@ def chain_schedule(m: int, k: int, n: int, *, itemsize: int = 2) -> ChainSchedul
     Example:
         >>> chain_schedule(8, 8192, 1280)
         ChainSchedule(columns=32, rows=8, k_step=512, stages=5)
+        >>> chain_schedule(64, 8192, 1280)
+        ChainSchedule(columns=32, rows=32, k_step=384, stages=4)
         >>> chain_schedule(8, 4096, 14336) is None
         True
     """
     if k < _LONG_K or n < _FEWEST_COLUMNS or m > _MOST_FEW_ROWS:
         return None
+    form: tuple[int, int, int] | None
     if itemsize == 2:
-        form = (32, 8 if m <= 8 else 16, 512) if m <= 16 and n <= _FEW_COLUMNS else None
+        form = _of_16_bits(m, k, n)
     elif m <= 8:
         form = (32, 8, 256)
     elif n <= _FEW_COLUMNS:
@@ -88,3 +93,14 @@ def chain_schedule(m: int, k: int, n: int, *, itemsize: int = 2) -> ChainSchedul
     stages = (SHARED_BYTES - _BARRIER_BYTES) // ((columns + rows) * k_step * itemsize)
     schedule = ChainSchedule(columns, rows, k_step, stages)
     return schedule if schedule.blocks(m, n) <= SMS else None
+
+
+def _of_16_bits(m: int, k: int, n: int) -> tuple[int, int, int] | None:
+    """Returns columns, rows and the elements of K in a stage of a product of 16-bit numbers."""
+    if m <= 16 and n <= _FEW_COLUMNS:
+        return 32, 8 if m <= 8 else 16, 512
+    if n > _FEWER_COLUMNS:
+        return None
+    if m <= 32:
+        return 32, 16, 512
+    return (32, 32, 384) if k >= _LONGER_K else None
