@@ -1,5 +1,6 @@
 """Reductions with the parameters of JAX's primitives: bits, values and the cases that stock JAX leaves open."""
 
+import functools
 import itertools
 from typing import Any
 
@@ -129,6 +130,21 @@ def test_maxima_of_zeros_nans_and_infinities(dtype: str) -> None:
         assert_bits_equal(jax.jit(lambda x: reduce.reduce_min(x, axes=(1,)))(x), jnp.asarray(smallest, dtype))
         tiny = jnp.asarray([[0.0, float(jnp.finfo(dtype).smallest_subnormal)]], dtype)
         assert_bits_equal(largest(tiny), tiny[:, 1])
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (8, 3), (33,)])
+def test_maxima_of_subnormal_numbers_in_a_batch_and_alone(shape: tuple[int, ...]) -> None:
+    """Loops that compare bfloat16 numbers moved them through float32 where many rows are vectorised."""
+    numbers = np.resize(np.array([1, 0x7F, 2, 3], np.uint16), shape)
+    for bits in (numbers, numbers | 0x8000):
+        row = bits.view(jnp.bfloat16)
+        for op, expected in ((reduce.reduce_max, bits.max(0)), (reduce.reduce_min, bits.min(0))):
+            if bits is not numbers:
+                expected = bits.min(0) if op is reduce.reduce_max else bits.max(0)
+            run = jax.jit(functools.partial(op, axes=(1,)))
+            for count in (1, 12, 100, 1000):
+                found = np.asarray(run(jnp.asarray(np.broadcast_to(row, (count, *shape)))))
+                assert (found.view(np.uint16) == expected).all(), (count, op)
 
 
 @pytest.mark.tier("full", fast=("float8_e4m3",))

@@ -36,15 +36,20 @@ def to_ordered(x: jax.Array, *, nan_first: bool = False) -> jax.Array:
         >>> to_ordered(jnp.array([-0.0, 0.0, 1.0])).tolist()
         [-1, 0, 1065353216]
     """
-    bits = _flip(_bits(x))
-    return lax.select(x != x, lax.full_like(bits, ordered_nan(x.dtype, nan_first=nan_first)), bits)
+    bits = _bits(x)
+    # As integers: XLA:CPU compares 16-bit floats as float32 numbers, and a loop with such a comparison may flush
+    # subnormal numbers that it only moves.
+    magnitude = bits & lax.full_like(bits, (1 << (8 * bits.dtype.itemsize - 1)) - 1)
+    is_nan = magnitude > lax.full_like(bits, ordered_infinity(x.dtype, negative=False))
+    return lax.select(is_nan, lax.full_like(bits, ordered_nan(x.dtype, nan_first=nan_first)), _flip(bits))
 
 
 def from_ordered(ordered: jax.Array, dtype: np.dtype, *, nan_first: bool = False) -> jax.Array:
     """Inverts `to_ordered`; every nan becomes the positive quiet nan."""
-    x = lax.bitcast_convert_type(_flip(ordered), dtype)
     is_nan = ordered == lax.full_like(ordered, ordered_nan(dtype, nan_first=nan_first))
-    return lax.select(is_nan, lax.full_like(x, jnp.nan), x)
+    nan = int(np.asarray(np.nan, dtype).view(_SIGNED[dtype.name]))
+    chosen = lax.select(is_nan, lax.full_like(ordered, nan), _flip(ordered))
+    return lax.bitcast_convert_type(chosen, dtype)
 
 
 def choose_of_two(x: jax.Array, y: jax.Array, *, smallest: bool) -> jax.Array:
