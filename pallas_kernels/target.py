@@ -25,6 +25,9 @@ _SHARED_KIB: Final[dict[int, int]] = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227,
 _LEAST_SHARED_KIB: Final = 48
 """Shared memory that every GPU has for a thread block."""
 
+HOPPER_MULTIPROCESSORS: Final = 132
+"""Multiprocessors of an H100 SXM and of an H200, for which schedules are made."""
+
 
 @dataclass(frozen=True)
 class Target:

@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
+from pallas_kernels.target import HOPPER_MULTIPROCESSORS
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -67,7 +69,6 @@ _FEW_PROGRAMS_OF_8_BITS: Final = 128
 _COLUMNS_OF_MERGE: Final = 64
 """Columns of the values of a program that merges splits; half of them for few rows."""
 
-_MULTIPROCESSORS: Final = 132
 
 _FEW_BLOCKS: Final = 8
 """Blocks of keys that one program processes in the time that three kernels need to start."""
@@ -137,7 +138,7 @@ _BACKWARD_BY_WGMMA: Final = _BACKWARD | {
 }
 _ANY_WIDTH: Final = Tile(FEW_ROWS, 4, 1)
 
-_PROGRAMS_OF_LATENTS: Final = 2 * _MULTIPROCESSORS
+_PROGRAMS_OF_LATENTS: Final = 2 * HOPPER_MULTIPROCESSORS
 _SCRATCH_BYTES_OF_LATENTS: Final = 256 << 20
 _ROWS_OF_LATENTS: Final = 64
 
@@ -198,7 +199,7 @@ def attention_tile(
     if stored_in_8_bits:
         # Values that are converted early would take registers.
         tile = replace(tile, together=False, loops=False, held=False)
-    if stored_in_8_bits and rows <= FEW_ROWS and programs * (splits if apart else 1) <= _MULTIPROCESSORS:
+    if stored_in_8_bits and rows <= FEW_ROWS and programs * (splits if apart else 1) <= HOPPER_MULTIPROCESSORS:
         tile = replace(tile, warps=max(tile.warps, 4))  # a multiprocessor has no other warps that convert
     return replace(tile, apart=apart)
 
@@ -211,7 +212,7 @@ def _latent_tile(size: int, rows: int, features: frozenset[str], *, heads: int, 
     """
     tile = Tile(FEW_ROWS, 4, stages)
     if rows > FEW_ROWS and "wgmma" in features:
-        fill = heads * -(-rows // _ROWS_OF_LATENTS) * splits > _MULTIPROCESSORS
+        fill = heads * -(-rows // _ROWS_OF_LATENTS) * splits > HOPPER_MULTIPROCESSORS
         tile = Tile(_ROWS_OF_LATENTS, 8, 1, held=True) if fill else Tile(_ROWS_OF_LATENTS // 2, 8, stages)
     programs, scratch = heads * -(-rows // tile.rows), 4 * size * heads * rows * splits
     apart = splits > 1 and programs < _PROGRAMS_OF_LATENTS and scratch <= _SCRATCH_BYTES_OF_LATENTS

@@ -7,6 +7,8 @@ The tables were measured on an H100 (`benchmarks/notes/jax-triton.md`), those of
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
+from pallas_kernels.target import HOPPER_MULTIPROCESSORS
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -43,7 +45,6 @@ _HOPPER: Final = Schedule(64, 4, 3, mosaic=True)
 _MEASURED: Final = ("bfloat16", 128, 128)  # dtype, D and V with which the kernels for Hopper have run
 _FULL: Final = 128
 """Programs that use a whole GPU."""
-_MULTIPROCESSORS: Final = 132
 _MOST_WALKS: Final = 64
 """Most blocks of a walk on Hopper that leave enough multiprocessors to compute T of chunks at the same time."""
 _APART: Final = 512
@@ -96,7 +97,7 @@ def chunks_schedule(x: Sizes, features: frozenset[str]) -> Schedule:
         return _NARROW
     if x[:3] == _MEASURED and x.tokens >= _HOPPER.columns:
         blocks = x.heads * (x.value_size // _HOPPER.columns)
-        return replace(_HOPPER, workers=_MULTIPROCESSORS - blocks if blocks <= _MOST_WALKS else 0)
+        return replace(_HOPPER, workers=HOPPER_MULTIPROCESSORS - blocks if blocks <= _MOST_WALKS else 0)
     return _WIDE if x.heads * (x.value_size // _WIDE.columns) >= _FULL else _NARROW
 
 

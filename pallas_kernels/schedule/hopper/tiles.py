@@ -7,7 +7,9 @@ import math
 from dataclasses import dataclass
 from typing import Final, Literal
 
-SMS: Final = 132
+from pallas_kernels.target import HOPPER_MULTIPROCESSORS
+
+SMS: Final = HOPPER_MULTIPROCESSORS
 """Streaming multiprocessors of an H100 SXM or H200. On GPUs with fewer, the grids run in more waves."""
 
 SHARED_BYTES: Final = 227 * 1024

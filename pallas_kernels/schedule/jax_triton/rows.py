@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from pallas_kernels.target import HOPPER_MULTIPROCESSORS
+
 _WARP: Final = 32
 _SHORT: Final = 128  # lanes of a short row
 _SHORT_ROWS: Final = 8
 _SHORT_WARPS: Final = 4  # of such rows with one block
 _LONE_ROWS: Final = 2048  # of several blocks with a warp and a program each
-_FEW_ROWS: Final = 132  # one for each multiprocessor
+_FEW_ROWS: Final = HOPPER_MULTIPROCESSORS
 _MOST_WARPS: Final = 16
 _MOST_WARPS_OF_WIDE: Final = 32  # of rows that are not held
 _BYTES: Final = 32  # of an array that a thread holds in a block, if there are many rows

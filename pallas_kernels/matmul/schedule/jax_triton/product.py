@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from pallas_kernels.matmul.schedule.jax_triton.tile import Tile
+from pallas_kernels.target import HOPPER_MULTIPROCESSORS
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ ALONE: Final = (
 CHAIN: Final = (Tile(64, 64, 16, 4, 3), Tile(16, 64, 16, 4, 3))
 """For chains of fused multiply-adds. Every tile reads 16 elements at once, to which a block of the sum is padded."""
 
-_MULTIPROCESSORS: Final = {True: 132, False: 108}
+_MULTIPROCESSORS: Final = {True: HOPPER_MULTIPROCESSORS, False: 108}
 """Of a GPU with wgmma (H100, H200), and of others (A100)."""
 
 HEIGHTS: Final = (16, 32, 64, 128)
