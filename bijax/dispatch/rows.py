@@ -57,7 +57,12 @@ def row_backend(operation: str, like: Kernel | None = None) -> Backend:
 
 
 def define_row_kernel(
-    name: str, operation: str | None = None, *, folds: bool = True, like: Kernel | None = None
+    name: str,
+    operation: str | None = None,
+    *,
+    folds: bool = True,
+    like: Kernel | None = None,
+    backend: Backend | None = None,
 ) -> Callable[..., Arrays]:
     """Makes a primitive of an operation that computes each row independently.
 
@@ -67,6 +72,7 @@ def define_row_kernel(
             name: those with two or more dimensions have rows in front, those with one are shared by all rows.
         folds: Whether all arguments with two or more dimensions have the same rows, so that `vmap` adds more of them.
         like: As for `row_backend`: a function of arrays by name and of the parameters.
+        backend: Used instead of `row_backend` of the operation.
 
     Returns:
         A function of a dict of arrays by name, with None for an omitted argument, and keyword
@@ -83,7 +89,7 @@ def define_row_kernel(
     def shapes(*arrays: jax.Array, names: tuple[str, ...], **parameters: Any) -> Arrays:
         return like(**dict(zip(names, arrays, strict=True)), **parameters) if like else ()
 
-    backend = row_backend(operation or name, like)
+    backend = backend or row_backend(operation or name, like)
     primitive = define_kernel(name, backend, fold if folds else None, shapes if like else None)
 
     def call(arrays: dict[str, jax.Array | None], **parameters: Any) -> Arrays:

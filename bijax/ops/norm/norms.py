@@ -1,7 +1,7 @@
 """Norms over the last axis."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from bijax.core.checks import describe, float_array, row_vector, same_dtype
-from bijax.core.contracts import is_recording
+from bijax.core.contracts import is_recording, recorded_as
 from bijax.core.derivative import custom_vjp
 from bijax.core.primitive import Arrays, define_kernel
 from bijax.dispatch.kernels import run_found
@@ -300,6 +300,25 @@ def _rms_norm_shapes(
     return (y, factor) if residual is None else (y, factor, x)
 
 
+_backend: Final = row_backend("rms_norm", _rms_norm_shapes)
+
+
+def _rms_norm_backend(target: Target, *arrays: jax.Array, names: tuple[str, ...], **parameters: Any) -> Arrays:
+    """Runs rms_norm; one that rounds its residual is recorded as one whose residual has been rounded before.
+
+    Which of the two runs depends on the number of devices, which the contracts of a model do not name.
+    """
+    given: dict[str, Any] = dict(zip(names, arrays, strict=True))
+    x, residual = given["x"], given.get("residual")
+    if not is_recording() or residual is None or residual.dtype == x.dtype:
+        return _backend(target, *arrays, names=names, **parameters)
+    given["residual"] = residual.astype(x.dtype)
+    results = _rms_norm_shapes(**given, dtype=parameters.get("dtype"))
+    came, found = (",".join(str(a.dtype) for a in some) for some in (given.values(), results))
+    with recorded_as(f"{came} -> {found}"):
+        return _backend(target, *given.values(), names=names, **parameters)
+
+
 def _layer_norm_shapes(*, x: jax.Array, **_: Any) -> tuple[jax.Array, ...]:
     statistic = jnp.zeros((x.shape[0], 1), jnp.float32)
     return x, statistic, statistic
@@ -342,7 +361,7 @@ def _gradients_shapes(*arrays: jax.Array, names: tuple[str, ...], dtype: str, **
     return given["h"], given["weight"].astype(dtype)
 
 
-rms_norm_kernel = define_row_kernel("rms_norm", like=_rms_norm_shapes)
+rms_norm_kernel = define_row_kernel("rms_norm", like=_rms_norm_shapes, backend=_rms_norm_backend)
 rms_norm_gradient_kernel = define_row_kernel("rms_norm_gradient", like=_row_gradient_like)
 _gradients_kernel = define_kernel("rms_norm_gradients", _gradients, _fold_gradients, _gradients_shapes)
 _layer_norm_kernel = define_row_kernel("layer_norm", like=_layer_norm_shapes)
