@@ -14,6 +14,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from bijax.parallel import column_parallel, row_parallel, vocab_parallel_embed
+from pallas_kernels.parts.xla import groups
 
 from ..ops import PLAIN, Ops
 from .layers import Embed, Linear
@@ -211,12 +212,7 @@ def grouped[T: (jax.Array, np.ndarray)](x: T, parts: tuple[int, ...], leaves: in
 
 def ungrouped(x: jax.Array, parts: tuple[int, ...], leaves: int, own: int) -> jax.Array:
     """Returns the columns of `own` groups (..., own * N / leaves) as projections side by side."""
-    if len(parts) == 1 or own == 1:
-        return x
-    sizes = [part // leaves for part in parts]
-    ends = [sum(sizes[:i]) for i in range(1, len(sizes))]
-    groups = jnp.split(x.reshape(*x.shape[:-1], own, sum(sizes)), ends, axis=-1)
-    return jnp.concatenate([g.reshape(*x.shape[:-1], own * g.shape[-1]) for g in groups], axis=-1)
+    return groups.ungrouped(x, [part // leaves for part in parts], own)
 
 
 def _flat(x: jax.Array) -> jax.Array:

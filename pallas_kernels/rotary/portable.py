@@ -9,6 +9,7 @@ import numpy as np
 from jax import lax
 
 from pallas_kernels.contract import XLA_FUNCTIONS, ElementwiseContract, honour
+from pallas_kernels.parts.xla.groups import ungrouped
 from pallas_kernels.parts.xla.join import join
 from pallas_kernels.parts.xla.lanes import run_flat
 from pallas_kernels.parts.xla.opaque import apart_from_sums
@@ -206,13 +207,8 @@ def side_by_side(heads: jax.Array, key_heads: int, groups: int) -> jax.Array:
         >>> side_by_side(heads, 2, 2)[:, 0].tolist()
         [0, 1, 4, 5, 2, 6, 3, 7]
     """
-    if groups == 1:
-        return heads
-    *lead, number, width = heads.shape
-    of_group, keys = number // groups, key_heads // groups
-    apart = heads.reshape(*lead, groups, of_group, width)
-    parts = jnp.split(apart, (of_group - 2 * keys, of_group - keys), axis=-2)
-    return jnp.concatenate([p.reshape(*lead, groups * p.shape[-2], width) for p in parts], axis=-2)
+    keys = key_heads // groups
+    return ungrouped(heads, (heads.shape[-2] // groups - 2 * keys, keys, keys), groups, axis=-2)
 
 
 def rotate_and_store_on_gpu(

@@ -69,8 +69,8 @@ def rotate_and_store(
         keys: (X, Y, K, H): written in place where it is not used again.
         values: The same.
         to_rotate: (B, T, N + K, H): rotated instead of the queries and keys in `heads`, such as their norms.
-        groups: Groups that the heads of a token are in, each with an equal share of queries, keys and values in turn:
-            so do products have them whose columns are cut over devices.
+        groups: Groups that the heads of a token are in, each with an equal share of queries, keys and values in turn.
+            Products whose columns are cut over devices return them so.
 
     Returns:
         The rotated queries (B, T, N, H), `keys` and `values`.
