@@ -1,5 +1,6 @@
 """Checkpoints from disk: GGUF files and Hugging Face folders, read into numpy arrays."""
 
+from . import _needs_packages as _needs_packages  # first: it tells what to install
 from .config import LlamaConfig as LlamaConfig
 from .errors import CheckpointError as CheckpointError
 from .expert_block import ExpertBlock as ExpertBlock

@@ -1,11 +1,14 @@
 """Checks that weights belong to a model with the same configuration."""
 
+from __future__ import annotations
+
 import dataclasses
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 
-from ..checkpoint.config import LlamaConfig
+if TYPE_CHECKING:
+    from ..checkpoint import LlamaConfig
 
 _TOKENS: Final = ("bos_token_id", "eos_token_ids")
 """Fields that no number of a model depends on."""
@@ -23,7 +26,7 @@ def check_same_config(op: str, what: str, config: LlamaConfig, expected: LlamaCo
     Raises:
         ValueError: If not. The message names the fields.
     """
-    names = [field.name for field in dataclasses.fields(LlamaConfig) if field.name not in _TOKENS]
+    names = [field.name for field in dataclasses.fields(expected) if field.name not in _TOKENS]
     pairs = [(name, getattr(config, name), getattr(expected, name)) for name in names]
     differences = [f"{name}={theirs!r} instead of {ours!r}" for name, theirs, ours in pairs if theirs != ours]
     if differences:

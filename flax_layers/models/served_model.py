@@ -1,10 +1,16 @@
 """What models of one device and of several say of themselves to an engine."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from pallas_kernels.contract import SplitAttentionContract
 
-from ..checkpoint import LlamaConfig
 from .adapters import Adapters
 from .layers.delta_net_state import STATE_INTERVAL
+
+if TYPE_CHECKING:
+    from ..checkpoint import LlamaConfig
 
 
 class ServedModel:
