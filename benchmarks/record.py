@@ -32,6 +32,7 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
     "attention_bf16": ("what", "batch", "keys", "heads", "key_heads", "size"),
     "attention_bf16_jax_triton": ("what", "batch", "keys", "heads", "key_heads", "size"),
     "compile": ("model", "case", "cache"),
+    "decode_bf16": ("layers", "model", "batch", "keys"),
     "decode_smollm2": ("batch",),
     "delta_rule_bf16": ("what", "sequences", "tokens"),
     "demo": ("what", "side", "way", "prompt"),
