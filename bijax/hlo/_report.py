@@ -131,7 +131,7 @@ class Report:
             for f in shown
         )
         return Rows(
-            f"{self.stage} program for {self.platform}, {self.instructions} instructions, {self.flops:,} FLOPs",
+            f"{self.stage} program for {self.platform}, {self.instructions} instruction{'s' * (self.instructions != 1)}, {self.flops:,} FLOPs",
             ("verdict", "instruction", "by", "shape", "FLOPs", "line", "why"),
             rows,
             self.verdict,

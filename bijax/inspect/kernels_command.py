@@ -1,6 +1,7 @@
 """The command `bijax kernels`: the registry of kernels, and those that serve each kind of call."""
 
 import argparse
+import difflib
 import inspect
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -46,8 +47,8 @@ def run_kernels(parsed: argparse.Namespace) -> int:
     """
     entries = _cases(parsed) if parsed.cases else _registered(parsed)
     if not entries:
-        known = ", ".join(sorted({kernel.operation for kernel in registry.kernels()}))
-        raise KernelsError(f"nothing is listed for these options; operations of the registry are: {known}")
+        _check_operation(parsed)
+        raise KernelsError(f"no kernel of {parsed.operation} runs on {parsed.target}")
     if parsed.json:
         print(json.dumps(entries, indent=2))
     else:
@@ -59,11 +60,26 @@ def run_kernels(parsed: argparse.Namespace) -> int:
     return 0
 
 
+def _check_operation(parsed: argparse.Namespace) -> None:
+    everything = argparse.Namespace(operation=None, target=None)
+    known = sorted({entry["operation"] for entry in (_cases if parsed.cases else _registered)(everything)})
+    if parsed.operation in known:
+        return
+    close = difflib.get_close_matches(parsed.operation, known, 1)
+    meant = f", did you mean {close[0]!r}?" if close else "."
+    raise KernelsError(f"--operation: there is no {parsed.operation!r}{meant} The operations are: {', '.join(known)}")
+
+
 def _target(name: str) -> Target:
     try:
-        return Target.parse(name)
+        target = Target.parse(name)
     except ValueError as error:
         raise KernelsError(f"--target: {error}") from error
+    if all(kernel.rank(target) is None for kernel in registry.kernels()):
+        raise KernelsError(
+            f"--target: expected cpu, cuda, or an architecture such as sm_90; no kernel runs on {name!r}"
+        )
+    return target
 
 
 def _registered(parsed: argparse.Namespace) -> list[dict[str, Any]]:

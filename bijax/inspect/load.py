@@ -5,8 +5,14 @@ import contextlib
 import importlib
 import inspect
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
+
+from bijax.hlo._frames import short_line, user_line
+
+_STANDARD_LIBRARY: Final = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
 
 
 class CommandError(Exception):
@@ -100,4 +106,12 @@ def reported(what: str) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
-        raise CommandError(f"{what}: {type(error).__name__}: {error}") from error
+        raise CommandError(f"{what}: {type(error).__name__}: {error}{_place(error)}") from error
+
+
+def _place(error: BaseException) -> str:
+    """Returns the innermost line of the user's code that an error passed through, such as " (model.py:12)"."""
+    stack = [(frame.filename, frame.lineno or 0) for frame in reversed(traceback.extract_tb(error.__traceback__))]
+    own = [(file, line) for file, line in stack if not file.startswith(("<frozen", *_STANDARD_LIBRARY))]
+    line = short_line(user_line(own))
+    return f" ({line})" if line else ""

@@ -15,6 +15,7 @@ from jax.experimental import pallas as pl
 import bijax
 from bijax import hlo
 from bijax.inspect.audit import audit
+from bijax.inspect.contracts import NoContractError
 
 pytestmark = pytest.mark.usefixtures("hopper")
 
@@ -179,7 +180,14 @@ def test_what_is_refused():
     def f(x):
         return lax.rng_bit_generator(jnp.zeros(4, jnp.uint32), (8,))[1] + x[:, 0].astype(jnp.uint32)
 
-    assert verdicts(audit(f, X), "rng_bit_generator") == {"variant"}
+    outside = audit(f, X)
+    assert verdicts(outside, "rng_bit_generator") == {"variant"}
+    assert "bijax.invariant refuses rng_bit_generator: " in outside.verdict
+    assert "makes the variant operations invariant" not in outside.verdict
+    both = audit(lambda x, w: (f(x), x @ w), X, W)
+    assert "makes the other variant operations invariant\nbijax.invariant refuses rng_bit_generator: " in both.verdict
+    with pytest.raises(NoContractError, match="Move it out of the function or replace it"):
+        bijax.contracts(f, X)
     found = audit(bijax.invariant(f), X, compiled=True)
     assert verdicts(found, "rng_bit_generator") == {"refused"}
     assert not found.invariant

@@ -254,6 +254,14 @@ def test_the_command_prints_the_registry(capsys: pytest.CaptureFixture[str]) -> 
     printed = capsys.readouterr().out
     assert "WgmmaContract" in printed
     assert "(1) not here:" in printed or 'only under bijax.prefer_backend("jax_triton")' in printed
-    for wrong, said in ((["--operation", "nothing"], "rms_norm"), (["--target", "sm_9"], "such as 'sm_90'")):
+    for wrong, said in (
+        (["--operation", "nothing"], "rms_norm"),
+        (["--operation", "softmx"], "no 'softmx', did you mean 'softmax'? The operations are: "),
+        (["--operation", "softmx", "--cases", "--target", "cpu"], "did you mean 'softmax'?"),
+        (["--operation", "draw", "--target", "cpu"], "no kernel of draw runs on cpu"),
+        (["--target", "sm_9"], "such as 'sm_90'"),
+        (["--target", "rocm"], "no kernel runs on 'rocm'"),
+        (["--target", "rocm", "--cases"], "no kernel runs on 'rocm'"),
+    ):
         assert main(["kernels", *wrong]) == 2
         assert said in capsys.readouterr().err
