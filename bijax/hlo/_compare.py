@@ -125,8 +125,8 @@ def compare_hlo(fn: Callable[..., Any], args_small: Sequence[Any], args_large: S
 def _trips(f: Finding) -> int:
     """Returns the trips of a loop as far as two programs must agree on them; 0 if they are unknown.
 
-    A loop under `bijax.invariant` may run over rows, so its trips depend on the batch; but one of one trip is no loop in
-    the compiled program. In a loop of plain JAX each trip may be a term of a sum.
+    A loop under `bijax.invariant` may run over rows, so its trips depend on the batch; but XLA inlines a loop of one
+    trip. In a loop of plain JAX each trip may be a term of a sum.
     """
     return min(f.trips, 2) if f.invariant_loop else f.trips
 

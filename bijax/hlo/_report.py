@@ -130,8 +130,9 @@ class Report:
             )
             for f in shown
         )
+        instructions = f"{self.instructions} instruction{'s' * (self.instructions != 1)}"
         return Rows(
-            f"{self.stage} program for {self.platform}, {self.instructions} instruction{'s' * (self.instructions != 1)}, {self.flops:,} FLOPs",
+            f"{self.stage} program for {self.platform}, {instructions}, {self.flops:,} FLOPs",
             ("verdict", "instruction", "by", "shape", "FLOPs", "line", "why"),
             rows,
             self.verdict,
