@@ -18,7 +18,7 @@ from bijax.serving import EngineOptions, ModelOptions, SamplingParams
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Runs the modes that were asked for; returns 0 if each request had one output, else 1.
+    """Runs the requested modes; returns 0 if each request had one output, else 1.
 
     Raises:
         DeterminismError: If an option is wrong, the model cannot be read, or a server cannot be reached.

@@ -16,7 +16,7 @@ _WHOLE_S = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 1
 
 
 class Metrics:
-    """Counts latencies, and reads the engine's numbers when they are asked for.
+    """Counts latencies, and reads the engine's numbers when they are requested.
 
     Args:
         model_name: The value of the label `model_name`.

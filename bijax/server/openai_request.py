@@ -91,16 +91,16 @@ class CompletionBody(OpenAIBody):
         Raises:
             ApiError: With status 400, if a value is out of range.
         """
-        asked = self.logprobs is not None
+        with_logprobs = self.logprobs is not None
         names = self.names()
         params = self.params(
             names,
             max_new_tokens=COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens,
             min_new_tokens=self.min_tokens,
             seed=self.seed,
-            logprobs=asked,
+            logprobs=with_logprobs,
             top_logprobs=self.logprobs,
-            prompt_logprobs=asked and bool(self.echo),
+            prompt_logprobs=with_logprobs and bool(self.echo),
         )
         return [Prompt(source, params, "prompt", names, priority=self.priority) for source in self.prompt]
 

@@ -169,12 +169,12 @@ def _warm_engines(
             stats.num_snapshots,
             stats.snapshot_bytes / 1e6,
         )
-    told = 0.0
+    reported = 0.0
 
     def on_progress(done: int, total: int) -> None:
-        nonlocal told
-        if done == total or time.monotonic() - told > PROGRESS_S:
-            told = time.monotonic()
+        nonlocal reported
+        if done == total or time.monotonic() - reported > PROGRESS_S:
+            reported = time.monotonic()
             log.info("warming up: %d of %d shapes", done, total)
 
     for engine in engines:

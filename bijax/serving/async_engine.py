@@ -239,7 +239,7 @@ class AsyncEngine:
             mailbox.put(error)
         left_alone = list(self._streams)
         self._streams.clear()
-        for name in left_alone:  # nobody will ask for them, and the engine remains usable
+        for name in left_alone:  # no one will await them, and the engine remains usable
             self.engine.abort(name)
 
     def _deliver(self, output: RequestOutput) -> None:
@@ -292,7 +292,7 @@ class _Mailbox:
 
         try:
             self._loop.call_soon_threadsafe(put)
-        except RuntimeError:  # the loop is closed: nobody waits any more
+        except RuntimeError:  # the loop is closed: no one awaits it
             return
 
     async def take(self) -> RequestOutput:

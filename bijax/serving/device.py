@@ -46,7 +46,7 @@ HOST: Final = "pinned_host"
 
 
 def for_host[T](arrays: T, to_host: bool) -> T:
-    """Returns arrays that the host is to read, in its memory if asked for.
+    """Returns arrays that the host will read, in its memory if requested.
 
     A program then ends with the copy. Otherwise the host starts one when it has seen that the program ended, which
     takes a GPU's host 0.2 to 0.5 ms longer (jaxlib 0.11.2).
@@ -86,7 +86,7 @@ def advance(model: Model, pages: Any, given: Given, *, common_page_size: int | N
         model: The model.
         pages: The cache, donated.
         given: The model's inputs.
-        common_page_size: Tokens of a page, if the model is to be told the sequences' common prefix.
+        common_page_size: Tokens of a page, if the model gets the sequences' common prefix.
     """
     more: dict[str, Any] = {}
     if common_page_size is not None:

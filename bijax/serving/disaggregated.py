@@ -17,7 +17,7 @@ from bijax.serving.tokens import read_prompt
 class DisaggregatedEngine:
     """Two engines with one model: the first computes prompts, the second generates from their pages.
 
-    The full pages of a prompt go from the first engine's prefix cache into the second's, which computes what is left of
+    The full pages of a prompt go from the first engine's prefix cache into the second's, which computes the rest of
     the prompt. The engines may have different numbers of devices: the heads of a page are divided among them again.
 
     Args:
@@ -62,7 +62,8 @@ class DisaggregatedEngine:
             params: For all, or for each.
         """
         each = params_of(prompts, params)
-        adapters = [getattr(asked, "adapter", None) for asked in each]  # of what are no parameters, decode says so
+        # `decode` raises for entries that are not SamplingParams.
+        adapters = [getattr(given, "adapter", None) for given in each]
         self.prefill.generate(prompts, [SamplingParams(max_new_tokens=0, adapter=name) for name in adapters])
         for prompt, name in zip(prompts, adapters, strict=True):
             self.hand_over(prompt, name)

@@ -37,7 +37,7 @@ class Engine:
         model: The model.
         tokenizer: For texts and stop strings; None where tokens are enough.
         eos_token_ids: Tokens that end an output, unless a request ignores them.
-        options: How it works.
+        options: Its options.
         mesh: Devices to cut the weights and the cache over, which the model's method `partitioned` does; for
             `flax_layers.ServedLlama` a mesh with an axis "model", and for experts another axis "expert". None for a
             model on one device, or one that is cut already.
@@ -45,7 +45,7 @@ class Engine:
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If the options do not fit the model, for example drafts of a head that it does not have, there is no
-            memory for the cache, the model cannot be cut over the mesh, or overlap is asked for and its experts are not
+            memory for the cache, the model cannot be cut over the mesh, or overlap is requested and its experts are not
             on several devices.
 
     Attributes:
@@ -142,12 +142,12 @@ class Engine:
 
     @property
     def scheduler(self) -> Scheduler:
-        """What gives sequences their pages."""
+        """The scheduler, which allocates pages to sequences."""
         return self._scheduler
 
     @property
     def programs(self) -> Programs:
-        """What computes, and keeps the pages."""
+        """The compiled programs and the cache."""
         return self._programs
 
     @property
@@ -173,12 +173,12 @@ class Engine:
         request_id: str | None = None,
         priority: int = 0,
     ) -> str:
-        """Takes a request.
+        """Adds a request.
 
         Args:
             prompt_tokens: At least one token.
             params: What it asks for.
-            request_id: Its name, which no unfinished request has; one is made up by default.
+            request_id: Its name, which no unfinished request may have; by default a new one is generated.
             priority: Lower values run first. A request moves up one priority for every `aging_steps` steps that it
                 waits, so that none starves.
 
@@ -241,7 +241,7 @@ class Engine:
         step samples for it is dropped.
 
         A step that is interrupted, by an error or by Ctrl-C, may have donated the cache and lost sampled tokens.
-        Requests stay, and the next step begins by computing them again.
+        Requests stay, and the next step computes them again from the start.
 
         Raises:
             EngineError: If requests wait and none can be scheduled, which is a bug in the engine.
@@ -298,7 +298,7 @@ class Engine:
             return self._finish(request)
 
     def pause(self) -> None:
-        """Lets steps give the device nothing until `resume`. Requests keep their pages."""
+        """Makes steps dispatch nothing until `resume`. Requests keep their pages."""
         self._paused = True
 
     def resume(self) -> None:
@@ -311,7 +311,7 @@ class Engine:
             self._scheduler.flush()
 
     def update_weights(self, weights: Any, version: str | None = None) -> None:
-        """Takes other weights. Running requests go on with them: their keys and values are computed again.
+        """Replaces the weights. Running requests continue with the new ones: their keys and values are computed again.
 
         A token that is being computed with the old weights still counts, and is returned with their version.
 
@@ -326,7 +326,7 @@ class Engine:
         self.take_model(self._model.with_weights(weights), version)
 
     def take_model(self, model: Model, version: str | None = None) -> None:
-        """Takes what `with_weights` of the model returned; see `update_weights`."""
+        """Replaces the model by what its `with_weights` returned; see `update_weights`."""
         with self.in_one_piece():
             self._model = model
             self._programs.replace_model(model)
@@ -347,7 +347,7 @@ class Engine:
             self._grammars.prepare()
 
     def stats(self) -> EngineStats:
-        """Returns numbers of this moment."""
+        """Returns the current statistics."""
         scheduler = self._scheduler
         return EngineStats(
             num_running=len(scheduler.running),
@@ -407,7 +407,7 @@ class Engine:
     def _add_some(
         self, left: list[tuple[int, Sequence[int], SamplingParams]], indices: dict[str, int]
     ) -> list[tuple[int, Sequence[int], SamplingParams]]:
-        """Adds prompts until the queue is full; returns the others."""
+        """Adds prompts until the queue is full; returns those that were not added."""
         for place, (index, prompt, params) in enumerate(left):
             try:
                 indices[self.add(prompt, params)] = index
@@ -445,7 +445,7 @@ class Engine:
         results = step.read()
         for work in results.works:
             sequence, request = work.sequence, work.sequence.request
-            if sequence.finish_reason is not None:  # it was found out, or aborted, after this was dispatched
+            if sequence.finish_reason is not None:  # it ended, or was aborted, after this step was dispatched
                 continue
             if results.scored and work in results.scored:
                 request.prompt_logprobs += results.scored[work]
@@ -474,7 +474,7 @@ class Engine:
     def _finish(self, request: Request) -> RequestOutput:
         del self._requests[request.id]
         if not self._requests:
-            self._in_flight = None  # nobody waits for it
+            self._in_flight = None  # no request waits for its results
         for sequence in request.sequences:
             if sequence.finish_reason is not None:
                 self._finished[sequence.finish_reason] += 1

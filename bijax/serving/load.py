@@ -67,7 +67,7 @@ def load_model(
 
     Raises:
         FileNotFoundError: As `load_adapters`.
-        CheckpointError: As `load_adapters`, or if the checkpoint has no head that can be loaded, and one is asked for.
+        CheckpointError: As `load_adapters`, or if the checkpoint has no head that can be loaded, and one is requested.
         ValueError: If there are too few devices, or the model cannot be cut over them.
     """
     return load_models(checkpoint, options, draft_head=draft_head)[0]
@@ -103,7 +103,7 @@ def load_models(
     Raises:
         FileNotFoundError: As `load_adapters`.
         CheckpointError: As `load_model`.
-        ValueError: As `load_model`, or if several are asked for without `tensor_parallel_size`.
+        ValueError: As `load_model`, or if several are requested without `tensor_parallel_size`.
     """
     check_model(checkpoint, options, number=number, draft_head=draft_head)
     adapters = load_adapters(checkpoint, options) if adapters is None else adapters
@@ -132,7 +132,7 @@ def check_model(checkpoint: Checkpoint, options: ModelOptions, *, number: int = 
         draft_head: As for `load_model`.
 
     Raises:
-        CheckpointError: If the checkpoint has no head that can be loaded, and one is asked for.
+        CheckpointError: If the checkpoint has no head that can be loaded, and one is requested.
         ValueError: If not.
     """
     if draft_head:
@@ -158,7 +158,7 @@ def check_model(checkpoint: Checkpoint, options: ModelOptions, *, number: int = 
 
 
 def check_overlap(checkpoint: Checkpoint, options: ModelOptions, engine: EngineOptions) -> None:
-    """Checks, before weights are read, that a model can overlap if that is asked for.
+    """Checks, before weights are read, that a model can overlap, if overlap is requested.
 
     It needs experts on several devices, and no adapters.
 

@@ -35,7 +35,7 @@ class Completion:
         tokens: All tokens so far, a stop token that ended it included.
         text: Their text without stop strings and tokens; None without a tokenizer. While the output is not finished,
             what may become part of a stop string or of an incomplete character is held back.
-        logprobs: One for each token, if the request asked for them.
+        logprobs: One for each token, if the request wants them.
         finish_reason: None while it is not finished; "stop" at a stop string, a stop token or the end of the text,
             "length" at `max_new_tokens` or where model or cache have room for no more, "abort" if it was aborted.
         stop_reason: The stop string or token that ended it.
@@ -64,7 +64,7 @@ class RequestOutput:
             None if the request did not ask for them or the prompt is not computed yet.
         cached_tokens: Tokens of the prompt that came from the prefix cache.
         weight_version: Of the weights with which the last token was computed.
-        embedding: Of the prompt, float32, if the request asked for it: the hidden state after the last layer and norm
+        embedding: Of the prompt, float32, if the request wants it: the hidden state after the last layer and norm
             at the last token.
     """
 

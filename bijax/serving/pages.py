@@ -23,12 +23,12 @@ class PagePool:
 
     @property
     def free(self) -> int:
-        """Number of pages that nobody holds."""
+        """Number of free pages."""
         return len(self._free)
 
     @property
     def kept_alone(self) -> int:
-        """Number of pages that the prefix cache holds and nobody else."""
+        """Number of pages that only the prefix cache holds."""
         return self._kept_alone
 
     def take(self) -> int:

@@ -100,7 +100,7 @@ class PrefixCache:
         path[-1].snapshot = index
 
     def evict_snapshot(self) -> bool:
-        """Gives up the least recently used snapshot that nobody else holds; False if there is none."""
+        """Evicts the least recently used snapshot that only the cache holds; False if there is none."""
         for node in self._nodes:
             if (
                 node.snapshot is not None
@@ -137,7 +137,7 @@ class PrefixCache:
         self._touch(path)
 
     def evict(self, number: int) -> int:
-        """Evicts pages that nobody else holds; returns their number, at most `number`."""
+        """Evicts pages that only the cache holds; returns their number, at most `number`."""
         found: list[_Node] = []
         given_up: Counter[_Node] = Counter()  # children of a node that are evicted with it
         for node in self._nodes:  # a node before its parent

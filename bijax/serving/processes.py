@@ -27,7 +27,7 @@ class LeadingEngine(Engine):
 
     A program over the devices of several processes runs when each of them calls it. So every process has an engine with
     the same model, options and requests, and makes the same steps; what is sampled is on all devices, and each reads it
-    by itself. Process 0 alone is asked by clients.
+    by itself. Clients connect to process 0 only.
 
     Args:
         followers: A connection to each other process, as `connect` returns them.
@@ -137,16 +137,16 @@ def follow(engine: Engine, leader: Connection) -> None:
 
     Raises:
         EngineError: If process 0 is lost.
-        Exception: What a call raises; process 0 is told.
+        Exception: What a call raises; process 0 is notified.
     """
     while True:
         try:
-            told = leader.recv()
+            message = leader.recv()
         except (EOFError, OSError) as error:
             raise EngineError("process 0, which this one follows, ended.") from error
-        if told == _CLOSE:
+        if message == _CLOSE:
             return
-        name, arguments, options = told
+        name, arguments, options = message
         try:
             getattr(engine, name)(*arguments, **options)
         except Exception as error:
@@ -157,7 +157,7 @@ def follow(engine: Engine, leader: Connection) -> None:
 def connect(host: str) -> list[Connection]:
     """Connects process 0 with all others of `jax.distributed`. Each process calls it.
 
-    The port and a random key travel through a collective operation, so that nobody else can connect.
+    The port and a random key travel through a collective operation, so that no other process can connect.
 
     Args:
         host: Address of process 0.
@@ -181,8 +181,8 @@ def connect(host: str) -> list[Connection]:
                     continue
                 found[connection.recv()] = connection
         return [found[number] for number in sorted(found)]
-    told = _shared(bytes(_KEY_BYTES + 4))
-    leader: Any = Client((host, int.from_bytes(told[_KEY_BYTES:], "little")), authkey=told[:_KEY_BYTES])
+    shared = _shared(bytes(_KEY_BYTES + 4))
+    leader: Any = Client((host, int.from_bytes(shared[_KEY_BYTES:], "little")), authkey=shared[:_KEY_BYTES])
     leader.send(jax.process_index())
     return [leader]
 

@@ -158,7 +158,7 @@ class Programs:
         Args:
             packed: See `bijax.serving.packed`.
             rows: What the rows are sampled with, if any has filters or extras or wants log-probabilities.
-            common_prefix: Whether the model is told what all sequences begin with; see `asks_for_common_prefix`.
+            common_prefix: Whether the model is given the common prefix of all sequences; see `asks_for_common_prefix`.
 
         Returns:
             hidden (B, T, ...), which the next call may write to, and the tokens.
@@ -339,13 +339,13 @@ class Programs:
             places, most = np.zeros(rows, np.int32), np.zeros(self.sizes.decode[-1], np.int32)
             if tokens == self.sizes.drafted:
                 logits = self.logits(self.extend(packed), places)
-                for asked in (everything, extras):
-                    self.sample(logits, asked)
+                for sampling in (everything, extras):
+                    self.sample(logits, sampling)
             if self.draft_steps and tokens == self.sizes.drafted:
                 self._warm_head(self.extend(packed), packed)
             if (rows, tokens) in advanced:
-                for asked in (everything, extras)[: 1 if rows in sampled else 2]:
-                    hidden, _ = self.advance(packed, asked)
+                for sampling in (everything, extras)[: 1 if rows in sampled else 2]:
+                    hidden, _ = self.advance(packed, sampling)
                 sampled.add(rows)
                 if self.asks_for_common_prefix(rows, tokens):
                     hidden, _ = self.advance(packed, None, common_prefix=True)

@@ -220,7 +220,7 @@ class Scheduler:
         return 1 - (self.pool.free + self.pool.kept_alone) / self.pool.num_pages
 
     def _goes_on(self, sequence: Sequence) -> bool:
-        """Whether a sequence does not end with the tokens that the device was told to sample, and has room for them."""
+        """Whether a sequence continues after the tokens that the device is sampling, and has room for them."""
         if len(sequence.tokens) + sequence.unread >= sequence.most:
             return False
         if sequence.matcher is not None:
@@ -245,7 +245,7 @@ class Scheduler:
         return Work(sequence, start, (*tokens, *drafts), True, len(drafts), samples=samples)
 
     def _drafts(self, sequence: Sequence) -> list[int]:
-        """Returns drafts for which there is room in pages that nobody has to give up."""
+        """Returns drafts that fit without preempting a sequence."""
         wanted = min(self._speculative_tokens, sequence.most - len(sequence.tokens) - 1)
         if self.states is not None:
             wanted = min(wanted, self.states.most_drafts(sequence.computed))
