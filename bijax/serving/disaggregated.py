@@ -88,7 +88,7 @@ class DisaggregatedEngine:
         _check_versions(self.prefill, self.decode)
         _, tokens = read_prompt(prompt_tokens, self.prefill.vocab_size)
         here, there = (find_adapter(adapter, adapter_names(e.model)) for e in (self.prefill, self.decode))
-        with self.prefill.in_one_piece(), self.decode.in_one_piece():
+        with self.prefill.recoverable(), self.decode.recoverable():
             first, second = self.prefill.scheduler, self.decode.scheduler
             pages, known = first.match(tokens, here), second.match(tokens, there)
             taken = second.take(len(pages) - len(known))

@@ -92,7 +92,7 @@ def test_several_outputs_have_states_of_their_own() -> None:
         assert one.completions[0].tokens == completion.tokens
 
 
-def test_an_engine_that_was_broken_off_goes_on_in_the_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_engine_continues_in_the_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
     params = requests()[0]
     served = engine()
     wanted = served.generate([PROMPT], params)[0].completions[0].tokens
