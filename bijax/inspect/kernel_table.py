@@ -323,9 +323,16 @@ class Row:
     primitives: tuple[str, ...]
 
 
-def rows(targets: Sequence[Target] = TARGETS) -> Iterator[Row]:
-    """Yields the rows of every case on each target, grouping dtypes with the same kernels."""
+def rows(targets: Sequence[Target] = TARGETS, operation: str | None = None) -> Iterator[Row]:
+    """Yields the rows of every case on each target, grouping dtypes with the same kernels.
+
+    Args:
+        targets: The targets.
+        operation: Only the cases of this operation.
+    """
     for case in CASES:
+        if operation not in (None, case.operation):
+            continue
         traced = {dtype: _traced(case, dtype) for dtype in case.dtypes}
         for target in targets:
             served: dict[tuple[tuple[str, ...], ...], list[str]] = {}
