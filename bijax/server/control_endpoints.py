@@ -1,4 +1,4 @@
-"""Endpoints for those who run a server or train with it."""
+"""Endpoints that control a server: aborts, pauses, weights."""
 
 import asyncio
 import time
@@ -60,14 +60,14 @@ async def pause_generation(request: Request) -> Response:
 
 
 async def continue_generation(request: Request) -> Response:
-    """Goes on after a pause."""
+    """Resumes generation after a pause."""
     await body(request, Nothing)
     await service(request).generation().engine.resume()
     return json_response({"status": "ok"})
 
 
 async def flush_cache(request: Request) -> Response:
-    """Forgets cached prefixes. With `?timeout=S`, waits until no request runs, S seconds at most."""
+    """Clears the prefix cache. With `?timeout=S`, waits until no request runs, S seconds at most."""
     await body(request, Nothing)
     generation = service(request).generation()
     given = request.query_params.get("timeout", "0")

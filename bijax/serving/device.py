@@ -120,14 +120,14 @@ def advance_and_draw(
     which a kernel whose array has moved must be replaced, and that takes the host longer than a launch.
 
     Args:
-        structure: Of the model.
-        weights: Of the model.
+        structure: Structure of the model as a pytree.
+        weights: Weights of the model.
         pages: As for `advance`.
         last: (S,) int32, the last token of each slot. It is used up.
         packed: See `bijax.serving.packed`. It is used up.
         memory: Where the results of the call of the model are put. It is used up.
         table_width: Entries of a page table.
-        batch_invariant: Whether bits are to be the same in any batch.
+        batch_invariant: Whether bits must not depend on the batch.
         common_page_size: As for `advance`.
         to_host: As for `for_host`.
 
@@ -179,7 +179,7 @@ def read_pages(pages: Any, index: jax.Array) -> Any:
 
 @functools.partial(jax.jit, donate_argnames="pages")
 def write_pages(pages: Any, index: jax.Array, copied: Any) -> Any:
-    """Returns the cache with the pages `index` (n,) set. A page that is there twice is copied twice."""
+    """Returns the cache with the pages `index` (n,) set. A page that is listed twice is written twice."""
     return jax.tree.map(lambda array, new: array.at[index].set(new), pages, copied)
 
 
@@ -215,7 +215,7 @@ def restrict(logits: jax.Array, rows: Rows, fed: jax.Array, *, batch_invariant: 
         logits: (R, V).
         rows: What they are sampled with.
         fed: (R,) int32, the tokens before, for those rows whose counts lack them.
-        batch_invariant: Whether bits are to be the same in any batch.
+        batch_invariant: Whether bits must not depend on the batch.
     """
     extras: dict[str, Any] = dict.fromkeys(Extras._fields)
     if rows.extras is not None:

@@ -101,7 +101,7 @@ class DisaggregatedEngine:
         return (len(known) + len(taken)) * self.prefill.options.page_size
 
     def update_weights(self, weights: Any, version: str | None = None) -> None:
-        """Gives both engines other weights, or none of them if one refuses; see `Engine.update_weights`."""
+        """Replaces the weights of both engines, or of neither if one refuses; see `Engine.update_weights`."""
         models = [engine.model.with_weights(weights) for engine in (self.prefill, self.decode)]
         self.prefill.take_model(models[0], version)
         self.decode.take_model(models[1], self.prefill.weight_version)

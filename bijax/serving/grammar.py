@@ -66,7 +66,7 @@ class Grammars:
 
     @property
     def available(self) -> bool:
-        """Whether the tokenizer is fit for grammars, and the library is installed."""
+        """Whether the tokenizer supports grammars, and the library is installed."""
         return hasattr(self._tokenizer, "token_bytes") and bool(self._ends) and _is_installed()
 
     def prepare(self) -> None:
@@ -78,7 +78,7 @@ class Grammars:
         """Returns the state of an output that is empty.
 
         Raises:
-            ValueError: If the grammar is invalid, the library is missing, or the tokenizer is not fit.
+            ValueError: If the grammar is invalid, the library is missing, or the tokenizer does not support grammars.
         """
         if not _is_installed():
             raise ValueError(
@@ -111,7 +111,7 @@ class Matcher:
     Args:
         inner: llguidance's.
         vocab_size: Number of tokens.
-        ends: Tokens that end a text; the first is the one that the inner one knows.
+        ends: Tokens that end a text; the first is the one that llguidance uses.
     """
 
     def __init__(self, inner: "llguidance.LLMatcher", vocab_size: int, ends: Sequence[int]) -> None:
@@ -121,7 +121,7 @@ class Matcher:
         self._words = np.zeros((1, -(-vocab_size // 32)), np.int32)
 
     def copy(self) -> "Matcher":
-        """Returns the same state, which goes on alone."""
+        """Returns an independent copy of the state."""
         return Matcher(self._inner.deep_copy(), self._vocab_size, self._ends)
 
     @property
@@ -152,7 +152,7 @@ class Matcher:
         return mask
 
     def start_over(self, tokens: Iterable[int]) -> None:
-        """Goes back to the start, and takes these tokens."""
+        """Resets the state to the start, and appends these tokens."""
         self._inner.reset()
         for token in tokens:
             self.append(token)

@@ -133,7 +133,7 @@ def check_model(checkpoint: Checkpoint, options: ModelOptions, *, number: int = 
 
     Raises:
         CheckpointError: If the checkpoint has no head that can be loaded, and one is requested.
-        ValueError: If not.
+        ValueError: If it cannot be cut, or there are too few devices.
     """
     if draft_head:
         checked_mtp_weights(checkpoint)
@@ -165,7 +165,7 @@ def check_overlap(checkpoint: Checkpoint, options: ModelOptions, engine: EngineO
     Args:
         checkpoint: As for `load_model`.
         options: How it is loaded.
-        engine: Of the engine.
+        engine: The options of the engine.
 
     Raises:
         ValueError: If it cannot.
@@ -249,7 +249,7 @@ def load_head(checkpoint: Checkpoint, options: ModelOptions) -> MTPHead:
 def load_update(checkpoint: Checkpoint, options: ModelOptions, *, draft_head: bool = False) -> Any:
     """Returns weights for `with_weights` of the model that `load_model` returned with the same arguments.
 
-    A head that the checkpoint has not stays as it is, which moves no bit.
+    If the checkpoint has no head, the old head stays, which changes no bit.
 
     Args:
         checkpoint: Other weights of the same model.

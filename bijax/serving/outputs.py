@@ -56,7 +56,7 @@ class RequestOutput:
     """The output of a request so far: outputs are cumulative.
 
     Attributes:
-        request_id: Of the request.
+        request_id: Id of the request.
         prompt_tokens: The prompt.
         completions: The `n` outputs, by index.
         finished: Whether all of them are finished.
@@ -80,7 +80,7 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Numbers of an engine at one moment.
+    """Statistics of an engine.
 
     Attributes:
         num_running: Sequences that hold pages.

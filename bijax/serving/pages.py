@@ -42,7 +42,7 @@ class PagePool:
         return page
 
     def hold(self, page: int) -> None:
-        """Holds a page that somebody holds once more."""
+        """Adds a hold to a page that is already held."""
         if not self._holders[page]:
             raise ValueError(f"page {page} is free; only a page that somebody holds can be shared.")
         self._kept_alone -= self._kept[page] and self._holders[page] == 1

@@ -206,7 +206,7 @@ class Programs:
         return copied(hidden) if self.model.one_program else hidden
 
     def draft(self, hidden: jax.Array, packed: np.ndarray, room: np.ndarray, *, drafts: bool) -> jax.Array | None:
-        """Lets the model's head go on to the end of sequences.
+        """Lets the model's head process sequences to their end.
 
         Args:
             hidden: (B, T, ...), as `kept` returns them.

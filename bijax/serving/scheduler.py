@@ -136,7 +136,7 @@ class Scheduler:
         # No more waiting sequences than this can be admitted in one step.
         candidates = [*self.running, *self.waiting[: self._max_running]]
         for sequence in sorted(candidates, key=_key):
-            if sequence.slot < 0:  # it waits
+            if sequence.slot < 0:  # it keeps waiting
                 if budget == 0 or self._waits_for_sibling(sequence):
                     continue
                 # One that was preempted with a step in flight must have read all its tokens to compute them again.
@@ -194,7 +194,7 @@ class Scheduler:
             sequence.inserted = full
 
     def remove(self, sequence: Sequence) -> None:
-        """Takes a sequence out, and its pages from it."""
+        """Removes a sequence and releases its pages."""
         if sequence in self.running:
             self.running.remove(sequence)
         elif sequence in self.waiting:
@@ -349,8 +349,8 @@ class Scheduler:
     def _grow_ahead(self) -> None:
         """Gives a page to all that will soon need one, where there are plenty.
 
-        Page tables then change in one step for many sequences, and not in each step for some: while they stay, the
-        device needs nothing from the host to go on.
+        Page tables then change in one step for many sequences, and not in each step for some: while they stay,
+        the device needs nothing from the host.
         """
         soon = []
         for sequence in self.running:

@@ -82,7 +82,7 @@ class Sequence:
 
     @property
     def missing(self) -> int:
-        """Number of tokens that are to be computed before the next one can be sampled."""
+        """Number of tokens that must be computed before the next one can be sampled."""
         return len(self.tokens) + self.unread - self.computed
 
     @functools.cached_property
@@ -91,7 +91,7 @@ class Sequence:
         return np.bincount(self.output, minlength=self.request.vocab_size).astype(np.int32)
 
     def append(self, token: int, logprob: TokenLogprob | None) -> None:
-        """Takes a token, and finds out whether it ends the sequence.
+        """Appends a token, and checks whether it ends the sequence.
 
         Args:
             token: The token.
@@ -249,7 +249,7 @@ class Request:
 
 
 def random_seed() -> int:
-    """Returns the seed of a request without one, another each time. It fits the integers of JSON readers."""
+    """Returns a random seed for a request without one, of 48 bits, so that JSON readers keep it exact."""
     return secrets.randbits(48)
 
 
