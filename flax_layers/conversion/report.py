@@ -1,9 +1,13 @@
 """The decisions of a conversion for each module."""
 
 import dataclasses
+import sys
 from collections.abc import Sequence
+from typing import Final
 
 from .rules import Rule
+
+_PUBLIC: Final = ("flax_layers.nnx", "flax_layers.linen")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,5 +100,7 @@ def _place(decision: Decision) -> str:
 def _name(cls: type | None) -> str:
     if cls is None:
         return ""
-    package = cls.__module__.rpartition(".")[0] if cls.__module__.startswith("flax_layers.") else cls.__module__
-    return f"{package}.{cls.__qualname__}"
+    for package in _PUBLIC:
+        if getattr(sys.modules.get(package), cls.__qualname__, None) is cls:
+            return f"{package}.{cls.__qualname__}"
+    return f"{cls.__module__}.{cls.__qualname__}"
