@@ -10,6 +10,8 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
+import jax
+
 from bijax.hlo._frames import short_line, user_line
 
 _STANDARD_LIBRARY: Final = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
@@ -87,6 +89,19 @@ def _load(name: str, option: str) -> Callable[..., Any]:
     if not callable(found):
         raise CommandError(f"{option} {name}: expected a function, got {type(found).__name__}")
     return found
+
+
+def check_architecture(platform: str | None, architecture: str | None) -> None:
+    """Checks that the architecture of the GPU is known for which a program is lowered.
+
+    Raises:
+        CommandError: If the platform is "cuda", none is named, and this machine has no GPU.
+    """
+    if platform == "cuda" and architecture is None and jax.default_backend() != "gpu":
+        raise CommandError(
+            "--platform cuda on a machine without an NVIDIA GPU needs --architecture, since kernels and bits depend on"
+            " it: sm_90 for Hopper, sm_80 for Ampere"
+        )
 
 
 @contextlib.contextmanager

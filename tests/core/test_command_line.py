@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 import bijax
@@ -144,6 +145,10 @@ def test_contracts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert [i.partition("/")[0] for i in ids] == ["matmul"]
     assert run("with_contracts:plain") == 1
     assert "dot_general" in capsys.readouterr().err
+    assert run("with_contracts:invariant", "--platform", "cuda", "--architecture", "sm_90") == 0
+    if jax.default_backend() != "gpu":
+        assert run("with_contracts:invariant", "--platform", "cuda") == 2
+        assert "needs --architecture" in capsys.readouterr().err
     assert run("with_contracts:nothing") == 2
     assert "has no attribute 'nothing'" in capsys.readouterr().err
 

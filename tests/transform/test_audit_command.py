@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import pytest
 
 from bijax import cli
@@ -133,6 +134,13 @@ def test_what_cannot_be_audited_is_said(run, arguments, message):
     assert printed.err.startswith("bijax audit: error: ")
     assert message in printed.err
     assert printed.out == ""
+
+
+@pytest.mark.skipif(jax.default_backend() == "gpu", reason="the architecture is known")
+def test_a_gpu_that_the_machine_does_not_have(run):
+    code, printed = run("m:network", "--args", "m:arguments", "--compiled", "--platform", "cuda")
+    assert (code, printed.out) == (2, "")
+    assert "needs --architecture, since kernels and bits depend on it: sm_90 for Hopper" in printed.err
 
 
 @pytest.mark.parametrize("arguments", [[], ["m:network", "--hlo", "gpu.hlo"], ["m:network", "--platform", "tpu"]])
