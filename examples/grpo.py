@@ -75,7 +75,7 @@ class Comparison:
 
     Attributes:
         reward: Mean of the rewards.
-        differing: Number of tokens whose log-probabilities have other bits.
+        differing: Number of tokens whose log-probabilities differ in bits.
         tokens: Number of tokens.
         difference: Largest difference between the log-probabilities of trainer and sampler.
         ratios: The smallest and the largest importance ratio.

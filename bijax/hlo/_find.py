@@ -25,7 +25,7 @@ _CLASSES: Final[dict[str, Class]] = {
 }
 _BY_VECTORS: Final = (
     "XLA took the axis of one row from a product of a kernel and did not give it back, as it does where the product"
-    " stands alone; other batches have other bits"
+    " stands alone; other batches have different bits"
 )
 
 Found = tuple[str, Verdict, str, str]  # kind, verdict, implementation, reason
@@ -119,7 +119,7 @@ class Finder:
         if entry is None or not (work := self._work(i.called_as("calls"))):
             return None
         if work == {"elementwise"}:
-            reason = "approximations in the hands of a library"
+            reason = "approximations that a library computes"
             return ("elementwise", "suspect", _kind(i), reason) if self._platform != "gpu" else None
         if entry.only_sums and not work & {"dot", "convolution", "sum"}:
             return None

@@ -86,7 +86,7 @@ class _EngineCollector(Collector):
             gauges |= {
                 "state_bytes": ("Bytes of the state of a running sequence.", stats.state_bytes),
                 "state_snapshot_bytes": ("Bytes of a snapshot of a state.", stats.snapshot_bytes),
-                "state_snapshots": ("Snapshots of states that there is room for.", stats.num_snapshots),
+                "state_snapshots": ("Snapshots of states that fit in memory.", stats.num_snapshots),
                 "state_snapshots_used": ("Snapshots of states in use.", stats.snapshots_used),
             }
         for name, (text, value) in gauges.items():

@@ -172,8 +172,10 @@ def _warm_engines(
     """Returns engines with equal models, and the fingerprint of their contracts if they have any."""
     log.info("loading the weights")
     if is_slow_dtype(checkpoint.dtype, model_options.dtype, jax.default_backend()):
-        log.info("computing in %s, the dtype of the checkpoint; on a CPU --dtype float32 is faster, with other bits",
-                 checkpoint.dtype)  # fmt: skip
+        log.info(
+            "computing in %s, the dtype of the checkpoint; on a CPU --dtype float32 is faster, with different bits",
+            checkpoint.dtype,
+        )
     drafts = options.speculative_algorithm == MTP
     models = load_models(checkpoint, model_options, number=number, adapters=adapters, draft_head=drafts)
     engines = [

@@ -57,7 +57,7 @@ def for_host[T](arrays: T, to_host: bool) -> T:
 
 
 type Memory = tuple[jax.Array, jax.Array, jax.Array]
-"""Arrays of the shapes of `Advanced.hidden`, `logits` and `fed`, the numbers in which have no meaning."""
+"""Arrays of the shapes of `Advanced.hidden`, `logits` and `fed`, whose contents are undefined."""
 
 
 def memory_for(model: Model, pages: Any, last: jax.Array, packed: Any, *, table_width: int) -> Memory:
@@ -132,7 +132,7 @@ def advance_and_draw(
         to_host: As for `for_host`.
 
     Returns:
-        The last token of each slot, `packed` one step on, which has no meaning after more than one token, the results
+        The last token of each slot, `packed` one step on, which is undefined after more than one token, the results
         of the model's call, a token for each of its rows, and these tokens for the host.
     """
     given = unpack(packed, last, table_width=table_width)

@@ -54,7 +54,7 @@ class Engine:
     Guarantee: tokens, texts and the bits of log-probabilities of a request depend on the request, its seed, the weights
     of the model and of its own adapter, and the option `enable_deterministic_inference` alone: not on other requests,
     their order, number and adapters, chunks, the cache and its pages, preemption, speculation, or time. With a
-    model that is cut over devices they do not depend on the number of devices, and are others than without a mesh
+    model that is cut over devices they do not depend on the number of devices, and differ from those without a mesh
     (`flax_layers.partition`). A request that names no seed and has a temperature gets a random one, so that eight such
     requests are eight samples; `Completion.seed` has it. The options `default_seed` and `seed_from_prompt` make these
     reproducible too.

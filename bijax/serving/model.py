@@ -71,7 +71,7 @@ class Model(Protocol):
             pages: The cache. It is used up.
             tokens: (B, T) int32, each sequence padded at its end.
             page_table: (B, n) int32: page i of a sequence holds its positions from i * page_size on. Entries after the
-                last position of a sequence have no meaning.
+                last position of a sequence are undefined.
             start: (B,) int32, tokens of each sequence already in the cache.
             lengths: (B,) int32, new tokens of each sequence, from 0 to T. A row with 0 is padding and must not be
                 written.

@@ -99,7 +99,7 @@ class EngineStats:
         cache_tokens: Tokens that the cache has room for.
         state_bytes: Memory of a running sequence's state, in bytes; 0 with a model that keeps pages alone.
         snapshot_bytes: Memory of a snapshot of a state.
-        num_snapshots: Snapshots that there is room for.
+        num_snapshots: Snapshots that fit in memory.
         snapshots_used: Those that hold a state.
     """
 

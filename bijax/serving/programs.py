@@ -25,7 +25,7 @@ _ROWS_IN_COMMON: Final = 8
 
 
 class Drawn(NamedTuple):
-    """Tokens (R,) int32, and their log-probabilities, if any row's are wanted. Rows of padding have no meaning.
+    """Tokens (R,) int32, and their log-probabilities, if any row's are wanted. Rows of padding are undefined.
 
     The host reads them, in its own memory if possible.
     """
@@ -87,7 +87,7 @@ class Programs:
         return len(self._known)
 
     def replace_model(self, model: Model) -> None:
-        """Takes a model with other weights. What the cache holds has no meaning any more."""
+        """Replaces the model by one with other weights. The contents of the cache are no longer valid."""
         self.model = model if self._batch_invariant else model.plain()
         if self.model.one_program:
             # Flattened once, since that takes longer than a call.

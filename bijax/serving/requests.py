@@ -101,7 +101,7 @@ def make_request(
         params: Its sampling parameters.
         key: Its place in the order of all requests.
         vocab_size: The model's.
-        longest: Tokens that there is room for.
+        longest: Longest sequence that fits, in tokens.
         tokenizer: For its texts, or None.
         eos_token_ids: End-of-text tokens of the model.
         default_seed: Used if it has no seed; None for a random one.

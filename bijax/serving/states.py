@@ -38,7 +38,7 @@ class States:
     Args:
         interval: Positions at which the model has a state to keep are multiples of this.
         page_size: Tokens of a page.
-        num_snapshots: Snapshots that there is memory for.
+        num_snapshots: Number of snapshots.
         snapshot_interval: Tokens of long prompts between snapshots.
 
     Attributes:

@@ -239,7 +239,7 @@ class ServedLlama(ServedModel):
 
         Args:
             weights: A `Llama` of the same sizes, or its state as `nnx.state(model)` returns it. With a head also a pair
-                of either and an `MTPHead`; alone they leave the head as it is, which moves no bit. The arrays are
+                of either and an `MTPHead`; alone they leave the head as it is, which changes no bit. The arrays are
                 shared, not copied.
 
         Raises:
