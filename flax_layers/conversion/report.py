@@ -97,10 +97,7 @@ def _place(decision: Decision) -> str:
     return decision.path or "(the model)"
 
 
-def _name(cls: type | None) -> str:
-    if cls is None:
-        return ""
-    for package in _PUBLIC:
-        if getattr(sys.modules.get(package), cls.__qualname__, None) is cls:
-            return f"{package}.{cls.__qualname__}"
-    return f"{cls.__module__}.{cls.__qualname__}"
+def _name(cls: type) -> str:
+    name = cls.__qualname__
+    public = [package for package in _PUBLIC if getattr(sys.modules.get(package), name, None) is cls]
+    return f"{public[0] if public else cls.__module__}.{name}"
