@@ -121,7 +121,9 @@ def reported(what: str) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
-        raise CommandError(f"{what}: {type(error).__name__}: {error}{_place(error)}") from error
+        # JAX adds a note about tracebacks, which are not shown here.
+        notes = "".join(f"\n{n}" for n in getattr(error, "__notes__", ()) if "JAX_TRACEBACK_FILTERING" not in n)
+        raise CommandError(f"{what}: {type(error).__name__}: {error}{_place(error)}{notes}") from error
 
 
 def _place(error: BaseException) -> str:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import errors, nnx
 from jax import lax
 from jax.experimental import pallas as pl
 
@@ -197,6 +198,14 @@ def test_what_is_refused():
     allowed = audit(bijax.invariant(f, allow=["rng_bit_generator"]), X)
     assert verdicts(allowed, "rng_bit_generator") == {"believed"}
     assert "allowed by the caller" in str(allowed)
+
+
+def test_a_model_that_changes_itself():
+    model = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+    with pytest.raises(errors.TraceContextError) as raised:
+        audit(model, X)
+    assert "Pass it as an argument of a function under flax.nnx.jit" in raised.value.__notes__[-1]
+    assert audit(nnx.jit(lambda model, x: model(x)), model, X).operations
 
 
 def test_what_nothing_uses_is_not_listed():
