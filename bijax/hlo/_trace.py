@@ -8,8 +8,8 @@ import jax
 from jax.stages import Traced, Wrapped
 
 _CHANGES_ITSELF: Final = (
-    "The model changes its own state when it is called, as dropout and batch normalisation do. Pass it as an argument of"
-    " a function under flax.nnx.jit: bijax.audit(nnx.jit(lambda model, x: model(x)), model, x)"
+    "The model changes its own state when it is called, as dropout and batch normalisation do. Pass it as an argument"
+    " of a function under flax.nnx.jit: bijax.audit(nnx.jit(lambda model, x: model(x)), model, x)"
 )
 
 
