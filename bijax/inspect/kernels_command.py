@@ -128,7 +128,7 @@ def _cases(parsed: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _conditions(kernel: Kernel) -> list[str]:
-    """Returns the conditions under which a kernel is chosen: that a caller asks for it, that packages are installed."""
+    """Returns what choosing a kernel takes: that a caller names its backend, that packages are installed."""
     preferred = f'only under bijax.prefer_backend("{kernel.backend}")'
     by_name = [preferred + (", or for few rows" if kernel.instead else "")] if kernel.by_name else []
     is_missing = kernel.packages is not None and not kernel.packages.are_installed

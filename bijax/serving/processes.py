@@ -73,7 +73,7 @@ class LeadingEngine(Engine):
         request_id: str | None = None,
         priority: int = 0,
     ) -> str:
-        """Takes a request; see `Engine.add`."""
+        """Adds a request; see `Engine.add`."""
         params = SamplingParams() if params is None else params
         fixed = self.options.default_seed is not None or self.options.seed_from_prompt
         if isinstance(params, SamplingParams) and params.seed is None and not fixed:
@@ -94,7 +94,7 @@ class LeadingEngine(Engine):
         return super().abort(request_id)
 
     def pause(self) -> None:
-        """Lets steps give the device nothing until `resume`."""
+        """Makes steps dispatch nothing until `resume`."""
         self._tell("pause")
         super().pause()
 
@@ -109,7 +109,7 @@ class LeadingEngine(Engine):
         super().flush_cache()
 
     def update_weights(self, weights: Any, version: str | None = None) -> None:
-        """Refuses other weights, which each process would have to read.
+        """Refuses new weights, which each process would have to read.
 
         Raises:
             ValueError: Always.
@@ -177,7 +177,7 @@ def connect(host: str) -> list[Connection]:
             while len(found) < jax.process_count() - 1:
                 try:
                     connection = listener.accept()
-                except AuthenticationError:  # somebody else
+                except AuthenticationError:  # another program
                     continue
                 found[connection.recv()] = connection
         return [found[number] for number in sorted(found)]
@@ -201,4 +201,4 @@ def _send(connection: Connection, message: Any) -> None:
     try:
         connection.send(message)
     except OSError:
-        return  # whoever reads from it finds out
+        return  # the next read from it raises

@@ -96,7 +96,7 @@ class Programs:
                 self._structure = HashedOnce(tree)
 
     def start_over(self) -> None:
-        """Gives up the cache and all other arrays. Others are made when they are needed."""
+        """Drops the cache and all other arrays. New ones are made when they are needed."""
         self._pages: Any = None  # and states, if the model keeps some
         self._snapshots: Any = None
         self._memory: dict[tuple[int, ...], device.Memory] = {}
@@ -153,7 +153,7 @@ class Programs:
     def advance(self, packed: np.ndarray, rows: Rows | None, *, common_prefix: bool = False) -> tuple[jax.Array, Drawn]:
         """Appends tokens to sequences, and samples the next one of each.
 
-        Filters and log-probabilities that no row asks for are not computed; that changes no bit of a row.
+        Filters and log-probabilities that no row needs are not computed; this changes no bit of a row.
 
         Args:
             packed: See `bijax.serving.packed`.
@@ -238,7 +238,7 @@ class Programs:
         return asks and width == 1 and rows >= _ROWS_IN_COMMON
 
     def have_common_prefix(self, slots: Sequence[int], starts: Iterable[int]) -> bool:
-        """Whether the sequences share a prefix of pages as long as the model asks for.
+        """Whether the sequences share a prefix of pages as long as the model requires.
 
         Args:
             slots: Of the sequences.
