@@ -82,7 +82,7 @@ def verdict(found: dict[tuple[str, str], Samples]) -> str:
     if several:
         return f"not deterministic: {len(several)} of {len(found)} requests have several outputs: {', '.join(several)}"
     requests = f"each of {len(found)} requests" if len(found) > 1 else "the request"
-    return f"deterministic: {requests} had one output, to the last bit, in {total} samples"
+    return f"deterministic: {requests} had one output, to the last bit, in {total} sample{'s' * (total != 1)}"
 
 
 def _figures(found: dict[tuple[str, str], Samples], title: str, is_one: bool) -> dict[str, object]:
