@@ -193,3 +193,6 @@ def test_names_are_those_of_the_stub() -> None:
         assert getattr(bijax, name) is expected
     with pytest.raises(AttributeError, match="no attribute 'matmull'"):
         bijax.matmull  # type: ignore[attr-defined]  # noqa: B018
+    starred: dict[str, object] = {}
+    exec("from bijax import *", starred)
+    assert {name for _, name, _ in names} | {"__version__"} == set(starred) - {"__builtins__"}
