@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import llguidance
 
 INSTALL: Final = "run `pip install llguidance`"
+_KEPT: Final = 64  # compiled grammars
 _SEPARATORS: Final[Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
@@ -63,6 +64,8 @@ class Grammars:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._ends = sorted(token for token in eos_token_ids if 0 <= token < vocab_size)
+        # A schema with thousands of properties takes seconds, in which the engine makes no step.
+        self._initial = functools.lru_cache(maxsize=_KEPT)(self._compile)
 
     @property
     def available(self) -> bool:
@@ -89,13 +92,16 @@ class Grammars:
                 "SamplingParams: grammar needs an engine with a tokenizer that has the method token_bytes, and"
                 " end-of-text tokens in the vocabulary."
             )
+        return self._initial(grammar).copy()
+
+    def _compile(self, grammar: Grammar) -> "Matcher":
+        """Returns a matcher that stays at the start: requests get copies."""
         from llguidance import LLMatcher
 
-        text = _compiled(grammar)
-        problem = LLMatcher.validate_grammar(text, self._vocabulary)
-        if problem:
+        inner = LLMatcher(self._vocabulary, _compiled(grammar))
+        if problem := inner.get_error():
             raise ValueError(f"SamplingParams: grammar must be a valid {grammar.kind}: {problem.strip()}")
-        return Matcher(LLMatcher(self._vocabulary, text), self._vocab_size, self._ends)
+        return Matcher(inner, self._vocab_size, self._ends)
 
     @functools.cached_property
     def _vocabulary(self) -> "llguidance.LLTokenizer":

@@ -146,6 +146,22 @@ def test_bad_grammars(grammar: Grammar, message: str) -> None:
         GRAMMARS.matcher(grammar)
 
 
+def test_a_grammar_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+    original = grammars_module._compiled
+    monkeypatch.setattr(grammars_module, "_compiled", lambda grammar: compiled.append(grammar) or original(grammar))
+    grammars, choice = Grammars(ByteTokenizer(), VOCABULARY, [END]), Grammar.choice(["ab", "cd"])
+    first, second = grammars.matcher(choice), grammars.matcher(Grammar.choice(["ab", "cd"]))
+    assert compiled == [choice]
+    assert first.append(ord("a"))
+    assert not first.append(ord("d"))
+    assert second.append(ord("c"))
+    assert grammars.matcher(choice).append(ord("a"))
+    for _ in range(2):  # an error is raised each time
+        with pytest.raises(ValueError, match="grammar must be a valid regex"):
+            grammars.matcher(Grammar("regex", "("))
+
+
 def test_what_grammars_need(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="min_new_tokens must be 0 with a grammar"):
         SamplingParams(grammar=Grammar.json(), min_new_tokens=1)
