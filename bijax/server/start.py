@@ -107,6 +107,7 @@ def start(name: str | None, options: ServerOptions, model_options: ModelOptions,
     code = serve(service, listener)
     for leader in leaders:
         leader.dismiss()
+    log.info("stopped")
     if any(thread.name == _THREAD for thread in threading.enumerate()):
         # Stopped during startup: XLA is still compiling, and would crash while the interpreter shuts down.
         logging.shutdown()
