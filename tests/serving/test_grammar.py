@@ -1,4 +1,4 @@
-"""Outputs that follow a grammar: masks against a matcher written here, and bits beside other requests."""
+"""Outputs that follow a grammar: masks against a matcher written here, and bits among other requests."""
 
 import dataclasses
 import json

@@ -28,7 +28,7 @@ def keywords():
 def wrong():
     return 3
 
-def nobody():
+def no_arguments():
     return ()
 
 def raising():
@@ -109,7 +109,7 @@ def test_hlo_of_a_file(run):
     [
         (["m:network"], "takes the arguments (x, w), and was given none: missing a required argument: 'x'; name a"),
         (["m:network"], "--args MODULE:ARGS_FUNCTION"),
-        (["m:missing", "--args", "m:nobody"], "was given those that audited_network:nobody returns"),
+        (["m:missing", "--args", "m:no_arguments"], "was given those that audited_network:no_arguments returns"),
         (["m:network", "--args", "m:wrong"], "it returned int"),
         (["m:number"], "expected a function, got int"),
         (["m:nothing"], "has no attribute 'nothing'"),

@@ -112,7 +112,7 @@ def test_what_nothing_fixes_is_refused_or_named() -> None:
 
 
 def test_the_shapes_of_results_are_no_use_of_a_contract() -> None:
-    x = jax.ShapeDtypeStruct((3, 1237), "float32")  # a shape that nothing has asked for
+    x = jax.ShapeDtypeStruct((3, 1237), "float32")  # a shape that nothing else uses
     with recording() as found:
         assert jax.eval_shape(bijax.softmax, x) == x
     assert not found
