@@ -1,5 +1,5 @@
 # Each target sets up .venv by itself (scripts/setup.sh); a second call reuses it.
-# PYTHON=/path/to/python chooses the interpreter, ARGS="..." is handed to the command that the target runs.
+# PYTHON=/path/to/python chooses the interpreter, ARGS="..." is passed to the command that the target runs.
 
 VENV := .venv
 BENCHMARKS := $(basename $(notdir $(wildcard benchmarks/bench_*.py)))
@@ -10,9 +10,9 @@ export PYTHON JAX_VERSION
 .NOTPARALLEL:
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: ## the same text, bit for bit, alone and in a batch: a real model (ARGS="--quick")
+demo: ## a real model writes the same texts, bit for bit, alone and in batches (ARGS="--quick")
 	@sh scripts/setup.sh $(VENV) demo
 	$(VENV)/bin/python -m bijax demo $(ARGS)
 
@@ -46,7 +46,7 @@ docs: ## build the documentation into build/docs; warnings are errors
 	$(VENV)/bin/python -m sphinx -b html -W --keep-going -q docs build/docs $(ARGS)
 	@echo "open build/docs/index.html"
 
-docs-links: ## ask every outside address that the documentation names
+docs-links: ## check every external link of the documentation
 	@sh scripts/setup.sh $(VENV) docs
 	$(VENV)/bin/python -m sphinx -b linkcheck -q docs build/docs-links
 

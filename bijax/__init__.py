@@ -16,6 +16,8 @@ import typing
 def __getattr__(name: str) -> typing.Any:
     if name == "__version__":
         value: typing.Any = _version()
+    elif name == "__all__":  # of `from bijax import *`
+        value = sorted({*_modules(), "__version__"})
     elif not name.startswith("_") and (module := _modules().get(name, __name__)) != __name__:
         value = getattr(importlib.import_module(module), name)
     elif not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}"):

@@ -71,11 +71,11 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """What a step has found.
+    """The results of a step.
 
     Attributes:
         reward: Mean of the rewards.
-        differing: Number of tokens whose log-probabilities have other bits.
+        differing: Number of tokens whose log-probabilities differ in bits.
         tokens: Number of tokens.
         difference: Largest difference between the log-probabilities of trainer and sampler.
         ratios: The smallest and the largest importance ratio.
@@ -122,7 +122,7 @@ def train(settings: Settings, on_step: Callable[[int, Comparison], None]) -> lis
         on_step: Called after each step.
 
     Returns:
-        What each step has found.
+        The results of each step.
     """
     model = make_model(settings)
     graph, weights, rest = nnx.split(model, nnx.Param, ...)
@@ -141,7 +141,7 @@ def train(settings: Settings, on_step: Callable[[int, Comparison], None]) -> lis
         rollout = sample(engine, settings, step)
         arrays = (rollout.tokens, rollout.logprobs, rollout.advantages)
         weights, moments, (logprobs, ratios) = update(weights, moments, arrays)
-        # In memory: the engine gets the trainer's arrays, and forgets what it had computed with the old ones.
+        # In memory: the engine gets the trainer's arrays, and empties its cache.
         engine.update_weights(nnx.state(nnx.merge(graph, weights, rest)), version=str(step + 1))
         comparisons.append(compare(rollout, np.asarray(logprobs), np.asarray(ratios), settings.clip))
         on_step(step, comparisons[-1])

@@ -17,7 +17,7 @@ def invariant_mode() -> Iterator[None]:
         ...     bijax.is_batch_invariant_mode_enabled()
         True
     """
-    # Where the mode is on already, it may have been told to let some operations pass; that choice stays.
+    # Where the mode is on already, its `allow` stays.
     with contextlib.nullcontext() if bijax.is_batch_invariant_mode_enabled() else bijax.set_batch_invariant_mode():
         yield
 

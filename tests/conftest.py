@@ -1,4 +1,4 @@
-"""Which tests run: those of the tiers asked for, and GPU tests where there is a GPU; what processes share."""
+"""Which tests run: those of the requested tiers, and GPU tests where there is a GPU; what processes share."""
 
 import atexit
 import contextlib

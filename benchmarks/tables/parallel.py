@@ -61,5 +61,5 @@ def overlap() -> str:
         for c in figures.cells
     ]
     return "\n".join(
-        [head, "", table(("step", "overlap", "time", "quotient", "elements with other bits"), rows, "llrrr")]
+        [head, "", table(("step", "overlap", "time", "quotient", "elements that differ in bits"), rows, "llrrr")]
     )

@@ -75,7 +75,7 @@ class Figures:
         texts_differing: Texts with different tokens.
         tokens: Tokens in the common beginnings, whose log-probabilities were compared.
         tokens_differing: Those whose log-probabilities differ in any bit.
-        tokens_parted: Tokens that could not be compared, since the texts had parted before.
+        tokens_parted: Tokens that could not be compared, since the texts had diverged before.
         largest_difference: Largest absolute difference of two log-probabilities compared.
     """
 

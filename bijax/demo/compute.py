@@ -98,7 +98,7 @@ def compute_side(
         reference: The way that the others are compared with; each prompt once, in order.
         others: The other ways.
         max_new_tokens: Longest text, in tokens.
-        watcher: Is told what happens.
+        watcher: Called with the progress.
 
     Raises:
         DemoError: If a log-probability is not a finite number.

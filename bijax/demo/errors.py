@@ -2,7 +2,7 @@
 
 
 class DemoError(Exception):
-    """The demo cannot run as it was asked to, or its measurement would prove nothing.
+    """The demo cannot run with these options, or its measurement would prove nothing.
 
     The message says what was expected, what was found and what to do; the command line shows it without a traceback.
 

@@ -59,7 +59,7 @@ class Example:
 
 
 def examples(sides: Sequence[SideResult], prompts: Sequence[str], decode: Decode, *, most: int) -> list[Example]:
-    """Picks prompts whose text changes on any side, those first that part earliest, each with its earliest parting.
+    """Picks prompts whose text changes on any side, the earliest divergence first, each in the way that shows it.
 
     Args:
         sides: The results, all with the same ways.

@@ -26,7 +26,7 @@ def cells(result: WayResult, num_prompts: int, tokens_per_text: int) -> np.ndarr
     Returns:
         float64 array of shape (num_prompts * tokens_per_text,): 0 where the bits are the same in every text, the
         largest difference of the log-probability where they differ (the smallest positive number if only the sign of a
-        zero does), inf where a text has parted before, nan where no text has a token.
+        zero does), inf where a text has diverged before, nan where no text has a token.
     """
     largest = np.full((num_prompts, tokens_per_text), np.nan)
     for found in result.comparisons:

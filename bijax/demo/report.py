@@ -54,7 +54,7 @@ def number(difference: float) -> str:
 
 
 def closing_lines(sides: Sequence[SideResult]) -> Iterator[str]:
-    """Says of each side, in the order passed, how many texts and log-probabilities change.
+    """Returns a line for each side: how many texts and log-probabilities change.
 
     A log-probability is compared while the texts are the same: after that a token has another context.
     """

@@ -13,7 +13,7 @@ _TIMEOUT_S = 600.0
 
 
 class RemoteEngine:
-    """A server of `bijax serve`, asked over HTTP by its `/generate`.
+    """A server of `bijax serve`, called over HTTP at its `/generate`.
 
     Args:
         url: Of the server, without a path.
@@ -69,7 +69,7 @@ class RemoteEngine:
         return [_output(prompt, item) for prompt, item in zip(prompts, items, strict=True)]
 
     def flush_cache(self) -> None:
-        """Empties the prefix cache, once the server has answered all that it was asked."""
+        """Empties the prefix cache, once the server has answered all requests."""
         self._ask(f"/flush_cache?timeout={_TIMEOUT_S:g}", {})
 
     def _ask(self, path: str, body: dict[str, Any] | None = None) -> Any:

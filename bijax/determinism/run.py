@@ -18,7 +18,7 @@ from bijax.serving import EngineOptions, ModelOptions, SamplingParams
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Runs the modes that were asked for; returns 0 if each request had one output, else 1.
+    """Runs the requested modes; returns 0 if each request had one output, else 1.
 
     Raises:
         DeterminismError: If an option is wrong, the model cannot be read, or a server cannot be reached.
@@ -82,7 +82,7 @@ def verdict(found: dict[tuple[str, str], Samples]) -> str:
     if several:
         return f"not deterministic: {len(several)} of {len(found)} requests have several outputs: {', '.join(several)}"
     requests = f"each of {len(found)} requests" if len(found) > 1 else "the request"
-    return f"deterministic: {requests} had one output, to the last bit, in {total} samples"
+    return f"deterministic: {requests} had one output, to the last bit, in {total} sample{'s' * (total != 1)}"
 
 
 def _figures(found: dict[tuple[str, str], Samples], title: str, is_one: bool) -> dict[str, object]:

@@ -109,7 +109,7 @@ class RemoteSource:
         """Returns the server, whose options cannot be changed.
 
         Raises:
-            ValueError: If they are to be.
+            ValueError: If options are given.
         """
         if reload or any(option is not None for option in (num_pages, speculative_tokens, prefix_cache)):
             raise ValueError("the options of a server cannot be changed.")

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bijax.hlo._find import INVARIANT_LOOP, TRIPS_UNKNOWN
 from bijax.hlo._frames import short_line
 from bijax.hlo._inspect import inspect
 from bijax.hlo._report import Finding, Report
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 _OPAQUE = ("library", "dot", "tile", "convolution")
 _NOT_COMPARED = ("elementwise", "random")
-_Key = tuple[str, str, str, str, int, int, tuple[str, ...]]
+_Key = tuple[str, str, str, str, int, int, int, tuple[str, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,11 +98,11 @@ def compare_hlo(fn: Callable[..., Any], args_small: Sequence[Any], args_large: S
 
     Args:
         fn: A function, jitted or not.
-        args_small: Its arguments with the small batch: arrays or `jax.ShapeDtypeStruct`.
-        args_large: Its arguments with the large batch.
+        args_small: A tuple of its arguments with the small batch: arrays or `jax.ShapeDtypeStruct`.
+        args_large: A tuple of its arguments with the large batch.
 
     Raises:
-        TypeError: If `fn` is not a function.
+        TypeError: If `fn` is not a function, or its arguments are not in a tuple or a list.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -114,16 +113,22 @@ def compare_hlo(fn: Callable[..., Any], args_small: Sequence[Any], args_large: S
     """
     if not callable(fn):
         raise TypeError(f"expected a function, which is compiled for both batches; got {type(fn).__name__}.")
+    for name, given in (("args_small", args_small), ("args_large", args_large)):
+        if not isinstance(given, (tuple, list)):  # an array would be taken apart into its rows
+            raise TypeError(
+                f"compare_hlo: {name} must be a tuple of the arguments of fn, got {type(given).__name__}; for one"
+                " argument write compare_hlo(fn, (small,), (large,))."
+            )
     return compare(inspect(fn, *args_small), inspect(fn, *args_large))
 
 
-def _how(f: Finding) -> str:
-    """Returns the implementation; for a loop of invariant code whether it is one, since XLA makes none of one trip.
+def _trips(f: Finding) -> int:
+    """Returns the trips of a loop as far as two programs must agree on them; 0 if they are unknown.
 
-    The trips of a loop over rows are as many as rows. In a loop of plain JAX each may be a term of a sum.
+    A loop under `bijax.invariant` may run over rows, so its trips depend on the batch; but XLA inlines a loop of one
+    trip. In a loop of plain JAX each trip may be a term of a sum.
     """
-    several = f.reason == INVARIANT_LOOP and f.implementation not in ("1 trips", TRIPS_UNKNOWN)
-    return "several trips" if several else f.implementation
+    return min(f.trips, 2) if f.invariant_loop else f.trips
 
 
 def compare(small: Report, large: Report) -> Comparison:
@@ -139,7 +144,7 @@ def compare(small: Report, large: Report) -> Comparison:
         counts[name] = Counter[_Key]()
         for f in report.findings:
             if f.kind not in _NOT_COMPARED and f.verdict != "ours":
-                key = (f.opcode, f.kind, _how(f), f.tile, f.split_k, f.terms, f.dtypes)
+                key = (f.opcode, f.kind, f.implementation, f.tile, f.split_k, f.terms, _trips(f), f.dtypes)
                 counts[name][key] += f.count
                 example.setdefault(key, f)
     return Comparison(

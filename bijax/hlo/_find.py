@@ -25,13 +25,11 @@ _CLASSES: Final[dict[str, Class]] = {
 }
 _BY_VECTORS: Final = (
     "XLA took the axis of one row from a product of a kernel and did not give it back, as it does where the product"
-    " stands alone; other batches have other bits"
+    " stands alone; other batches have different bits"
 )
 
 Found = tuple[str, Verdict, str, str]  # kind, verdict, implementation, reason
-TRIPS_UNKNOWN: Final = "trips not known"
 _LOOP: Final = "a loop of one trip is inlined and fused with its neighbours"
-INVARIANT_LOOP: Final = f"{_LOOP}; it is under bijax.invariant"
 
 
 class Finder:
@@ -110,7 +108,8 @@ class Finder:
             case "rng" | "rng-bit-generator":
                 return "random", "suspect", i.attributes.get("algorithm", ""), "its numbers depend on the shape"
             case "while":
-                return _loop(i)
+                under = "; it is under bijax.invariant" if TAG in i.frontend_attributes else ""
+                return "loop", "note", "XLA", _LOOP + under
         if self._platform == "gpu":
             return _gpu.elementwise(self._module, computation, i)
         return self._elementwise(computation, i)
@@ -120,7 +119,7 @@ class Finder:
         if entry is None or not (work := self._work(i.called_as("calls"))):
             return None
         if work == {"elementwise"}:
-            reason = "approximations in the hands of a library"
+            reason = "approximations that a library computes"
             return ("elementwise", "suspect", _kind(i), reason) if self._platform != "gpu" else None
         if entry.only_sums and not work & {"dot", "convolution", "sum"}:
             return None
@@ -212,6 +211,8 @@ class Finder:
             tile=tile_of(self._module, i),
             split_k=split_k_of(self._module, i),
             terms=self._terms(computation, i),
+            trips=_trips(i) if kind == "loop" else 0,
+            invariant_loop=kind == "loop" and TAG in i.frontend_attributes,
             dtypes=tuple(dict.fromkeys(s.dtype for s in operand_shapes(computation, i))),
             flops=flops,
             share=flops / self._flops.total if self._flops.total else 0.0,
@@ -279,7 +280,7 @@ def _collective(i: Instruction) -> Found | None:
     return "collective", "variant", "XLA", "ring, tree and chunks are chosen by the size of the message"
 
 
-def _loop(i: Instruction) -> Found:
+def _trips(i: Instruction) -> int:
+    """Returns the number of trips of a loop, or 0 if XLA does not know it."""
     known = i.config.get("known_trip_count")
-    trips = f"{known.get('n')} trips" if isinstance(known, dict) else TRIPS_UNKNOWN
-    return "loop", "note", trips, INVARIANT_LOOP if TAG in i.frontend_attributes else _LOOP
+    return int(known.get("n", 0)) if isinstance(known, dict) else 0

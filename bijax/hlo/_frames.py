@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 _LIBRARIES: Final = re.compile(
-    r"/bijax/(?:core|dispatch|lax|ops|hlo|transform|parallel|testing|sampling|serving)/|/(?:pallas_kernels|flax_layers|(?:site|dist)-packages)/"
+    r"/bijax/(?:core|dispatch|lax|ops|hlo|inspect|transform|parallel|testing|sampling|serving)/|/(?:pallas_kernels|flax_layers|(?:site|dist)-packages)/"
     r"|/jax/(?:_src|experimental)/"  # where JAX is used from a checkout
 )
 _PARTS: Final = {

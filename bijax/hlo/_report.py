@@ -32,6 +32,8 @@ class Finding:
         tile: Tile of a GEMM fusion (M x N x K) or the algorithm of a library; empty if unspecified.
         split_k: Number of K splits.
         terms: How many terms each sum has; 0 where there are none or it is unknown.
+        trips: Number of trips of a loop; 0 where there is no loop or it is unknown.
+        invariant_loop: Whether it is a loop under `bijax.invariant`.
         dtypes: Dtypes of the operands.
         flops: Floating-point operations in one run of the program; 0 where they cannot be counted.
         share: Their share of the program's, 0 to 1.
@@ -50,6 +52,8 @@ class Finding:
     tile: str = ""
     split_k: int = 1
     terms: int = 0
+    trips: int = 0
+    invariant_loop: bool = False
     dtypes: tuple[str, ...] = ()
     flops: int = 0
     share: float = 0.0
@@ -58,7 +62,9 @@ class Finding:
 
     @property
     def how(self) -> str:
-        """Implementation, tile and split of K in one text."""
+        """Implementation, tile and split of K in one text; for a loop, its trips."""
+        if self.kind == "loop":
+            return f"{self.trips or 'unknown'} trip{'s' * (self.trips != 1)}"
         split = f" split_k {self.split_k}" if self.split_k > 1 else ""
         return f"{self.implementation}{f' {self.tile}' if self.tile else ''}{split}"
 
@@ -124,8 +130,9 @@ class Report:
             )
             for f in shown
         )
+        instructions = f"{self.instructions} instruction{'s' * (self.instructions != 1)}"
         return Rows(
-            f"{self.stage} program for {self.platform}, {self.instructions} instructions, {self.flops:,} FLOPs",
+            f"{self.stage} program for {self.platform}, {instructions}, {self.flops:,} FLOPs",
             ("verdict", "instruction", "by", "shape", "FLOPs", "line", "why"),
             rows,
             self.verdict,

@@ -97,9 +97,16 @@ class Rows:
         from rich.text import Text
 
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-        for number, name in enumerate(self.header):
-            table.add_column(name, justify="right" if number in self.right else "left", overflow="fold")
         notes = list(dict.fromkeys(row[-1] for row in self.rows))
+        for number, name in enumerate(self.header):
+            # On a narrow terminal the wide columns are wrapped, not verdicts and numbers.
+            cells = (name, *(row[number] for row in self.rows)) if number < len(self.header) - 1 else (name,)
+            table.add_column(
+                name,
+                justify="right" if number in self.right else "left",
+                overflow="fold",
+                no_wrap=max(map(len, cells)) <= _NARROW,
+            )
         for row in self.rows:
             cells = (*row[:-1], str(1 + notes.index(row[-1])))
             table.add_row(*map(Text, cells), style=styles.get(row[0], ""))

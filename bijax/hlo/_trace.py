@@ -2,10 +2,15 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import jax
 from jax.stages import Traced, Wrapped
+
+_CHANGES_ITSELF: Final = (
+    "The model changes its own state when it is called, as dropout and batch normalisation do. Pass it as an argument"
+    " of a function under flax.nnx.jit: bijax.audit(nnx.jit(lambda model, x: model(x)), model, x)"
+)
 
 
 def traced(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
@@ -29,4 +34,9 @@ def traced(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
         return fn(*args, **kwargs)
 
     call.__name__ = getattr(fn, "__name__", type(fn).__name__)
-    return jax.jit(call).trace(*args, **kwargs)
+    try:
+        return jax.jit(call).trace(*args, **kwargs)
+    except Exception as error:
+        if type(error).__name__ == "TraceContextError":  # Flax's, which may not be installed
+            error.add_note(_CHANGES_ITSELF)
+        raise

@@ -12,7 +12,7 @@ from bijax.inspect.audit_report import Audit
 
 
 def annotations(result: Audit | hlo.Report) -> Iterator[str]:
-    """Yields a line for each finding, and the verdict at last.
+    """Yields a line for each finding, and the verdict last.
 
     Args:
         result: An audit, or the report of a compiled program.

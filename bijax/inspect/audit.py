@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax
 
@@ -170,54 +170,67 @@ def _present() -> str:
 
 
 def _operation(equation: Equation, platform: str) -> Operation:
-    decision, evidence, allowed = _decide(equation, platform)
+    judged = _judge(equation, platform)
     operands, results = (", ".join(_short(a) for a in group) for group in (equation.operands, equation.results))
     return Operation(
-        verdict=decision,
+        verdict=judged.verdict,
         primitive=equation.name,
-        evidence=evidence,
+        evidence=judged.evidence,
         line=equation.line,
         shapes=f"{operands} -> {results}",
         count=1,
         flops=flops(equation),
         share=0.0,
-        unknown=decision == "believed" and evidence != ORDER_FREE,
-        allowed=allowed,
+        unknown=judged.verdict == "believed" and judged.evidence != ORDER_FREE,
+        allowed=judged.allowed,
+        refusable=judged.refusable,
     )
 
 
-def _decide(equation: Equation, platform: str) -> tuple[Decision, str, bool]:
-    """Returns the verdict, the evidence, and whether only the caller's `allow` lets the operation pass."""
+class _Judgement(NamedTuple):
+    """The fields of an `Operation` that its rule decides."""
+
+    verdict: Decision
+    evidence: str
+    allowed: bool = False
+    refusable: bool = False
+
+
+def _judge(equation: Equation, platform: str) -> _Judgement:
     if equation.metadata.get(TAG) == KERNEL:
-        return "invariant", "code of a kernel of bijax", False
+        return _Judgement("invariant", "code of a kernel of bijax")
     request = of_equation(equation.metadata)
     dtypes = tuple(a.dtype for a in (*equation.operands, *equation.results) if hasattr(a, "dtype"))
     name = rule_name(equation.name, equation.parameters, equation.operands)
     found = verdict(name, dtypes, platform, request.allowed)
     if found.allowed:
-        return "believed", found.evidence, True
-    return *_judged(equation, found, request.enabled), False
+        return _Judgement("believed", found.evidence, allowed=True)
+    return _judge_by_rule(equation, found, enabled=request.enabled)
 
 
-def _judged(equation: Equation, found: Verdict, enabled: bool) -> tuple[Decision, str]:
+def _judge_by_rule(equation: Equation, found: Verdict, *, enabled: bool) -> _Judgement:
     if equation.name == "pallas_call" and equation.parameters.get("interpret"):
         why = "interpreted: its body is lowered as operations of XLA"
-        return ("replaced", f"{why}, each made invariant") if enabled else ("variant", why)
-    if equation.name == RAISING and equation.conditional and enabled:
-        return "invariant", GUARDED
+        return _Judgement("replaced", f"{why}, each made invariant") if enabled else _Judgement("variant", why)
+    guarded = equation.name == RAISING and equation.conditional
+    if guarded and enabled:
+        return _Judgement("invariant", GUARDED)
     match found.kind:
         case Kind.KEEP if found.evidence in _BELIEVED:
-            return "believed", found.evidence
+            return _Judgement("believed", found.evidence)
         case Kind.KEEP:
-            return "invariant", found.evidence
+            return _Judgement("invariant", found.evidence)
         case Kind.RECURSE:  # without a visible program: its rule creates it at lowering
-            return ("replaced", found.evidence) if enabled else ("variant", "it is expanded at lowering")
+            why = "it is expanded at lowering"
+            return _Judgement("replaced", found.evidence) if enabled else _Judgement("variant", why)
         case Kind.REPLACE if enabled:
-            return "replaced", found.evidence
+            return _Judgement("replaced", found.evidence)
         case Kind.REPLACE:
-            return "variant", f"left to XLA; under bijax.invariant: {found.evidence}"
-    evidence = why_not(equation.by_itself) if found.kind is Kind.ENTER else found.evidence
-    return ("refused" if enabled else "variant"), evidence
+            return _Judgement("variant", f"left to XLA; under bijax.invariant: {found.evidence}")
+    why = why_not(equation.by_itself) if found.kind is Kind.ENTER else found.evidence
+    if enabled or guarded:
+        return _Judgement("refused" if enabled else "variant", why, refusable=enabled)
+    return _Judgement("variant", f"bijax.invariant refuses it: {why}", refusable=True)
 
 
 def _operations(single: list[Operation]) -> tuple[Operation, ...]:
@@ -240,6 +253,7 @@ def _operations(single: list[Operation]) -> tuple[Operation, ...]:
             contracts=group[0].contracts,
             unknown=group[0].unknown,
             allowed=group[0].allowed,
+            refusable=group[0].refusable,
         )
         for group in groups.values()
     )

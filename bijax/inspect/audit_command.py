@@ -10,7 +10,14 @@ from bijax import hlo
 from bijax.inspect.annotations import annotations
 from bijax.inspect.audit import audit
 from bijax.inspect.audit_report import Audit
-from bijax.inspect.load import CommandError, add_function_arguments, called, modules_from_here, reported
+from bijax.inspect.load import (
+    CommandError,
+    add_function_arguments,
+    called,
+    check_architecture,
+    modules_from_here,
+    reported,
+)
 from bijax.transform.rules.registry import PLATFORMS
 
 DESCRIPTION = """\
@@ -99,6 +106,8 @@ def _read(path: Path, parsed: argparse.Namespace) -> hlo.Report:
 def _audit(parsed: argparse.Namespace) -> Audit:
     with modules_from_here():
         function, args, kwargs = called(parsed.function, parsed.args)
+        if parsed.compiled:
+            check_architecture(parsed.platform, parsed.architecture)
         with reported(f"{parsed.function} cannot be audited"):
             options = {name: getattr(parsed, name) for name in ("compiled", "platform", "architecture")}
             axes = parsed.batch_axis

@@ -46,6 +46,7 @@ class Operation:
         contracts: Ids of the contracts that fix its bits; empty where order is irrelevant or XLA's own.
         unknown: Whether it passes although no contract fixes its bits: a user's kernel, or named in `allow`.
         allowed: Whether it passes only because `allow` names it.
+        refusable: Whether `bijax.invariant` refuses it, or would refuse it.
     """
 
     verdict: Decision
@@ -59,6 +60,7 @@ class Operation:
     contracts: tuple[str, ...] = ()
     unknown: bool = False
     allowed: bool = False
+    refusable: bool = False
 
     @property
     def why(self) -> str:
@@ -147,7 +149,7 @@ class Audit:
         ]
         total = sum(o.count for o in self.operations)
         return Rows(
-            f"{total} operations for {self.platform}, {self.flops:,} FLOPs",
+            f"{total} operation{'s' * (total != 1)} for {self.platform}, {self.flops:,} FLOPs",
             ("verdict", "operation", "shapes", "FLOPs", "line", "why"),
             tuple(rows),
             self.verdict,
@@ -173,8 +175,13 @@ class Audit:
         mixes = self.rows is not None and self.rows.verdict == "mixes rows"
         head = "not invariant" if self.variant else "each operation is invariant by itself" if mixes else "invariant"
         lines = [f"{head}: {', '.join(parts) or 'no operations'}"]
-        if any(o.verdict == "variant" for o in self.variant):
-            lines.append("bijax.invariant(fn) makes the variant operations invariant")
+        mendable = [o for o in self.variant if not o.refusable]
+        if mendable:
+            which = "variant" if len(mendable) == len(self.variant) else "other variant"
+            lines.append(f"bijax.invariant(fn) makes the {which} operations invariant")
+        if len(mendable) < len(self.variant):
+            names = ", ".join(dict.fromkeys(o.primitive for o in self.variant if o.refusable))
+            lines.append(f"bijax.invariant refuses {names}: move it out of fn or replace it, see docs/guide/errors.md")
         return "\n".join([*lines, *([str(self.rows)] if self.rows else [])])
 
     def __str__(self) -> str:

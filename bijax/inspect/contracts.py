@@ -32,10 +32,14 @@ class NoContractError(ValueError):
 
     def __str__(self) -> str:
         found = self.operation
+        if found.refusable:
+            advice = "Move it out of the function or replace it"
+        else:
+            advice = "Make the program invariant with bijax.invariant"
         return (
             f"bijax.contracts: expected a program whose operations are all invariant, got {found.primitive}"
-            f" ({found.shapes}) at {found.line or 'an unknown line'}: {found.evidence}. Make the program invariant with"
-            " bijax.invariant; bijax.audit lists all such operations."
+            f" ({found.shapes}) at {found.line or 'an unknown line'}: {found.evidence}. {advice}; bijax.audit lists all"
+            " such operations."
         )
 
 

@@ -5,7 +5,7 @@ import json
 import sys
 
 from bijax.inspect.contracts import NoContractError, contracts
-from bijax.inspect.load import add_function_arguments, called, modules_from_here, reported
+from bijax.inspect.load import add_function_arguments, called, check_architecture, modules_from_here, reported
 from bijax.transform.rules.registry import PLATFORMS
 
 DESCRIPTION = """\
@@ -43,6 +43,7 @@ def run_contracts(parsed: argparse.Namespace) -> int:
     """
     with modules_from_here():
         function, args, kwargs = called(parsed.function, parsed.args)
+        check_architecture(parsed.platform, parsed.architecture)
         options = {name: getattr(parsed, name) for name in ("platform", "architecture")}
         with reported(f"{parsed.function} has no contracts"):
             try:

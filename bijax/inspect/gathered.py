@@ -1,4 +1,4 @@
-"""What a program gathers whose arguments are cut over devices."""
+"""The arrays that a program with sharded arguments gathers."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""The command `bijax info`: what a report of a bug needs."""
+"""The command `bijax info`: what a bug report needs."""
 
 import argparse
 import contextlib

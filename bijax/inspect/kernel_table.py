@@ -180,10 +180,10 @@ CASES: Final[tuple[Case, ...]] = (
     Case("matmul", 'precision="highest"', _highest, (_X, _W), ("float32",)),
     Case("matmul", "split_k=4", _split, (_X, _W)),
     Case("matmul", 'activation="silu"', _silu, (_X, _W)),
-    Case("matmul", "float32 beside bfloat16", _invariant(_mixed_product), (_X, (*_W, "bfloat16")), ("float32",)),
+    Case("matmul", "float32 with bfloat16", _invariant(_mixed_product), (_X, (*_W, "bfloat16")), ("float32",)),
     Case(
         "matmul",
-        "float32 beside bfloat16, gradient",
+        "float32 with bfloat16, gradient",
         _invariant(_gradient(_mixed_product, 1)),
         (_X, (*_W, "bfloat16")),
         ("float32",),
@@ -323,9 +323,16 @@ class Row:
     primitives: tuple[str, ...]
 
 
-def rows(targets: Sequence[Target] = TARGETS) -> Iterator[Row]:
-    """Yields the rows of every case on each target, grouping dtypes with the same kernels."""
+def rows(targets: Sequence[Target] = TARGETS, operation: str | None = None) -> Iterator[Row]:
+    """Yields the rows of every case on each target, grouping dtypes with the same kernels.
+
+    Args:
+        targets: The targets.
+        operation: Only the cases of this operation.
+    """
     for case in CASES:
+        if operation not in (None, case.operation):
+            continue
         traced = {dtype: _traced(case, dtype) for dtype in case.dtypes}
         for target in targets:
             served: dict[tuple[tuple[str, ...], ...], list[str]] = {}

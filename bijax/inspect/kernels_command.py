@@ -1,6 +1,7 @@
 """The command `bijax kernels`: the registry of kernels, and those that serve each kind of call."""
 
 import argparse
+import difflib
 import inspect
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -31,7 +32,11 @@ def add_kernels_parser(commands: "argparse._SubParsersAction[argparse.ArgumentPa
     parser.add_argument(
         "--target", metavar="NAME", help="what runs on this target alone: cpu, or an architecture such as sm_90"
     )
-    parser.add_argument("--cases", action="store_true", help="trace a call of each kind and list what serves it")
+    parser.add_argument(
+        "--cases",
+        action="store_true",
+        help="trace a call of each kind and list what serves it; all of them take half a minute",
+    )
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
 
 
@@ -46,8 +51,8 @@ def run_kernels(parsed: argparse.Namespace) -> int:
     """
     entries = _cases(parsed) if parsed.cases else _registered(parsed)
     if not entries:
-        known = ", ".join(sorted({kernel.operation for kernel in registry.kernels()}))
-        raise KernelsError(f"nothing is listed for these options; operations of the registry are: {known}")
+        _check_operation(parsed)
+        raise KernelsError(f"no kernel of {parsed.operation} runs on {parsed.target}")
     if parsed.json:
         print(json.dumps(entries, indent=2))
     else:
@@ -59,11 +64,30 @@ def run_kernels(parsed: argparse.Namespace) -> int:
     return 0
 
 
+def _check_operation(parsed: argparse.Namespace) -> None:
+    if parsed.cases:
+        from bijax.inspect.kernel_table import CASES
+
+        known = sorted({case.operation for case in CASES})
+    else:
+        known = sorted({kernel.operation for kernel in registry.kernels()})
+    if parsed.operation in known:
+        return
+    close = difflib.get_close_matches(parsed.operation, known, 1)
+    meant = f", did you mean {close[0]!r}?" if close else "."
+    raise KernelsError(f"--operation: there is no {parsed.operation!r}{meant} The operations are: {', '.join(known)}")
+
+
 def _target(name: str) -> Target:
     try:
-        return Target.parse(name)
+        target = Target.parse(name)
     except ValueError as error:
         raise KernelsError(f"--target: {error}") from error
+    if all(kernel.rank(target) is None for kernel in registry.kernels()):
+        raise KernelsError(
+            f"--target: expected cpu, cuda, or an architecture such as sm_90; no kernel runs on {name!r}"
+        )
+    return target
 
 
 def _registered(parsed: argparse.Namespace) -> list[dict[str, Any]]:
@@ -99,15 +123,14 @@ def _cases(parsed: argparse.Namespace) -> list[dict[str, Any]]:
             "contracts": list(row.contracts),
             "kernel": ", ".join(row.kernels),
         }
-        for row in kernel_table.rows(targets)
-        if parsed.operation in (None, row.case.operation)
+        for row in kernel_table.rows(targets, parsed.operation)
     ]
 
 
 def _conditions(kernel: Kernel) -> list[str]:
-    """Returns the conditions under which a kernel is chosen: that a caller asks for it, that packages are installed."""
-    asked = f'only under bijax.prefer_backend("{kernel.backend}")'
-    by_name = [asked + (", or for few rows" if kernel.instead else "")] if kernel.by_name else []
+    """Returns what choosing a kernel takes: that a caller names its backend, that packages are installed."""
+    preferred = f'only under bijax.prefer_backend("{kernel.backend}")'
+    by_name = [preferred + (", or for few rows" if kernel.instead else "")] if kernel.by_name else []
     is_missing = kernel.packages is not None and not kernel.packages.are_installed
     return by_name + ([f"not here: {kernel.packages.advice}"] if is_missing and kernel.packages else [])
 

@@ -5,8 +5,16 @@ import contextlib
 import importlib
 import inspect
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
+
+import jax
+
+from bijax.hlo._frames import short_line, user_line
+
+_STANDARD_LIBRARY: Final = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
 
 
 class CommandError(Exception):
@@ -83,6 +91,19 @@ def _load(name: str, option: str) -> Callable[..., Any]:
     return found
 
 
+def check_architecture(platform: str | None, architecture: str | None) -> None:
+    """Checks that the architecture of the GPU is known for which a program is lowered.
+
+    Raises:
+        CommandError: If the platform is "cuda", none is named, and this machine has no GPU.
+    """
+    if platform == "cuda" and architecture is None and jax.default_backend() != "gpu":
+        raise CommandError(
+            "--platform cuda on a machine without an NVIDIA GPU needs --architecture, since kernels and bits depend on"
+            " it: sm_90 for Hopper, sm_80 for Ampere"
+        )
+
+
 @contextlib.contextmanager
 def modules_from_here() -> Iterator[None]:
     """Makes modules of the current folder importable, as `python -m` does."""
@@ -100,4 +121,14 @@ def reported(what: str) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
-        raise CommandError(f"{what}: {type(error).__name__}: {error}") from error
+        # JAX adds a note about tracebacks, which are not shown here.
+        notes = "".join(f"\n{n}" for n in getattr(error, "__notes__", ()) if "JAX_TRACEBACK_FILTERING" not in n)
+        raise CommandError(f"{what}: {type(error).__name__}: {error}{_place(error)}{notes}") from error
+
+
+def _place(error: BaseException) -> str:
+    """Returns the innermost line of the user's code that an error passed through, such as " (model.py:12)"."""
+    stack = [(frame.filename, frame.lineno or 0) for frame in reversed(traceback.extract_tb(error.__traceback__))]
+    own = [(file, line) for file, line in stack if not file.startswith(("<frozen", *_STANDARD_LIBRARY))]
+    line = short_line(user_line(own))
+    return f" ({line})" if line else ""

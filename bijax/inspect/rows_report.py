@@ -1,4 +1,4 @@
-"""What became of the rows of a program."""
+"""The flow of rows through a program."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -49,11 +49,11 @@ class Meeting:
 
 @dataclasses.dataclass(frozen=True)
 class BatchRows:
-    """What becomes of the rows of a program.
+    """How the rows of a program depend on each other.
 
     Attributes:
-        verdict: "rows apart": each row of the results depends on one row of the arguments, at any position; "sums
-            rows": so it is, and some results, such as a loss, are reductions over all rows; "mixes rows": a row
+        verdict: "rows apart": each row of the results depends on one row of the arguments, at any position;
+            "sums rows": the same, and some results, such as a loss, are reductions over all rows; "mixes rows": a row
             depends on other rows or on its position.
         batch: Number of rows.
         meetings: The places, those that mix rows first.

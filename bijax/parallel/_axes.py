@@ -67,8 +67,8 @@ def leaves_of(op: str, axis: Any, leaves: Any) -> int:
     if count > leaves:
         raise ValueError(
             f"{op}: a device needs at least one leaf of the sum, got {leaves} leaves for the {count} devices of axis"
-            f" {axis!r}; use at most {leaves} devices. More leaves are another contract, with other bits on one device"
-            " too."
+            f" {axis!r}; use at most {leaves} devices. More leaves are another contract, with different bits, on one"
+            " device too."
         )
     return leaves // count
 

@@ -51,7 +51,7 @@ class ParallelGradient:
         if devices > self._lanes:
             raise ValueError(
                 f"{_OP}: each device needs at least one lane, got {self._lanes} lanes for the {devices} devices of axis"
-                f" {self._axis!r}; ask for more lanes, which are another order with other bits."
+                f" {self._axis!r}; ask for more lanes, which are another order with different bits."
             )
         if self._axis is not None:
             # Otherwise JAX would add the gradient of each unit over the devices.

@@ -15,7 +15,7 @@ from bijax.sampling._penalties import adjust
 def what_is_left(request: Request, arithmetic: Arithmetic) -> jax.Array:
     """Returns logits (R, V), -inf for tokens that are not to be drawn.
 
-    Where no row has a filter nothing is computed for them; at temperature 0 they have no meaning.
+    Where no row has a filter nothing is computed for them; at temperature 0 they have no effect.
     """
     adjusted = adjust(request.logits, request.penalties, request.bias, request.allowed, arithmetic)
     k, p, m = request.filters

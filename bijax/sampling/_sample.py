@@ -147,8 +147,8 @@ def _sample(request: Request, num_top: int, need_logprobs: Any, arithmetic: Arit
     def found(logits: jax.Array, left: jax.Array, temperature: jax.Array, tokens: jax.Array) -> Measured:
         return measure(logits, left, temperature, tokens, num_top, arithmetic)
 
-    asked = jnp.asarray(as_array(OP, "need_logprobs", need_logprobs, "bool"))
-    if asked.dtype != jnp.bool_ or asked.ndim:
-        raise TypeError(f"{OP}: need_logprobs must be one bool, got {describe(asked)}.")
-    measured: Measured = lax.cond(asked, found, skip, request.logits, left, request.temperature, tokens)
+    needed = jnp.asarray(as_array(OP, "need_logprobs", need_logprobs, "bool"))
+    if needed.dtype != jnp.bool_ or needed.ndim:
+        raise TypeError(f"{OP}: need_logprobs must be one bool, got {describe(needed)}.")
+    measured: Measured = lax.cond(needed, found, skip, request.logits, left, request.temperature, tokens)
     return Sampled(tokens, *measured)

@@ -1,4 +1,4 @@
-"""Which LoRA adapter a request asks for, by the name of the model or by SGLang's `lora_path`."""
+"""Which LoRA adapter a request names, by the name of the model or by SGLang's `lora_path`."""
 
 import dataclasses
 from collections.abc import Sequence

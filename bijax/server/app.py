@@ -87,4 +87,4 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _client_gone(_: Request, error: Exception) -> Response:
-    return Response(status_code=499)  # nobody reads it; the access log shows it
+    return Response(status_code=499)  # the client has gone; the access log shows it

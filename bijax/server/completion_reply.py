@@ -15,7 +15,7 @@ KIND = "text_completion"
 class CompletionReply:
     """Writes the reply, or cuts growing outputs into the events of a stream.
 
-    Choices are numbered through: sample i of prompt p has the index `p * n + i`.
+    Sample i of prompt p has the index `p * n + i`.
 
     Args:
         head: The fields of every reply.

@@ -99,7 +99,7 @@ class EventStream(Response):
         try:
             await while_connected(receive, self._send_all(send))
         except ClientDisconnect:
-            pass  # there is nobody to tell
+            pass  # the client has gone, nothing can be sent
         finally:
             await self._rest.aclose()
 

@@ -1,4 +1,4 @@
-"""Endpoints for those who run a server or train with it."""
+"""Endpoints that control a server: aborts, pauses, weights."""
 
 import asyncio
 import time
@@ -42,32 +42,32 @@ class Update(RequestBody):
 
 async def abort_request(request: Request) -> Response:
     """Ends the requests with a `rid`, or all; their replies hold the output so far."""
-    asked = await body(request, Abort)
-    if (asked.rid is None) == (not asked.abort_all):
+    parsed = await body(request, Abort)
+    if (parsed.rid is None) == (not parsed.abort_all):
         raise ApiError(400, "give either a rid or abort_all=true", field="rid")
-    aborted = await service(request).generation(draining=True).abort(asked.rid)
+    aborted = await service(request).generation(draining=True).abort(parsed.rid)
     return json_response({"success": True, "num_aborted": aborted})
 
 
 async def pause_generation(request: Request) -> Response:
     """Stops between two steps. Requests wait, or are aborted first, if `mode` is "abort"."""
-    asked = await body(request, Pause)
+    parsed = await body(request, Pause)
     generation = service(request).generation()
-    if asked.mode == "abort":
+    if parsed.mode == "abort":
         await generation.abort(None)
     await generation.engine.pause()
     return json_response({"status": "paused"})
 
 
 async def continue_generation(request: Request) -> Response:
-    """Goes on after a pause."""
+    """Resumes generation after a pause."""
     await body(request, Nothing)
     await service(request).generation().engine.resume()
     return json_response({"status": "ok"})
 
 
 async def flush_cache(request: Request) -> Response:
-    """Forgets cached prefixes. With `?timeout=S`, waits until no request runs, S seconds at most."""
+    """Clears the prefix cache. With `?timeout=S`, waits until no request runs, S seconds at most."""
     await body(request, Nothing)
     generation = service(request).generation()
     given = request.query_params.get("timeout", "0")
@@ -86,19 +86,19 @@ async def flush_cache(request: Request) -> Response:
 
 async def update_weights_from_disk(request: Request) -> Response:
     """Loads new weights for the same model; the prefix cache is cleared."""
-    asked = await body(request, Update)
+    parsed = await body(request, Update)
     here = service(request)
     generation = here.generation()
     if here.model.load_weights is None:
         raise ApiError(400, "this server does not load weights")
-    version = asked.weight_version or asked.model_path
+    version = parsed.weight_version or parsed.model_path
     try:
-        weights = await asyncio.to_thread(here.model.load_weights, asked.model_path)
-        aborted = await generation.abort(None) if asked.abort_all_requests else 0
+        weights = await asyncio.to_thread(here.model.load_weights, parsed.model_path)
+        aborted = await generation.abort(None) if parsed.abort_all_requests else 0
         await generation.engine.update_weights(weights, version)
     except (OSError, TypeError, ValueError) as error:  # not there, not readable, or of another model
         raise ApiError(400, str(error), field="model_path") from error
     return json_response(
-        {"success": True, "message": f"The weights are those of {asked.model_path}.", "weight_version": version,
+        {"success": True, "message": f"The weights are those of {parsed.model_path}.", "weight_version": version,
          "num_aborted": aborted}
     )  # fmt: skip

@@ -36,15 +36,15 @@ class Embeddings(RequestBody):
 
 async def embeddings(request: Request) -> Response:
     """The hidden state after the last layer and norm at the last token of each text, with length 1."""
-    asked = await body(request, Embeddings)
-    adapter = find_adapter(service(request).model, asked.model, asked.lora_path)
+    parsed = await body(request, Embeddings)
+    adapter = find_adapter(service(request).model, parsed.model, parsed.lora_path)
     head = reply_head(request, adapter, "embd-")
-    prompts = with_adapter([Prompt(text, _PARAMS, "input", priority=asked.priority) for text in asked.input], adapter)
+    prompts = with_adapter([Prompt(text, _PARAMS, "input", priority=parsed.priority) for text in parsed.input], adapter)
     generation, tokens = await admitted(request, prompts)
     outputs = await while_connected(request.receive, generation.finish(prompts, tokens))
     total = sum(len(output.prompt_tokens) for output in outputs)
     data = [
-        {"object": "embedding", "index": index, "embedding": _encoded(output, asked.encoding_format)}
+        {"object": "embedding", "index": index, "embedding": _encoded(output, parsed.encoding_format)}
         for index, output in enumerate(outputs)
     ]
     reply: dict[str, Any] = {"object": "list", "data": data, "model": head.model}

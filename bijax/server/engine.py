@@ -38,15 +38,15 @@ class Engine(Protocol):
         ...
 
     async def resume(self) -> None:
-        """Goes on."""
+        """Resumes."""
         ...
 
     async def flush_cache(self) -> None:
-        """Forgets cached prefixes."""
+        """Clears the prefix cache."""
         ...
 
     async def update_weights(self, weights: Any, version: str) -> None:
-        """Goes on with other weights; cached prefixes are forgotten.
+        """Replaces the weights; the prefix cache is cleared.
 
         Raises:
             TypeError: If the model does not accept them in this format.
@@ -59,5 +59,5 @@ class Engine(Protocol):
         ...
 
     def stats(self) -> EngineStats:
-        """Numbers of this moment."""
+        """Current statistics."""
         ...

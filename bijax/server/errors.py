@@ -4,7 +4,7 @@ from typing import Any
 
 
 class ServeError(Exception):
-    """The server cannot start as it was asked to. The message says why; the command shows it without a traceback."""
+    """The server cannot start with these options. The message says why; the command shows it without a traceback."""
 
 
 class ApiError(Exception):

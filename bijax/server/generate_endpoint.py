@@ -19,16 +19,16 @@ from .prompts import Prompt
 async def generate(request: Request) -> Response:
     """Completes prompts. A list of prompts, or `n` above 1, is answered with a list."""
     begin = time.monotonic()
-    asked = await body(request, GenerateBody)
-    prompts = asked.prompts(service(request).model)
+    parsed = await body(request, GenerateBody)
+    prompts = parsed.prompts(service(request).model)
     generation, tokens = await admitted(request, prompts)
-    reply = GenerateReply(asked, service(request).tokens)
-    if asked.stream:
+    reply = GenerateReply(parsed, service(request).tokens)
+    if parsed.stream:
         return await event_stream(request, _events(generation, prompts, tokens, reply, begin))
     outputs = await while_connected(request.receive, generation.finish(prompts, tokens))
     elapsed = time.monotonic() - begin
     items = [i for pair in zip(prompts, outputs, strict=True) for i in reply.items(*pair, elapsed)]
-    is_list = asked.sources()[0] or len(items) > 1
+    is_list = parsed.sources()[0] or len(items) > 1
     return json_response(items if is_list else items[0])
 
 

@@ -45,12 +45,12 @@ class GenerateReply:
         }
         if prompt.params.logprobs:
             # As SGLang has it, the first entry is null wherever the log-probabilities start.
-            asked = [] if output.prompt_logprobs is None else [None, *output.prompt_logprobs[1:]]
-            ids = output.prompt_tokens[len(output.prompt_tokens) - len(asked) :]
-            info["input_token_logprobs"] = [self._entry(entry, id_) for entry, id_ in zip(asked, ids, strict=True)]
+            scored = [] if output.prompt_logprobs is None else [None, *output.prompt_logprobs[1:]]
+            ids = output.prompt_tokens[len(output.prompt_tokens) - len(scored) :]
+            info["input_token_logprobs"] = [self._entry(entry, id_) for entry, id_ in zip(scored, ids, strict=True)]
             info["output_token_logprobs"] = [self._entry(entry, entry.token) for entry in completion.logprobs]
             if prompt.params.top_logprobs:
-                info["input_top_logprobs"] = self._top(asked)
+                info["input_top_logprobs"] = self._top(scored)
                 info["output_top_logprobs"] = self._top(completion.logprobs)
         return {"text": completion.text, "output_ids": list(completion.tokens), "meta_info": info}
 

@@ -1,4 +1,4 @@
-"""Runs the prompts of a request through the engine, side by side."""
+"""Runs the prompts of a request through the engine, concurrently."""
 
 import asyncio
 import uuid

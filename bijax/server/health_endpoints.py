@@ -1,4 +1,4 @@
-"""Whether a server is well, and its metrics."""
+"""Health and metrics of a server."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What a server tells about itself."""
+"""Information about the server and its model."""
 
 import dataclasses
 import importlib.metadata

@@ -33,7 +33,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Time, level, message, and of a request how long it took and its name.
+    """Time, level and message; for a request also its duration and id.
 
     Example:
         >>> record = logging.LogRecord("bijax", logging.INFO, "", 0, "GET %s", ("/",), None)

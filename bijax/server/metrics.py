@@ -16,7 +16,7 @@ _WHOLE_S = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 1
 
 
 class Metrics:
-    """Counts latencies, and reads the engine's numbers when they are asked for.
+    """Counts latencies, and reads the engine's numbers when they are requested.
 
     Args:
         model_name: The value of the label `model_name`.
@@ -86,7 +86,7 @@ class _EngineCollector(Collector):
             gauges |= {
                 "state_bytes": ("Bytes of the state of a running sequence.", stats.state_bytes),
                 "state_snapshot_bytes": ("Bytes of a snapshot of a state.", stats.snapshot_bytes),
-                "state_snapshots": ("Snapshots of states that there is room for.", stats.num_snapshots),
+                "state_snapshots": ("Snapshots of states that fit in memory.", stats.num_snapshots),
                 "state_snapshots_used": ("Snapshots of states in use.", stats.snapshots_used),
             }
         for name, (text, value) in gauges.items():

@@ -1,4 +1,4 @@
-"""Fields of SGLang's, OpenAI's and vLLM's requests that are not served, and the values of them that ask for nothing.
+"""Fields of SGLang's, OpenAI's and vLLM's requests that are not served, and their neutral values.
 
 Clients send all fields of their API, most with the default. Such a value is accepted and ignored, since a server with
 the field would answer the same. Any other value would change the answer, and is refused. Null, `{}`, and a list of
@@ -99,11 +99,11 @@ MESSAGE: Neutral = {
 
 
 def is_neutral(value: object, neutral: tuple[Any, ...]) -> bool:
-    """Whether a value asks for nothing.
+    """Whether a value is neutral: the reply does not depend on it.
 
     Args:
         value: As JSON has it.
-        neutral: The values, and types, that ask for nothing besides those that do in every field.
+        neutral: The neutral values and types of the field, in addition to those of every field.
 
     Example:
         >>> is_neutral(None, ()), is_neutral([None, None], ()), is_neutral([{}], ()), is_neutral("x", (str,))

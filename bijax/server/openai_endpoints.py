@@ -23,28 +23,28 @@ from .prompts import Prompt
 
 async def completions(request: Request) -> Response:
     """Completes texts or token ids."""
-    asked = await body(request, CompletionBody)
-    adapter = find_adapter(service(request).model, asked.model, asked.lora_path)
-    head, usage = reply_head(request, adapter, "cmpl-"), asked.include_usage()
-    prompts = with_adapter(asked.prompts(), adapter)
+    parsed = await body(request, CompletionBody)
+    adapter = find_adapter(service(request).model, parsed.model, parsed.lora_path)
+    head, usage = reply_head(request, adapter, "cmpl-"), parsed.include_usage()
+    prompts = with_adapter(parsed.prompts(), adapter)
     generation, tokens = await admitted(request, prompts)
-    reply = CompletionReply(head, prompts, echo=bool(asked.echo))
-    if asked.stream:
+    reply = CompletionReply(head, prompts, echo=bool(parsed.echo))
+    if parsed.stream:
         return await event_stream(request, _events(generation, prompts, tokens, reply, usage))
     return json_response(reply.reply(await while_connected(request.receive, generation.finish(prompts, tokens))))
 
 
 async def chat_completions(request: Request) -> Response:
     """Answers a conversation."""
-    asked = await body(request, ChatBody)
+    parsed = await body(request, ChatBody)
     here = service(request)
-    adapter = find_adapter(here.model, asked.model, asked.lora_path)
-    head, usage = reply_head(request, adapter, "chatcmpl-"), asked.include_usage()
+    adapter = find_adapter(here.model, parsed.model, parsed.lora_path)
+    head, usage = reply_head(request, adapter, "chatcmpl-"), parsed.include_usage()
     longest = here.model.max_model_len
     template = getattr(here.model.tokenizer, "chat_template", None)
-    prompts = with_adapter(asked.prompts(min(longest, here.options.max_output_tokens or longest), template), adapter)
+    prompts = with_adapter(parsed.prompts(min(longest, here.options.max_output_tokens or longest), template), adapter)
     generation, tokens = await admitted(request, prompts)
-    if asked.stream:
+    if parsed.stream:
         stream = ChatStream(head, prompts[0])
         return await event_stream(request, _events(generation, prompts, tokens, stream, usage))
     [output] = await while_connected(request.receive, generation.finish(prompts, tokens))

@@ -1,6 +1,6 @@
 """The bodies of OpenAI's `/v1/completions` and `/v1/chat/completions`."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, PlainValidator, model_validator
 
@@ -10,7 +10,7 @@ from .errors import ApiError
 from .neutral import CHAT, COMPLETIONS, MESSAGE, STREAM_OPTIONS, Neutral
 from .prompts import Conversation, Prompt
 from .sampling_fields import SamplingFields
-from .schema import RequestBody, TextOr
+from .schema import RequestBody, TextOr, shown
 from .structured import OpenAIStructuredFields
 from .tools import Tool, ToolCall, ToolChoice, call_grammar, offered
 
@@ -91,16 +91,16 @@ class CompletionBody(OpenAIBody):
         Raises:
             ApiError: With status 400, if a value is out of range.
         """
-        asked = self.logprobs is not None
+        with_logprobs = self.logprobs is not None
         names = self.names()
         params = self.params(
             names,
             max_new_tokens=COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens,
             min_new_tokens=self.min_tokens,
             seed=self.seed,
-            logprobs=asked,
+            logprobs=with_logprobs,
             top_logprobs=self.logprobs,
-            prompt_logprobs=asked and bool(self.echo),
+            prompt_logprobs=with_logprobs and bool(self.echo),
         )
         return [Prompt(source, params, "prompt", names, priority=self.priority) for source in self.prompt]
 
@@ -110,6 +110,15 @@ class ContentPart(RequestBody):
 
     type: Literal["text"]
     text: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_text(cls, given: object) -> object:
+        texts = get_args(cls.model_fields["type"].annotation)
+        if isinstance(given, dict) and given.get("type", texts[0]) not in texts:
+            wanted, found = " or ".join(map(shown, texts)), shown(given["type"])
+            cls.refuse("type", f"must be {wanted}, since images, audio and files are not read; got {found}")
+        return given
 
 
 class Message(RequestBody):

@@ -47,7 +47,9 @@ class ServerOptions(Options):
     drain_timeout: float = option(
         30.0, "seconds after SIGTERM in which requests may finish", kind=float, least=0.0, most=_DAY_S
     )
-    retry_after: int = option(5, "seconds after which clients that got a 503 are told to try again", least=1)
+    retry_after: int = option(
+        5, "seconds after which a client that got a 503 should try again, sent as Retry-After", least=1
+    )
     data_parallel_size: int = option(
         1,
         "number of equal models that share the requests, each on tensor_parallel_size times expert_parallel_size"

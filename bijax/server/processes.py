@@ -29,7 +29,7 @@ LOST = 1
 
 
 def join(options: ServerOptions) -> None:
-    """Finds the other processes (`jax.distributed`). Nothing may have asked JAX for its devices before.
+    """Finds the other processes (`jax.distributed`). JAX must not have initialised its devices before.
 
     Raises:
         ServeError: If they cannot be found.

@@ -19,15 +19,15 @@ from .responses_request import ResponsesBody
 
 async def responses(request: Request) -> Response:
     """Answers a conversation, in the form of OpenAI's newer API."""
-    asked = await body(request, ResponsesBody)
+    parsed = await body(request, ResponsesBody)
     here = service(request)
-    adapter = find_adapter(here.model, asked.model)
+    adapter = find_adapter(here.model, parsed.model)
     head = reply_head(request, adapter, "resp_")
     longest = here.model.max_model_len
-    [prompt] = with_adapter([asked.prompt(min(longest, here.options.max_output_tokens or longest))], adapter)
+    [prompt] = with_adapter([parsed.prompt(min(longest, here.options.max_output_tokens or longest))], adapter)
     generation, tokens = await admitted(request, [prompt])
-    reply = ResponsesReply(head, asked, prompt.params.max_new_tokens)
-    if asked.stream:
+    reply = ResponsesReply(head, parsed, prompt.params.max_new_tokens)
+    if parsed.stream:
         return await event_stream(request, _events(generation, prompt, tokens, reply), named=True)
     [output] = await while_connected(request.receive, generation.finish([prompt], tokens))
     return json_response(reply.reply(output))

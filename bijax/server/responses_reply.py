@@ -99,10 +99,10 @@ class ResponsesReply:
         }
 
     def _format(self) -> dict[str, Any]:
-        asked = None if self._body.text is None else self._body.text.format
-        if asked is None or asked.json_schema is None:
-            return {"type": "text" if asked is None else asked.type}
-        return {"type": asked.type, "name": "schema", "schema": asked.json_schema, "strict": True}
+        wanted_format = None if self._body.text is None else self._body.text.format
+        if wanted_format is None or wanted_format.json_schema is None:
+            return {"type": "text" if wanted_format is None else wanted_format.type}
+        return {"type": wanted_format.type, "name": "schema", "schema": wanted_format.json_schema, "strict": True}
 
     def _part(self, kind: str, **more: Any) -> dict[str, Any]:
         return self._event(kind, item_id=self._item_id, output_index=0, content_index=0, **more)

@@ -73,12 +73,12 @@ class ResponsesBody(SamplingFields):
 
     def constraints(self) -> dict[str, Grammar]:
         """The format of the text is a constraint too."""
-        asked = None if self.text is None else self.text.format
-        if asked is None or asked.type == "text":
+        wanted_format = None if self.text is None else self.text.format
+        if wanted_format is None or wanted_format.type == "text":
             return super().constraints()
-        if (asked.type == "json_schema") != (asked.json_schema is not None):
+        if (wanted_format.type == "json_schema") != (wanted_format.json_schema is not None):
             raise ApiError(400, 'schema belongs to the type "json_schema"', field="text.format")
-        return super().constraints() | {"text.format": Grammar.json(asked.json_schema)}
+        return super().constraints() | {"text.format": Grammar.json(wanted_format.json_schema)}
 
     def renamed(self) -> dict[str, str]:
         """This endpoint's name of the limit."""

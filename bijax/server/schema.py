@@ -3,7 +3,7 @@
 import difflib
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, NoReturn
 
 import pydantic
 from pydantic import BeforeValidator, ConfigDict, Discriminator, PlainValidator, Tag, model_validator
@@ -54,7 +54,12 @@ class RequestBody(pydantic.BaseModel):
             reason = f"not served here; {wanted(cls.neutral[name], shown)}, got {shown(value)}"
         else:
             reason = f"unknown field; known here: {', '.join(sorted(cls._fields_by_name()))}{cls._nearest(name)}"
-        raise PydanticCustomError(_REFUSED, "{reason}", {"reason": reason, "field": name})
+        cls.refuse(name, reason)
+
+    @classmethod
+    def refuse(cls, field: str, reason: str) -> NoReturn:
+        """Refuses a field from a validator; the answer names it."""
+        raise PydanticCustomError(_REFUSED, "{reason}", {"reason": reason, "field": field})
 
     @classmethod
     def _fields_by_name(cls) -> dict[str, FieldInfo]:
@@ -113,6 +118,8 @@ def shown(value: object) -> str:
 
 def _reason(error: Any) -> str:
     match error["type"]:
+        case "too_short":
+            return f"must have at least {error['ctx']['min_length']} entry, got {shown(error['input'])}"
         case "missing":
             return "required, but missing"
         case "json_invalid":

@@ -37,17 +37,17 @@ class Score(RequestBody):
 
 async def score(request: Request) -> Response:
     """The log-likelihood of each item after a query; or the probability of each of `label_token_ids` after both."""
-    asked, here = await body(request, Score), service(request)
-    adapter = find_adapter(here.model, asked.model, asked.lora_path)
+    parsed, here = await body(request, Score), service(request)
+    adapter = find_adapter(here.model, parsed.model, parsed.lora_path)
     pairs = [
-        (item, query) if asked.item_first else (query, item)
-        for query in [_tokens(here, asked.query, "query")]
-        for item in _items(here, asked.items)
+        (item, query) if parsed.item_first else (query, item)
+        for query in [_tokens(here, parsed.query, "query")]
+        for item in _items(here, parsed.items)
     ]
-    labels = asked.label_token_ids
+    labels = parsed.label_token_ids
     if labels is None:
-        if asked.item_first or asked.apply_softmax:
-            raise ApiError(400, "only allowed together with label_token_ids", field="item_first" if asked.item_first
+        if parsed.item_first or parsed.apply_softmax:
+            raise ApiError(400, "only allowed together with label_token_ids", field="item_first" if parsed.item_first
                            else "apply_softmax")  # fmt: skip
         scored = [(before + after, len(before)) for before, after in pairs]
     else:
@@ -78,7 +78,7 @@ async def score(request: Request) -> Response:
         reply["token_logprobs"] = [[json_logprob(value) for value in row] for row in found]
     else:
         rows = [[row[0] for row in found[i : i + len(labels)]] for i in range(0, len(found), len(labels))]
-        reply["scores"] = [_probabilities(row, softmax=asked.apply_softmax) for row in rows]
+        reply["scores"] = [_probabilities(row, softmax=parsed.apply_softmax) for row in rows]
     return json_response(reply)
 
 

@@ -23,7 +23,7 @@ DRAIN_POLL_S = 0.05
 
 
 class Phase(enum.Enum):
-    """Where in its life a server is."""
+    """Phase of a server's life."""
 
     STARTING = "starting"
     READY = "ready"
@@ -38,14 +38,14 @@ class Service:
         model: What is served.
         options: How.
         open_engine: Loads the model, warms the engine up and starts it, which may take minutes.
-        engine_options: Of the engine, as `/server_info` tells them; None tells nothing.
+        engine_options: Of the engine, as `/server_info` shows them; None shows nothing.
         model_options: Of the model, for the same.
 
     Raises:
         ValueError: If `unknown_token_id` is not in the vocabulary.
 
     Attributes:
-        phase: Only a server that is ready takes requests that generate.
+        phase: Only in READY are requests accepted that generate.
         failure: Why it failed, if it did.
         num_open: Requests that are not answered to the end.
         fingerprint: Of the engine's contracts (`bijax.serving.fingerprint`), set by who opens it; None if unknown.
@@ -96,7 +96,7 @@ class Service:
             log.info("ready after %.1f s", time.monotonic() - begin)
 
     async def drain(self) -> None:
-        """Takes no more requests, and waits until those that are open are answered, for `drain_timeout` at most."""
+        """Refuses new requests, and waits until the open ones are answered, for `drain_timeout` at most."""
         self.phase = Phase.DRAINING
         deadline = time.monotonic() + self.options.drain_timeout
         log.info("draining: %d open request%s", self.num_open, "" if self.num_open == 1 else "s")
@@ -114,7 +114,7 @@ class Service:
     def system_fingerprint(self) -> str | None:
         """OpenAI's field of this name: equal values of two servers on one architecture promise equal answers.
 
-        That supposes that their versions of the weights are named alike only where they are alike.
+        This assumes that equal weight versions name equal weights.
         """
         stats = self._stats()
         return None if self.fingerprint is None or stats is None else f"fp_{self.fingerprint}-{stats.weight_version}"

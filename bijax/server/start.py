@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from bijax.serving import AsyncEngine, Engine, EngineOptions, ModelOptions
 from bijax.serving.fingerprint import fingerprint
 from bijax.serving.load import check_model, check_overlap, find_model, load_adapters, load_models, load_update
@@ -105,6 +107,7 @@ def start(name: str | None, options: ServerOptions, model_options: ModelOptions,
     code = serve(service, listener)
     for leader in leaders:
         leader.dismiss()
+    log.info("stopped")
     if any(thread.name == _THREAD for thread in threading.enumerate()):
         # Stopped during startup: XLA is still compiling, and would crash while the interpreter shuts down.
         logging.shutdown()
@@ -145,6 +148,21 @@ def _same_dtype(served: Checkpoint, path: Path) -> Checkpoint:
     return dataclasses.replace(load_checkpoint(path, tokenizer=False), dtype=served.dtype)
 
 
+def is_slow_dtype(stored: str, chosen: str, platform: str) -> bool:
+    """Returns whether the user should know that another dtype is faster, since none was chosen.
+
+    Args:
+        stored: The dtype of the checkpoint.
+        chosen: The option `dtype`.
+        platform: JAX's name of the platform.
+
+    Example:
+        >>> is_slow_dtype("bfloat16", "auto", "cpu"), is_slow_dtype("bfloat16", "bfloat16", "cpu")
+        (True, False)
+    """
+    return platform == "cpu" and chosen == "auto" and stored != "float32"
+
+
 def _warm_engines(
     checkpoint: Checkpoint,
     number: int,
@@ -154,6 +172,11 @@ def _warm_engines(
 ) -> tuple[list[Engine], str | None]:
     """Returns engines with equal models, and the fingerprint of their contracts if they have any."""
     log.info("loading the weights")
+    if is_slow_dtype(checkpoint.dtype, model_options.dtype, jax.default_backend()):
+        log.info(
+            "computing in %s, the dtype of the checkpoint; on a CPU --dtype float32 is faster, with different bits",
+            checkpoint.dtype,
+        )
     drafts = options.speculative_algorithm == MTP
     models = load_models(checkpoint, model_options, number=number, adapters=adapters, draft_head=drafts)
     engines = [
@@ -169,12 +192,12 @@ def _warm_engines(
             stats.num_snapshots,
             stats.snapshot_bytes / 1e6,
         )
-    told = 0.0
+    reported = 0.0
 
     def on_progress(done: int, total: int) -> None:
-        nonlocal told
-        if done == total or time.monotonic() - told > PROGRESS_S:
-            told = time.monotonic()
+        nonlocal reported
+        if done == total or time.monotonic() - reported > PROGRESS_S:
+            reported = time.monotonic()
             log.info("warming up: %d of %d shapes", done, total)
 
     for engine in engines:

@@ -1,4 +1,4 @@
-"""The fields of requests that constrain outputs: their many names, and the grammar that they ask for."""
+"""The fields of requests that constrain outputs: their many names, and the grammar that they specify."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -31,7 +31,7 @@ class ResponseFormat(RequestBody):
     json_schema: JsonSchemaFormat | None = None
 
     def grammar(self) -> Grammar | None:
-        """What it asks for.
+        """The grammar that it specifies.
 
         Raises:
             ApiError: With status 400, if type and schema do not belong together.
@@ -71,13 +71,13 @@ class StructuredFields(RequestBody):
         return _grammars({"regex": self.regex, "json_schema": self.json_schema, "ebnf": self.ebnf})
 
     def grammar(self, names: Callable[[str], str]) -> Grammar | None:
-        """The grammar that the request asks for.
+        """The grammar that the request specifies.
 
         Args:
             names: The place of a field in the request.
 
         Raises:
-            ApiError: With status 400, if several fields ask for one.
+            ApiError: With status 400, if several fields specify one.
         """
         found = self.constraints()
         if len(found) > 1:

@@ -37,24 +37,24 @@ class Detokenize(RequestBody):
 
 async def tokenize(request: Request) -> Response:
     """The tokens of texts."""
-    asked, here = await body(request, Tokenize), service(request)
-    if (asked.prompt is None) == (asked.messages is None):
+    parsed, here = await body(request, Tokenize), service(request)
+    if (parsed.prompt is None) == (parsed.messages is None):
         raise ApiError(400, "give either a prompt or messages", field="prompt")
     tokenizer = here.model.text("prompt")
     tokens: Any
     count: Any
-    if asked.messages is not None:
-        conversation = Conversation(tuple(message.plain() for message in asked.messages))
+    if parsed.messages is not None:
+        conversation = Conversation(tuple(message.plain() for message in parsed.messages))
         tokens = encoded(
-            lambda: conversation.encoded(tokenizer, add_generation_prompt=asked.add_generation_prompt), "messages"
+            lambda: conversation.encoded(tokenizer, add_generation_prompt=parsed.add_generation_prompt), "messages"
         )
         count = len(tokens)
-    elif isinstance(asked.prompt, list):
-        texts = asked.prompt
+    elif isinstance(parsed.prompt, list):
+        texts = parsed.prompt
         tokens = [encoded(lambda text=text: tokenizer.encode(text), f"prompt.{i}") for i, text in enumerate(texts)]  # type: ignore[misc]
         count = [len(one) for one in tokens]
     else:
-        text = asked.prompt or ""
+        text = parsed.prompt or ""
         tokens = encoded(lambda: tokenizer.encode(text), "prompt")
         count = len(tokens)
     return json_response({"tokens": tokens, "count": count, "max_model_len": here.model.max_model_len})
@@ -62,9 +62,9 @@ async def tokenize(request: Request) -> Response:
 
 async def detokenize(request: Request) -> Response:
     """The texts of tokens."""
-    asked, here = await body(request, Detokenize), service(request)
+    parsed, here = await body(request, Detokenize), service(request)
     tokenizer = here.model.text("tokens")
-    lists: list[Any] = list(asked.tokens)
+    lists: list[Any] = list(parsed.tokens)
     many = bool(lists) and isinstance(lists[0], list)
     texts = []
     for tokens in lists if many else [lists]:

@@ -91,11 +91,11 @@ type ToolChoice = Literal["none", "auto", "required"] | NamedTool
 def offered(
     tools: Sequence[Tool] | None, choice: ToolChoice | None, template: str | None
 ) -> list[dict[str, Any]] | None:
-    """The tools that the chat template is shown.
+    """The tools that the chat template gets.
 
     Args:
         tools: Those of the request.
-        choice: Whether they are to be called.
+        choice: Whether one must be called.
         template: The chat template.
 
     Raises:
@@ -142,7 +142,7 @@ def call_grammar(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> Gra
 
 
 def split_calls(text: str, id_: str) -> tuple[str, list[dict[str, Any]]]:
-    """Separates the calls in an answer from its other text. A call that is no JSON stays text.
+    """Separates the calls in an answer from its other text. A call that is not valid JSON stays text.
 
     Args:
         text: The answer.

@@ -5,7 +5,7 @@ from bijax.serving.step import Results
 
 
 def accept(work: Work, results: Results) -> int:
-    """Passes a sequence its sampled tokens, and ends it if it has all that was asked for.
+    """Passes a sequence its sampled tokens, and ends it if it is complete.
 
     Drafts were computed as if they were the next tokens, which they are up to the first one that differs from what was
     sampled in its place. What was sampled after that one is dropped.

@@ -24,7 +24,7 @@ class AsyncEngine:
     Args:
         engine: The engine. Warm it up before.
 
-    Guarantee: as `Engine`: bits do not depend on who asks when.
+    Guarantee: as `Engine`: bits do not depend on other clients or on timing.
 
     Example:
         >>> from bijax.serving.options import EngineOptions
@@ -170,7 +170,7 @@ class AsyncEngine:
         await asyncio.wrap_future(self._submit(self.engine.resume))
 
     async def update_weights(self, weights: Any, version: str | None = None) -> None:
-        """Takes other weights between two steps; see `Engine.update_weights`."""
+        """Replaces the weights between two steps; see `Engine.update_weights`."""
         await asyncio.wrap_future(self._submit(lambda: self.engine.update_weights(weights, version)))
 
     async def drain(self) -> None:
@@ -216,7 +216,7 @@ class AsyncEngine:
         self._stop()
 
     def _wait(self) -> bool:
-        """Waits for something to do; returns False when the engine is closed."""
+        """Waits for work; returns False when the engine is closed."""
         with self._condition:
             while not (self._commands or self.engine.has_work or self._closed):
                 self._idle.set()
@@ -225,7 +225,7 @@ class AsyncEngine:
             return not self._closed
 
     def _stop(self) -> None:
-        """Tells all that still wait that nothing will come."""
+        """Ends all streams and calls that still wait, with the error."""
         with self._condition:
             self._closed = True
             left = list(self._commands)
@@ -239,7 +239,7 @@ class AsyncEngine:
             mailbox.put(error)
         left_alone = list(self._streams)
         self._streams.clear()
-        for name in left_alone:  # nobody will ask for them, and the engine remains usable
+        for name in left_alone:  # no one will await them, and the engine remains usable
             self.engine.abort(name)
 
     def _deliver(self, output: RequestOutput) -> None:
@@ -292,7 +292,7 @@ class _Mailbox:
 
         try:
             self._loop.call_soon_threadsafe(put)
-        except RuntimeError:  # the loop is closed: nobody waits any more
+        except RuntimeError:  # the loop is closed: no one awaits it
             return
 
     async def take(self) -> RequestOutput:

@@ -14,7 +14,7 @@ from bijax.serving.slots import Slots
 
 @dataclass(frozen=True)
 class Batch:
-    """Work that one call of the model does.
+    """The work of one call of the model.
 
     Attributes:
         works: One for each row; the rows after them are padding.
@@ -48,9 +48,9 @@ class Place:
     """A token position whose logits are needed.
 
     Attributes:
-        work: Whose.
-        row: Of the batch.
-        offset: Of the token in the work.
+        work: The work that it belongs to.
+        row: Row of the batch.
+        offset: Index of the token in the work.
     """
 
     work: Work

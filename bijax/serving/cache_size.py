@@ -32,7 +32,7 @@ def choose_num_pages(model: Model, options: EngineOptions, *, max_length: int) -
 
     Args:
         model: The model, whose weights are in memory.
-        options: Of the engine.
+        options: The options of the engine.
         max_length: Longest sequence, in tokens.
 
     Raises:

@@ -46,7 +46,7 @@ HOST: Final = "pinned_host"
 
 
 def for_host[T](arrays: T, to_host: bool) -> T:
-    """Returns arrays that the host is to read, in its memory if asked for.
+    """Returns arrays that the host will read, in its memory if requested.
 
     A program then ends with the copy. Otherwise the host starts one when it has seen that the program ended, which
     takes a GPU's host 0.2 to 0.5 ms longer (jaxlib 0.11.2).
@@ -57,7 +57,7 @@ def for_host[T](arrays: T, to_host: bool) -> T:
 
 
 type Memory = tuple[jax.Array, jax.Array, jax.Array]
-"""Arrays of the shapes of `Advanced.hidden`, `logits` and `fed`, the numbers in which have no meaning."""
+"""Arrays of the shapes of `Advanced.hidden`, `logits` and `fed`, whose contents are undefined."""
 
 
 def memory_for(model: Model, pages: Any, last: jax.Array, packed: Any, *, table_width: int) -> Memory:
@@ -86,7 +86,7 @@ def advance(model: Model, pages: Any, given: Given, *, common_page_size: int | N
         model: The model.
         pages: The cache, donated.
         given: The model's inputs.
-        common_page_size: Tokens of a page, if the model is to be told the sequences' common prefix.
+        common_page_size: Tokens of a page, if the model gets the sequences' common prefix.
     """
     more: dict[str, Any] = {}
     if common_page_size is not None:
@@ -120,19 +120,19 @@ def advance_and_draw(
     which a kernel whose array has moved must be replaced, and that takes the host longer than a launch.
 
     Args:
-        structure: Of the model.
-        weights: Of the model.
+        structure: Structure of the model as a pytree.
+        weights: Weights of the model.
         pages: As for `advance`.
         last: (S,) int32, the last token of each slot. It is used up.
         packed: See `bijax.serving.packed`. It is used up.
         memory: Where the results of the call of the model are put. It is used up.
         table_width: Entries of a page table.
-        batch_invariant: Whether bits are to be the same in any batch.
+        batch_invariant: Whether bits must not depend on the batch.
         common_page_size: As for `advance`.
         to_host: As for `for_host`.
 
     Returns:
-        The last token of each slot, `packed` one step on, which has no meaning after more than one token, the results
+        The last token of each slot, `packed` one step on, which is undefined after more than one token, the results
         of the model's call, a token for each of its rows, and these tokens for the host.
     """
     given = unpack(packed, last, table_width=table_width)
@@ -179,7 +179,7 @@ def read_pages(pages: Any, index: jax.Array) -> Any:
 
 @functools.partial(jax.jit, donate_argnames="pages")
 def write_pages(pages: Any, index: jax.Array, copied: Any) -> Any:
-    """Returns the cache with the pages `index` (n,) set. A page that is there twice is copied twice."""
+    """Returns the cache with the pages `index` (n,) set. A page that is listed twice is written twice."""
     return jax.tree.map(lambda array, new: array.at[index].set(new), pages, copied)
 
 
@@ -215,7 +215,7 @@ def restrict(logits: jax.Array, rows: Rows, fed: jax.Array, *, batch_invariant: 
         logits: (R, V).
         rows: What they are sampled with.
         fed: (R,) int32, the tokens before, for those rows whose counts lack them.
-        batch_invariant: Whether bits are to be the same in any batch.
+        batch_invariant: Whether bits must not depend on the batch.
     """
     extras: dict[str, Any] = dict.fromkeys(Extras._fields)
     if rows.extras is not None:

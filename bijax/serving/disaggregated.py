@@ -17,7 +17,7 @@ from bijax.serving.tokens import read_prompt
 class DisaggregatedEngine:
     """Two engines with one model: the first computes prompts, the second generates from their pages.
 
-    The full pages of a prompt go from the first engine's prefix cache into the second's, which computes what is left of
+    The full pages of a prompt go from the first engine's prefix cache into the second's, which computes the rest of
     the prompt. The engines may have different numbers of devices: the heads of a page are divided among them again.
 
     Args:
@@ -62,7 +62,8 @@ class DisaggregatedEngine:
             params: For all, or for each.
         """
         each = params_of(prompts, params)
-        adapters = [getattr(asked, "adapter", None) for asked in each]  # of what are no parameters, decode says so
+        # `decode` raises for entries that are not SamplingParams.
+        adapters = [getattr(given, "adapter", None) for given in each]
         self.prefill.generate(prompts, [SamplingParams(max_new_tokens=0, adapter=name) for name in adapters])
         for prompt, name in zip(prompts, adapters, strict=True):
             self.hand_over(prompt, name)
@@ -87,7 +88,7 @@ class DisaggregatedEngine:
         _check_versions(self.prefill, self.decode)
         _, tokens = read_prompt(prompt_tokens, self.prefill.vocab_size)
         here, there = (find_adapter(adapter, adapter_names(e.model)) for e in (self.prefill, self.decode))
-        with self.prefill.in_one_piece(), self.decode.in_one_piece():
+        with self.prefill.recoverable(), self.decode.recoverable():
             first, second = self.prefill.scheduler, self.decode.scheduler
             pages, known = first.match(tokens, here), second.match(tokens, there)
             taken = second.take(len(pages) - len(known))
@@ -100,7 +101,7 @@ class DisaggregatedEngine:
         return (len(known) + len(taken)) * self.prefill.options.page_size
 
     def update_weights(self, weights: Any, version: str | None = None) -> None:
-        """Gives both engines other weights, or none of them if one refuses; see `Engine.update_weights`."""
+        """Replaces the weights of both engines, or of neither if one refuses; see `Engine.update_weights`."""
         models = [engine.model.with_weights(weights) for engine in (self.prefill, self.decode)]
         self.prefill.take_model(models[0], version)
         self.decode.take_model(models[1], self.prefill.weight_version)

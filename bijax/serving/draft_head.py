@@ -16,7 +16,7 @@ from bijax.serving.scheduler import Work
 
 
 def wants_drafts(work: Work) -> bool:
-    """Returns whether a sequence goes on after work whose results it has."""
+    """Returns whether a sequence continues after work whose results it has."""
     return work.samples and work.sequence.finish_reason is None
 
 
@@ -42,7 +42,7 @@ def repacked(batch: Batch, packed: np.ndarray) -> np.ndarray:
 
 
 def room_of(works: Sequence[Work], rows: int, page_size: int) -> np.ndarray:
-    """Returns for how many entries each sequence has pages, (rows,) int32; 0 for those that do not go on."""
+    """Returns for how many entries each sequence has pages, (rows,) int32; 0 for those that do not continue."""
     room = np.zeros(rows, np.int32)
     room[: len(works)] = [
         min(len(work.sequence.pages) * page_size, work.sequence.most) if wants_drafts(work) else 0 for work in works
@@ -78,7 +78,7 @@ def propose(
         given: The inputs of `repacked`.
         room: (B,) int32, entries for which each sequence has pages.
         steps: Drafts; each is an entry of the next one.
-        batch_invariant: Whether bits are to be the same in any batch.
+        batch_invariant: Whether bits must not depend on the batch.
 
     Returns:
         The drafts (B, steps), None for 0 steps, and the cache.

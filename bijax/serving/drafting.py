@@ -12,7 +12,7 @@ def draft_after(step: Step, programs: Programs, page_size: int) -> None:
 
     Args:
         step: The step; its results were read.
-        programs: What computes.
+        programs: The programs of the engine.
         page_size: Tokens of a page.
     """
     made = []

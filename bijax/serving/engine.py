@@ -10,20 +10,20 @@ from jax.sharding import Mesh
 
 from bijax.serving.accept import accept
 from bijax.serving.batches import cut
-from bijax.serving.cache_size import StateBytes, choose_num_pages, num_snapshots
+from bijax.serving.build import build_programs, build_scheduler, build_states
+from bijax.serving.cache_size import StateBytes, choose_num_pages
 from bijax.serving.drafting import draft_after
 from bijax.serving.errors import EngineError, QueueFullError
 from bijax.serving.grammar import Grammars
-from bijax.serving.model import Model, Tokenizer, adapter_names, state_interval
-from bijax.serving.options import MTP, EngineOptions
+from bijax.serving.model import Model, Tokenizer, adapter_names
+from bijax.serving.offline import serve_all
+from bijax.serving.options import EngineOptions
 from bijax.serving.outputs import EngineStats, FinishReason, RequestOutput
 from bijax.serving.params import SamplingParams
 from bijax.serving.programs import Programs
 from bijax.serving.requests import check_engine, make_request, on_mesh, overlapped, params_of
 from bijax.serving.scheduler import Scheduler
 from bijax.serving.sequence import Request
-from bijax.serving.sizes import Sizes
-from bijax.serving.states import States
 from bijax.serving.step import Step
 
 
@@ -37,7 +37,7 @@ class Engine:
         model: The model.
         tokenizer: For texts and stop strings; None where tokens are enough.
         eos_token_ids: Tokens that end an output, unless a request ignores them.
-        options: How it works.
+        options: Its options.
         mesh: Devices to cut the weights and the cache over, which the model's method `partitioned` does; for
             `flax_layers.ServedLlama` a mesh with an axis "model", and for experts another axis "expert". None for a
             model on one device, or one that is cut already.
@@ -45,7 +45,7 @@ class Engine:
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If the options do not fit the model, for example drafts of a head that it does not have, there is no
-            memory for the cache, the model cannot be cut over the mesh, or overlap is asked for and its experts are not
+            memory for the cache, the model cannot be cut over the mesh, or overlap is requested and its experts are not
             on several devices.
 
     Attributes:
@@ -53,10 +53,10 @@ class Engine:
 
     Guarantee: tokens, texts and the bits of log-probabilities of a request depend on the request, its seed, the weights
     of the model and of its own adapter, and the option `enable_deterministic_inference` alone: not on other requests,
-    their order, number and adapters, chunks, the cache and its pages, preemption, speculation, or the moment. With a
-    model that is cut over devices they do not depend on the number of devices, and are others than without a mesh
+    their order, number and adapters, chunks, the cache and its pages, preemption, speculation, or time. With a
+    model that is cut over devices they do not depend on the number of devices, and differ from those without a mesh
     (`flax_layers.partition`). A request that names no seed and has a temperature gets a random one, so that eight such
-    requests are eight samples; `Completion.seed` tells it. The options `default_seed` and `seed_from_prompt` make these
+    requests are eight samples; `Completion.seed` has it. The options `default_seed` and `seed_from_prompt` make these
     reproducible too.
 
     Example:
@@ -87,41 +87,11 @@ class Engine:
         self.options = dataclasses.replace(options, num_pages=self.num_pages)
         self.weight_version = "default"
         self._model = model
-        drafted_by_head = options.speculative_algorithm == MTP
-        interval = state_interval(model)
         self._state_bytes = StateBytes.of(model)
-        self._states = None
-        if interval is not None:
-            self._states = States(
-                interval=interval,
-                page_size=self.options.page_size,
-                num_snapshots=num_snapshots(self.options),
-                snapshot_interval=self.options.snapshot_interval,
-            )
-        self._scheduler = Scheduler(
-            num_pages=self.num_pages,
-            page_size=self.options.page_size,
-            max_running=self.options.max_running,
-            max_prefill_tokens=self.options.max_prefill_tokens,
-            prefix_cache=self.options.prefix_cache,
-            speculative_tokens=self.options.speculative_tokens,
-            draft_head=drafted_by_head,
-            states=self._states,
-        )
-        self._programs = Programs(
-            model,
-            Sizes.choose(
-                max_running=self.options.max_running,
-                max_prefill_tokens=self.options.max_prefill_tokens,
-                speculative_tokens=self.options.speculative_tokens,
-            ),
-            num_pages=self.num_pages,
-            page_size=self.options.page_size,
-            table_width=-(-self.max_length // self.options.page_size),
-            num_slots=self.options.max_running,
-            batch_invariant=self.options.enable_deterministic_inference,
-            num_snapshots=0 if self._states is None else num_snapshots(self.options),
-            draft_steps=self.options.speculative_tokens if drafted_by_head else 0,
+        self._states = build_states(model, self.options)
+        self._scheduler = build_scheduler(self.options, self.num_pages, self._states)
+        self._programs = build_programs(
+            model, self.options, num_pages=self.num_pages, max_length=self.max_length, states=self._states
         )
         # Drafts follow from the last tokens, which must be read for that.
         self._ahead = self.options.dispatch_ahead and not self.options.speculative_tokens
@@ -131,7 +101,7 @@ class Engine:
         self._arrivals = 0
         self._steps = 0
         self._paused = False
-        self._broken_off = False
+        self._interrupted = False
         self._counts: Counter[str] = Counter()
         self._finished: Counter[FinishReason] = Counter()
 
@@ -142,12 +112,12 @@ class Engine:
 
     @property
     def scheduler(self) -> Scheduler:
-        """What gives sequences their pages."""
+        """The scheduler, which allocates pages to sequences."""
         return self._scheduler
 
     @property
     def programs(self) -> Programs:
-        """What computes, and keeps the pages."""
+        """The compiled programs and the cache."""
         return self._programs
 
     @property
@@ -173,12 +143,12 @@ class Engine:
         request_id: str | None = None,
         priority: int = 0,
     ) -> str:
-        """Takes a request.
+        """Adds a request.
 
         Args:
             prompt_tokens: At least one token.
             params: What it asks for.
-            request_id: Its name, which no unfinished request has; one is made up by default.
+            request_id: Its name, which no unfinished request may have; by default a new one is generated.
             priority: Lower values run first. A request moves up one priority for every `aging_steps` steps that it
                 waits, so that none starves.
 
@@ -221,7 +191,7 @@ class Engine:
                 f"{waiting} sequences wait, and {params.n} more would be above max_waiting={self.options.max_waiting};"
                 " try again later."
             )
-        with self.in_one_piece():
+        with self.recoverable():
             self._arrivals += 1
             self._requests[name] = request
             for sequence in request.sequences:
@@ -241,12 +211,12 @@ class Engine:
         step samples for it is dropped.
 
         A step that is interrupted, by an error or by Ctrl-C, may have donated the cache and lost sampled tokens.
-        Requests stay, and the next step begins by computing them again.
+        Requests stay, and the next step computes them again from the start.
 
         Raises:
             EngineError: If requests wait and none can be scheduled, which is a bug in the engine.
         """
-        with self.in_one_piece():
+        with self.recoverable():
             return self._step(watched)
 
     def _step(self, watched: Container[str] | None) -> list[RequestOutput]:
@@ -274,20 +244,20 @@ class Engine:
         return outputs
 
     def _restore_states(self) -> None:
-        """Copies snapshots to the slots of sequences that go on from them."""
+        """Copies snapshots to the slots of sequences that continue from them."""
         if self._states is not None and self._states.restores:
             self._programs.restore(self._states.restores)
             self._states.restores.clear()
 
     def _keep_states(self) -> None:
-        """Copies the states that are to be kept, before a step changes them."""
+        """Copies the states that are kept, before a step changes them."""
         if self._states is not None and self._states.keeps:
             self._programs.keep(self._states.keeps)
             self._states.keeps.clear()
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """Ends a request and frees its pages; returns its output so far, or None if there is no such request."""
-        with self.in_one_piece():
+        with self.recoverable():
             request = self._requests.get(request_id)
             if request is None:
                 return None
@@ -298,7 +268,7 @@ class Engine:
             return self._finish(request)
 
     def pause(self) -> None:
-        """Lets steps give the device nothing until `resume`. Requests keep their pages."""
+        """Makes steps dispatch nothing until `resume`. Requests keep their pages."""
         self._paused = True
 
     def resume(self) -> None:
@@ -307,11 +277,11 @@ class Engine:
 
     def flush_cache(self) -> None:
         """Empties the prefix cache."""
-        with self.in_one_piece():
+        with self.recoverable():
             self._scheduler.flush()
 
     def update_weights(self, weights: Any, version: str | None = None) -> None:
-        """Takes other weights. Running requests go on with them: their keys and values are computed again.
+        """Replaces the weights. Running requests continue with the new ones: their keys and values are computed again.
 
         A token that is being computed with the old weights still counts, and is returned with their version.
 
@@ -326,8 +296,8 @@ class Engine:
         self.take_model(self._model.with_weights(weights), version)
 
     def take_model(self, model: Model, version: str | None = None) -> None:
-        """Takes what `with_weights` of the model returned; see `update_weights`."""
-        with self.in_one_piece():
+        """Replaces the model by what its `with_weights` returned; see `update_weights`."""
+        with self.recoverable():
             self._model = model
             self._programs.replace_model(model)
             for sequence in list(self._scheduler.running):
@@ -342,12 +312,12 @@ class Engine:
         Args:
             on_progress: Called with the number of finished shapes and their total.
         """
-        with self.in_one_piece():
+        with self.recoverable():
             self._programs.warm_up(on_progress)
             self._grammars.prepare()
 
     def stats(self) -> EngineStats:
-        """Returns numbers of this moment."""
+        """Returns the current statistics."""
         scheduler = self._scheduler
         return EngineStats(
             num_running=len(scheduler.running),
@@ -390,42 +360,19 @@ class Engine:
         each = params_of(prompts, params)
         if self._paused:
             raise ValueError("Engine: it is paused; call resume first.")
-        left = list(zip(range(len(prompts)), prompts, each, strict=True))
-        indices: dict[str, int] = {}
-        outputs: dict[int, RequestOutput] = {}
-        try:
-            while left or indices:
-                left = self._add_some(left, indices)
-                for output in self.step(watched=()):
-                    if output.finished and output.request_id in indices:
-                        outputs[indices.pop(output.request_id)] = output
-        finally:
-            for name in indices:
-                self.abort(name)
-        return [outputs[index] for index in range(len(prompts))]
-
-    def _add_some(
-        self, left: list[tuple[int, Sequence[int], SamplingParams]], indices: dict[str, int]
-    ) -> list[tuple[int, Sequence[int], SamplingParams]]:
-        """Adds prompts until the queue is full; returns the others."""
-        for place, (index, prompt, params) in enumerate(left):
-            try:
-                indices[self.add(prompt, params)] = index
-            except QueueFullError:
-                return left[place:]
-        return []
+        return serve_all(self, prompts, each)
 
     @contextmanager
-    def in_one_piece(self) -> Iterator[None]:
-        """Marks a critical section: if it raises, the next call recovers."""
-        self._mend()
-        self._broken_off = True
+    def recoverable(self) -> Iterator[None]:
+        """Marks a section that must not be left halfway: if it raises, the next call recovers."""
+        self._recover()
+        self._interrupted = True
         yield
-        self._broken_off = False
+        self._interrupted = False
 
-    def _mend(self) -> None:
-        """Starts over with the requests that there are, if something was broken off."""
-        if not self._broken_off:
+    def _recover(self) -> None:
+        """Computes all requests again from the start if the last call was interrupted."""
+        if not self._interrupted:
             return
         self._in_flight = None
         self._programs.replace_model(self._model)
@@ -436,7 +383,7 @@ class Engine:
             for sequence in request.sequences:
                 if sequence.finish_reason is None:
                     self._scheduler.add(sequence)
-        self._broken_off = False
+        self._interrupted = False
 
     def _take(self, step: Step, watched: Container[str] | None) -> list[RequestOutput]:
         """Reads a step, and passes its results to the sequences."""
@@ -445,7 +392,7 @@ class Engine:
         results = step.read()
         for work in results.works:
             sequence, request = work.sequence, work.sequence.request
-            if sequence.finish_reason is not None:  # it was found out, or aborted, after this was dispatched
+            if sequence.finish_reason is not None:  # it ended, or was aborted, after this step was dispatched
                 continue
             if results.scored and work in results.scored:
                 request.prompt_logprobs += results.scored[work]
@@ -474,7 +421,7 @@ class Engine:
     def _finish(self, request: Request) -> RequestOutput:
         del self._requests[request.id]
         if not self._requests:
-            self._in_flight = None  # nobody waits for it
+            self._in_flight = None  # no request waits for its results
         for sequence in request.sequences:
             if sequence.finish_reason is not None:
                 self._finished[sequence.finish_reason] += 1

@@ -1,4 +1,4 @@
-"""One name for everything but the weights that fixes the bits of an engine."""
+"""The fingerprint of everything, except the weights, that fixes the bits of an engine."""
 
 from typing import Any, Final
 

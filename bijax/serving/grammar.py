@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import llguidance
 
 INSTALL: Final = "run `pip install llguidance`"
+_KEPT: Final = 64  # compiled grammars
 _SEPARATORS: Final[Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
@@ -63,10 +64,12 @@ class Grammars:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._ends = sorted(token for token in eos_token_ids if 0 <= token < vocab_size)
+        # A schema with thousands of properties takes seconds, in which the engine makes no step.
+        self._initial = functools.lru_cache(maxsize=_KEPT)(self._compile)
 
     @property
     def available(self) -> bool:
-        """Whether the tokenizer is fit for grammars, and the library is installed."""
+        """Whether the tokenizer supports grammars, and the library is installed."""
         return hasattr(self._tokenizer, "token_bytes") and bool(self._ends) and _is_installed()
 
     def prepare(self) -> None:
@@ -78,7 +81,7 @@ class Grammars:
         """Returns the state of an output that is empty.
 
         Raises:
-            ValueError: If the grammar is invalid, the library is missing, or the tokenizer is not fit.
+            ValueError: If the grammar is invalid, the library is missing, or the tokenizer does not support grammars.
         """
         if not _is_installed():
             raise ValueError(
@@ -89,13 +92,16 @@ class Grammars:
                 "SamplingParams: grammar needs an engine with a tokenizer that has the method token_bytes, and"
                 " end-of-text tokens in the vocabulary."
             )
+        return self._initial(grammar).copy()
+
+    def _compile(self, grammar: Grammar) -> "Matcher":
+        """Returns a matcher that stays at the start: requests get copies."""
         from llguidance import LLMatcher
 
-        text = _compiled(grammar)
-        problem = LLMatcher.validate_grammar(text, self._vocabulary)
-        if problem:
+        inner = LLMatcher(self._vocabulary, _compiled(grammar))
+        if problem := inner.get_error():
             raise ValueError(f"SamplingParams: grammar must be a valid {grammar.kind}: {problem.strip()}")
-        return Matcher(LLMatcher(self._vocabulary, text), self._vocab_size, self._ends)
+        return Matcher(inner, self._vocab_size, self._ends)
 
     @functools.cached_property
     def _vocabulary(self) -> "llguidance.LLTokenizer":
@@ -111,7 +117,7 @@ class Matcher:
     Args:
         inner: llguidance's.
         vocab_size: Number of tokens.
-        ends: Tokens that end a text; the first is the one that the inner one knows.
+        ends: Tokens that end a text; the first is the one that llguidance uses.
     """
 
     def __init__(self, inner: "llguidance.LLMatcher", vocab_size: int, ends: Sequence[int]) -> None:
@@ -121,7 +127,7 @@ class Matcher:
         self._words = np.zeros((1, -(-vocab_size // 32)), np.int32)
 
     def copy(self) -> "Matcher":
-        """Returns the same state, which goes on alone."""
+        """Returns an independent copy of the state."""
         return Matcher(self._inner.deep_copy(), self._vocab_size, self._ends)
 
     @property
@@ -152,7 +158,7 @@ class Matcher:
         return mask
 
     def start_over(self, tokens: Iterable[int]) -> None:
-        """Goes back to the start, and takes these tokens."""
+        """Resets the state to the start, and appends these tokens."""
         self._inner.reset()
         for token in tokens:
             self.append(token)

@@ -12,7 +12,7 @@ _FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]
 def download(name: str) -> Path:
     """Returns the folder of a model in the hub's cache, and downloads what is missing there.
 
-    `HF_HOME`, `HF_TOKEN` and `HF_HUB_OFFLINE` work as everywhere.
+    `HF_HOME`, `HF_TOKEN` and `HF_HUB_OFFLINE` work as usual.
 
     Args:
         name: OWNER/MODEL.

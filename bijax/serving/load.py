@@ -67,7 +67,7 @@ def load_model(
 
     Raises:
         FileNotFoundError: As `load_adapters`.
-        CheckpointError: As `load_adapters`, or if the checkpoint has no head that can be loaded, and one is asked for.
+        CheckpointError: As `load_adapters`, or if the checkpoint has no head that can be loaded, and one is requested.
         ValueError: If there are too few devices, or the model cannot be cut over them.
     """
     return load_models(checkpoint, options, draft_head=draft_head)[0]
@@ -103,7 +103,7 @@ def load_models(
     Raises:
         FileNotFoundError: As `load_adapters`.
         CheckpointError: As `load_model`.
-        ValueError: As `load_model`, or if several are asked for without `tensor_parallel_size`.
+        ValueError: As `load_model`, or if several are requested without `tensor_parallel_size`.
     """
     check_model(checkpoint, options, number=number, draft_head=draft_head)
     adapters = load_adapters(checkpoint, options) if adapters is None else adapters
@@ -132,8 +132,8 @@ def check_model(checkpoint: Checkpoint, options: ModelOptions, *, number: int = 
         draft_head: As for `load_model`.
 
     Raises:
-        CheckpointError: If the checkpoint has no head that can be loaded, and one is asked for.
-        ValueError: If not.
+        CheckpointError: If the checkpoint has no head that can be loaded, and one is requested.
+        ValueError: If it cannot be cut, or there are too few devices.
     """
     if draft_head:
         checked_mtp_weights(checkpoint)
@@ -158,14 +158,14 @@ def check_model(checkpoint: Checkpoint, options: ModelOptions, *, number: int = 
 
 
 def check_overlap(checkpoint: Checkpoint, options: ModelOptions, engine: EngineOptions) -> None:
-    """Checks, before weights are read, that a model can overlap if that is asked for.
+    """Checks, before weights are read, that a model can overlap, if overlap is requested.
 
     It needs experts on several devices, and no adapters.
 
     Args:
         checkpoint: As for `load_model`.
         options: How it is loaded.
-        engine: Of the engine.
+        engine: The options of the engine.
 
     Raises:
         ValueError: If it cannot.
@@ -249,7 +249,7 @@ def load_head(checkpoint: Checkpoint, options: ModelOptions) -> MTPHead:
 def load_update(checkpoint: Checkpoint, options: ModelOptions, *, draft_head: bool = False) -> Any:
     """Returns weights for `with_weights` of the model that `load_model` returned with the same arguments.
 
-    A head that the checkpoint has not stays as it is, which moves no bit.
+    If the checkpoint has no head, the old head stays, which changes no bit.
 
     Args:
         checkpoint: Other weights of the same model.

@@ -6,7 +6,7 @@ import jax
 
 
 class Model(Protocol):
-    """A language model with a paged cache of keys and values, or of whatever it keeps of each token.
+    """A language model with a paged cache of keys and values, or whatever else it keeps for each token.
 
     The engine calls the methods with arrays of a few fixed shapes. With `one_program` it does so inside `jax.jit`,
     model and sampling together, since a GPU is faster than a host that calls many programs; the model must then be a
@@ -71,12 +71,12 @@ class Model(Protocol):
             pages: The cache. It is used up.
             tokens: (B, T) int32, each sequence padded at its end.
             page_table: (B, n) int32: page i of a sequence holds its positions from i * page_size on. Entries after the
-                last position of a sequence have no meaning.
+                last position of a sequence are undefined.
             start: (B,) int32, tokens of each sequence already in the cache.
             lengths: (B,) int32, new tokens of each sequence, from 0 to T. A row with 0 is padding and must not be
                 written.
             common_prefix: () int32, tokens that all sequences begin with, in the same pages, which may be read once; no
-                bit may depend on it. None where it is not known, as it always is unless `least_common_prefix` asks.
+                bit may depend on it. None where it is not known, as it always is unless `least_common_prefix` is set.
 
         Returns:
             hidden (B, T, ...), where the first lengths[b] of a sequence are valid, and the updated cache.
@@ -103,7 +103,7 @@ class StatefulModel(Model, Protocol):
     The engine has a state for each running sequence, in a *slot*, and *snapshots*, states at positions that are
     multiples of `state_interval`. It passes `extend` pages and states together, as (pages, states), with `slots`.
 
-    For the engine's promise, a sequence that goes on from a snapshot must have the bits of one that was computed from
+    For the engine's promise, a sequence that continues from a snapshot must have the bits of one that was computed from
     its beginning, and so must one whose last tokens were written again (drafts), if these are after the last position
     of that kind before them.
     """

@@ -48,7 +48,7 @@ class ModelOptions(Options):
     tensor_parallel_size: int | None = option(
         None,
         "number of devices that weights and cache are cut over, a power of two; 1 gives the bits of several devices on"
-        " one; by default the model is not cut, and has other bits",
+        " one; by default the model is not cut, and has different bits",
         least=1,
     )
     tensor_parallel_leaves: int = option(

@@ -39,8 +39,8 @@ def option(
 class Options:
     """Base of frozen dataclasses whose fields are made by `option`.
 
-    The constructor reads nothing but its arguments, and checks them. `read` reads the environment too: an argument or
-    a flag counts before the variable `BIJAX_<NAME>`, and that before the default.
+    The constructor reads nothing but its arguments, and checks them. `read` reads the environment too: an argument or a
+    flag takes precedence over the variable `BIJAX_<NAME>`, and the variable over the default.
 
     Raises:
         TypeError: If an option has the wrong type; the message names it.

@@ -35,7 +35,7 @@ class Completion:
         tokens: All tokens so far, a stop token that ended it included.
         text: Their text without stop strings and tokens; None without a tokenizer. While the output is not finished,
             what may become part of a stop string or of an incomplete character is held back.
-        logprobs: One for each token, if the request asked for them.
+        logprobs: One for each token, if the request wants them.
         finish_reason: None while it is not finished; "stop" at a stop string, a stop token or the end of the text,
             "length" at `max_new_tokens` or where model or cache have room for no more, "abort" if it was aborted.
         stop_reason: The stop string or token that ended it.
@@ -56,7 +56,7 @@ class RequestOutput:
     """The output of a request so far: outputs are cumulative.
 
     Attributes:
-        request_id: Of the request.
+        request_id: Id of the request.
         prompt_tokens: The prompt.
         completions: The `n` outputs, by index.
         finished: Whether all of them are finished.
@@ -64,7 +64,7 @@ class RequestOutput:
             None if the request did not ask for them or the prompt is not computed yet.
         cached_tokens: Tokens of the prompt that came from the prefix cache.
         weight_version: Of the weights with which the last token was computed.
-        embedding: Of the prompt, float32, if the request asked for it: the hidden state after the last layer and norm
+        embedding: Of the prompt, float32, if the request wants it: the hidden state after the last layer and norm
             at the last token.
     """
 
@@ -80,7 +80,7 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Numbers of an engine at one moment.
+    """Statistics of an engine.
 
     Attributes:
         num_running: Sequences that hold pages.
@@ -99,7 +99,7 @@ class EngineStats:
         cache_tokens: Tokens that the cache has room for.
         state_bytes: Memory of a running sequence's state, in bytes; 0 with a model that keeps pages alone.
         snapshot_bytes: Memory of a snapshot of a state.
-        num_snapshots: Snapshots that there is room for.
+        num_snapshots: Snapshots that fit in memory.
         snapshots_used: Those that hold a state.
     """
 

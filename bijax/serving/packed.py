@@ -29,7 +29,7 @@ class Given(NamedTuple):
         kept: (B,) int32, the slots that store sampled tokens; -1 for none.
         seeds: (B, 2) uint32.
         temperature: (B,) float32.
-        slots: (B,) int32, the slot of each sequence; no meaning for padding.
+        slots: (B,) int32, the slot of each sequence; undefined for padding.
         adapters: (B,) int32, 0 for the model itself, i + 1 for its adapter i.
     """
 

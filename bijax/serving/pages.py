@@ -23,12 +23,12 @@ class PagePool:
 
     @property
     def free(self) -> int:
-        """Number of pages that nobody holds."""
+        """Number of free pages."""
         return len(self._free)
 
     @property
     def kept_alone(self) -> int:
-        """Number of pages that the prefix cache holds and nobody else."""
+        """Number of pages that only the prefix cache holds."""
         return self._kept_alone
 
     def take(self) -> int:
@@ -42,7 +42,7 @@ class PagePool:
         return page
 
     def hold(self, page: int) -> None:
-        """Holds a page that somebody holds once more."""
+        """Adds a hold to a page that is already held."""
         if not self._holders[page]:
             raise ValueError(f"page {page} is free; only a page that somebody holds can be shared.")
         self._kept_alone -= self._kept[page] and self._holders[page] == 1

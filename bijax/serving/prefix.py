@@ -24,7 +24,7 @@ class PrefixCache:
 
     Sequences with different adapters have different keys and values for the same tokens, and share no pages.
 
-    The cache is one of the holders of its pages. It gives up those that it alone holds, the least recently used first.
+    The cache is one of the holders of its pages. It evicts those that only it holds, the least recently used first.
     With a model that keeps states, the end of a page may have a snapshot, and a match ends where there is one. What a
     draft head keeps of a token depends on the token after it; with `lookahead` a page is found by the tokens after its
     end too.
@@ -64,7 +64,7 @@ class PrefixCache:
         Args:
             tokens: The sequence.
             limit: Maximum number of tokens to match.
-            adapter: That they are computed with.
+            adapter: The adapter that they are computed with.
         """
         return self._held(self._path(tokens, limit, adapter))
 
@@ -74,7 +74,7 @@ class PrefixCache:
         Args:
             tokens: The sequence.
             limit: Maximum number of tokens to match.
-            adapter: That they are computed with.
+            adapter: The adapter that they are computed with.
         """
         path = self._path(tokens, limit, adapter)
         while path and path[-1].snapshot is None:
@@ -91,7 +91,7 @@ class PrefixCache:
             tokens: The sequence.
             position: Tokens before the state, a multiple of the page size.
             index: The snapshot.
-            adapter: That they were computed with.
+            adapter: The adapter that they were computed with.
         """
         path = self._path(tokens, position, adapter)
         if self._snapshots is None or len(path) * self._page_size != position or path[-1].snapshot is not None:
@@ -100,7 +100,7 @@ class PrefixCache:
         path[-1].snapshot = index
 
     def evict_snapshot(self) -> bool:
-        """Gives up the least recently used snapshot that nobody else holds; False if there is none."""
+        """Evicts the least recently used snapshot that only the cache holds; False if there is none."""
         for node in self._nodes:
             if (
                 node.snapshot is not None
@@ -114,12 +114,12 @@ class PrefixCache:
     def insert(self, tokens: Tokens, pages: Sequence[int], *, adapter: int = 0) -> None:
         """Adds the full pages of a sequence, except pages past the tokens and pages already known.
 
-        Of a known page that the cache alone holds, the sequence's takes the place: it was computed again.
+        If only the cache holds a known page, the sequence's page, which was computed again, replaces it.
 
         Args:
             tokens: Tokens whose keys and values are computed, and those on which the last page depends.
             pages: The pages that hold them, from the start of the sequence on.
-            adapter: That they were computed with.
+            adapter: The adapter that they were computed with.
         """
         node, path = self._roots[adapter], []
         for page, chunk in zip(pages, self._chunks(tokens, len(tokens)), strict=False):
@@ -137,7 +137,7 @@ class PrefixCache:
         self._touch(path)
 
     def evict(self, number: int) -> int:
-        """Evicts pages that nobody else holds; returns their number, at most `number`."""
+        """Evicts pages that only the cache holds; returns their number, at most `number`."""
         found: list[_Node] = []
         given_up: Counter[_Node] = Counter()  # children of a node that are evicted with it
         for node in self._nodes:  # a node before its parent

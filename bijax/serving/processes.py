@@ -27,7 +27,7 @@ class LeadingEngine(Engine):
 
     A program over the devices of several processes runs when each of them calls it. So every process has an engine with
     the same model, options and requests, and makes the same steps; what is sampled is on all devices, and each reads it
-    by itself. Process 0 alone is asked by clients.
+    by itself. Clients connect to process 0 only.
 
     Args:
         followers: A connection to each other process, as `connect` returns them.
@@ -73,7 +73,7 @@ class LeadingEngine(Engine):
         request_id: str | None = None,
         priority: int = 0,
     ) -> str:
-        """Takes a request; see `Engine.add`."""
+        """Adds a request; see `Engine.add`."""
         params = SamplingParams() if params is None else params
         fixed = self.options.default_seed is not None or self.options.seed_from_prompt
         if isinstance(params, SamplingParams) and params.seed is None and not fixed:
@@ -94,7 +94,7 @@ class LeadingEngine(Engine):
         return super().abort(request_id)
 
     def pause(self) -> None:
-        """Lets steps give the device nothing until `resume`."""
+        """Makes steps dispatch nothing until `resume`."""
         self._tell("pause")
         super().pause()
 
@@ -109,7 +109,7 @@ class LeadingEngine(Engine):
         super().flush_cache()
 
     def update_weights(self, weights: Any, version: str | None = None) -> None:
-        """Refuses other weights, which each process would have to read.
+        """Refuses new weights, which each process would have to read.
 
         Raises:
             ValueError: Always.
@@ -137,16 +137,16 @@ def follow(engine: Engine, leader: Connection) -> None:
 
     Raises:
         EngineError: If process 0 is lost.
-        Exception: What a call raises; process 0 is told.
+        Exception: What a call raises; process 0 is notified.
     """
     while True:
         try:
-            told = leader.recv()
+            message = leader.recv()
         except (EOFError, OSError) as error:
             raise EngineError("process 0, which this one follows, ended.") from error
-        if told == _CLOSE:
+        if message == _CLOSE:
             return
-        name, arguments, options = told
+        name, arguments, options = message
         try:
             getattr(engine, name)(*arguments, **options)
         except Exception as error:
@@ -157,7 +157,7 @@ def follow(engine: Engine, leader: Connection) -> None:
 def connect(host: str) -> list[Connection]:
     """Connects process 0 with all others of `jax.distributed`. Each process calls it.
 
-    The port and a random key travel through a collective operation, so that nobody else can connect.
+    The port and a random key travel through a collective operation, so that no other process can connect.
 
     Args:
         host: Address of process 0.
@@ -177,12 +177,12 @@ def connect(host: str) -> list[Connection]:
             while len(found) < jax.process_count() - 1:
                 try:
                     connection = listener.accept()
-                except AuthenticationError:  # somebody else
+                except AuthenticationError:  # another program
                     continue
                 found[connection.recv()] = connection
         return [found[number] for number in sorted(found)]
-    told = _shared(bytes(_KEY_BYTES + 4))
-    leader: Any = Client((host, int.from_bytes(told[_KEY_BYTES:], "little")), authkey=told[:_KEY_BYTES])
+    shared = _shared(bytes(_KEY_BYTES + 4))
+    leader: Any = Client((host, int.from_bytes(shared[_KEY_BYTES:], "little")), authkey=shared[:_KEY_BYTES])
     leader.send(jax.process_index())
     return [leader]
 
@@ -201,4 +201,4 @@ def _send(connection: Connection, message: Any) -> None:
     try:
         connection.send(message)
     except OSError:
-        return  # whoever reads from it finds out
+        return  # the next read from it raises

@@ -25,7 +25,7 @@ _ROWS_IN_COMMON: Final = 8
 
 
 class Drawn(NamedTuple):
-    """Tokens (R,) int32, and their log-probabilities, if any row's are wanted. Rows of padding have no meaning.
+    """Tokens (R,) int32, and their log-probabilities, if any row's are wanted. Rows of padding are undefined.
 
     The host reads them, in its own memory if possible.
     """
@@ -87,7 +87,7 @@ class Programs:
         return len(self._known)
 
     def replace_model(self, model: Model) -> None:
-        """Takes a model with other weights. What the cache holds has no meaning any more."""
+        """Replaces the model by one with other weights. The contents of the cache are no longer valid."""
         self.model = model if self._batch_invariant else model.plain()
         if self.model.one_program:
             # Flattened once, since that takes longer than a call.
@@ -96,7 +96,7 @@ class Programs:
                 self._structure = HashedOnce(tree)
 
     def start_over(self) -> None:
-        """Gives up the cache and all other arrays. Others are made when they are needed."""
+        """Drops the cache and all other arrays. New ones are made when they are needed."""
         self._pages: Any = None  # and states, if the model keeps some
         self._snapshots: Any = None
         self._memory: dict[tuple[int, ...], device.Memory] = {}
@@ -153,12 +153,12 @@ class Programs:
     def advance(self, packed: np.ndarray, rows: Rows | None, *, common_prefix: bool = False) -> tuple[jax.Array, Drawn]:
         """Appends tokens to sequences, and samples the next one of each.
 
-        Filters and log-probabilities that no row asks for are not computed; that changes no bit of a row.
+        Filters and log-probabilities that no row needs are not computed; this changes no bit of a row.
 
         Args:
             packed: See `bijax.serving.packed`.
             rows: What the rows are sampled with, if any has filters or extras or wants log-probabilities.
-            common_prefix: Whether the model is told what all sequences begin with; see `asks_for_common_prefix`.
+            common_prefix: Whether the model is given the common prefix of all sequences; see `asks_for_common_prefix`.
 
         Returns:
             hidden (B, T, ...), which the next call may write to, and the tokens.
@@ -206,7 +206,7 @@ class Programs:
         return copied(hidden) if self.model.one_program else hidden
 
     def draft(self, hidden: jax.Array, packed: np.ndarray, room: np.ndarray, *, drafts: bool) -> jax.Array | None:
-        """Lets the model's head go on to the end of sequences.
+        """Lets the model's head process sequences to their end.
 
         Args:
             hidden: (B, T, ...), as `kept` returns them.
@@ -238,7 +238,7 @@ class Programs:
         return asks and width == 1 and rows >= _ROWS_IN_COMMON
 
     def have_common_prefix(self, slots: Sequence[int], starts: Iterable[int]) -> bool:
-        """Whether the sequences share a prefix of pages as long as the model asks for.
+        """Whether the sequences share a prefix of pages as long as the model requires.
 
         Args:
             slots: Of the sequences.
@@ -339,13 +339,13 @@ class Programs:
             places, most = np.zeros(rows, np.int32), np.zeros(self.sizes.decode[-1], np.int32)
             if tokens == self.sizes.drafted:
                 logits = self.logits(self.extend(packed), places)
-                for asked in (everything, extras):
-                    self.sample(logits, asked)
+                for sampling in (everything, extras):
+                    self.sample(logits, sampling)
             if self.draft_steps and tokens == self.sizes.drafted:
                 self._warm_head(self.extend(packed), packed)
             if (rows, tokens) in advanced:
-                for asked in (everything, extras)[: 1 if rows in sampled else 2]:
-                    hidden, _ = self.advance(packed, asked)
+                for sampling in (everything, extras)[: 1 if rows in sampled else 2]:
+                    hidden, _ = self.advance(packed, sampling)
                 sampled.add(rows)
                 if self.asks_for_common_prefix(rows, tokens):
                     hidden, _ = self.advance(packed, None, common_prefix=True)

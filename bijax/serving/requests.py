@@ -1,4 +1,4 @@
-"""Making requests from what callers give."""
+"""Requests made from the arguments of callers, which are checked."""
 
 from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Items
@@ -60,7 +60,7 @@ def on_mesh(model: Any, mesh: Any) -> Any:
 
 
 def overlapped(model: Any, options: EngineOptions) -> Any:
-    """Returns a model that computes with the overlap that the options ask for.
+    """Returns a model that computes with the overlap that the options name.
 
     Raises:
         ValueError: If its experts are not on several devices.
@@ -101,7 +101,7 @@ def make_request(
         params: Its sampling parameters.
         key: Its place in the order of all requests.
         vocab_size: The model's.
-        longest: Tokens that there is room for.
+        longest: Longest sequence that fits, in tokens.
         tokenizer: For its texts, or None.
         eos_token_ids: End-of-text tokens of the model.
         default_seed: Used if it has no seed; None for a random one.
@@ -161,7 +161,7 @@ def params_of(prompts: Any, params: SamplingParams | Items[SamplingParams] | Non
         params: For all, or for each; None for the default ones.
 
     Raises:
-        TypeError: If the prompts are no sequence.
+        TypeError: If the prompts are not a sequence.
         ValueError: If the numbers of params and prompts differ.
     """
     if not isinstance(prompts, Collection):
@@ -180,7 +180,7 @@ def find_adapter(name: str | None, names: Items[str]) -> int:
         names: Of the model's adapters.
 
     Raises:
-        ValueError: If there is none of that name.
+        ValueError: If no adapter has that name.
     """
     if name is None:
         return 0
@@ -194,7 +194,7 @@ def special_token_ids(tokenizer: Tokenizer | None) -> frozenset[int]:
     """Returns the tokens that a text without special tokens leaves out.
 
     Raises:
-        ValueError: If the tokenizer does not say which they are.
+        ValueError: If the tokenizer does not name them.
     """
     if tokenizer is None:
         return frozenset()

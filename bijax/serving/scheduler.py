@@ -136,7 +136,7 @@ class Scheduler:
         # No more waiting sequences than this can be admitted in one step.
         candidates = [*self.running, *self.waiting[: self._max_running]]
         for sequence in sorted(candidates, key=_key):
-            if sequence.slot < 0:  # it waits
+            if sequence.slot < 0:  # it keeps waiting
                 if budget == 0 or self._waits_for_sibling(sequence):
                     continue
                 # One that was preempted with a step in flight must have read all its tokens to compute them again.
@@ -194,7 +194,7 @@ class Scheduler:
             sequence.inserted = full
 
     def remove(self, sequence: Sequence) -> None:
-        """Takes a sequence out, and its pages from it."""
+        """Removes a sequence and releases its pages."""
         if sequence in self.running:
             self.running.remove(sequence)
         elif sequence in self.waiting:
@@ -220,7 +220,7 @@ class Scheduler:
         return 1 - (self.pool.free + self.pool.kept_alone) / self.pool.num_pages
 
     def _goes_on(self, sequence: Sequence) -> bool:
-        """Whether a sequence does not end with the tokens that the device was told to sample, and has room for them."""
+        """Whether a sequence continues after the tokens that the device is sampling, and has room for them."""
         if len(sequence.tokens) + sequence.unread >= sequence.most:
             return False
         if sequence.matcher is not None:
@@ -245,7 +245,7 @@ class Scheduler:
         return Work(sequence, start, (*tokens, *drafts), True, len(drafts), samples=samples)
 
     def _drafts(self, sequence: Sequence) -> list[int]:
-        """Returns drafts for which there is room in pages that nobody has to give up."""
+        """Returns drafts that fit without preempting a sequence."""
         wanted = min(self._speculative_tokens, sequence.most - len(sequence.tokens) - 1)
         if self.states is not None:
             wanted = min(wanted, self.states.most_drafts(sequence.computed))
@@ -349,8 +349,8 @@ class Scheduler:
     def _grow_ahead(self) -> None:
         """Gives a page to all that will soon need one, where there are plenty.
 
-        Page tables then change in one step for many sequences, and not in each step for some: while they stay, the
-        device needs nothing from the host to go on.
+        Page tables then change in one step for many sequences, and not in each step for some: while they stay,
+        the device needs nothing from the host.
         """
         soon = []
         for sequence in self.running:

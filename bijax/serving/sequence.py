@@ -82,7 +82,7 @@ class Sequence:
 
     @property
     def missing(self) -> int:
-        """Number of tokens that are to be computed before the next one can be sampled."""
+        """Number of tokens that must be computed before the next one can be sampled."""
         return len(self.tokens) + self.unread - self.computed
 
     @functools.cached_property
@@ -91,11 +91,11 @@ class Sequence:
         return np.bincount(self.output, minlength=self.request.vocab_size).astype(np.int32)
 
     def append(self, token: int, logprob: TokenLogprob | None) -> None:
-        """Takes a token, and finds out whether it ends the sequence.
+        """Appends a token, and checks whether it ends the sequence.
 
         Args:
             token: The token.
-            logprob: Its log-probability, if the request asked for it.
+            logprob: Its log-probability, if the request wants it.
         """
         self.tokens.append(token)
         if "counts" in self.__dict__:
@@ -170,7 +170,7 @@ class Request:
         scored: Tokens of the prompt before this one have log-probabilities, or were dispatched to be computed.
         cached_tokens: Tokens of the prompt that came from the prefix cache.
         weight_version: Of the weights with which the last token was computed.
-        embedding: Of the prompt, once it is computed and if it was asked for.
+        embedding: Of the prompt, once it is computed, if requested.
     """
 
     id: str
@@ -205,7 +205,7 @@ class Request:
     def start_over(self) -> None:
         """Resets to the host's state after steps that did not finish."""
         self.scored = self.params.logprob_start_len + len(self.prompt_logprobs)
-        all_of_them = self.finished  # and nobody was told
+        all_of_them = self.finished  # and the caller has not been notified
         for sequence in self.sequences:
             if all_of_them or sequence.finish_reason is None:
                 sequence.start_over()
@@ -249,7 +249,7 @@ class Request:
 
 
 def random_seed() -> int:
-    """Returns the seed of a request without one, another each time. It fits the integers of JSON readers."""
+    """Returns a random seed for a request without one, of 48 bits, so that JSON readers keep it exact."""
     return secrets.randbits(48)
 
 

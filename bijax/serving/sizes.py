@@ -11,7 +11,7 @@ class Sizes:
 
     Attributes:
         decode: Rows of batches of sequences that get one token, ascending.
-        drafted: Tokens of a row where some have drafts; 0 where nobody has.
+        drafted: Tokens of a row where some have drafts; 0 where none has.
         prefill: (rows, tokens) of batches of parts of prompts, ascending by tokens, then rows.
 
     Example:

@@ -24,21 +24,21 @@ class Copy(NamedTuple):
 
 
 class States:
-    """Decides at which positions the states of running sequences are copied, and from which they go on.
+    """Decides at which positions the states of running sequences are copied, and from which sequences continue.
 
     A running sequence has a state in its slot. A snapshot holds the state at one position, and begins another sequence
-    with the same tokens, or the same sequence again. Which snapshots there are moves no bit. Kept are the states
+    with the same tokens, or the same sequence again. No bit depends on which snapshots exist. Kept are the states
 
     - at the last position of a prompt at which a later prompt could find one,
     - at each multiple of `snapshot_interval` in a prompt,
-    - at the last such position of an output, so that its sequence can go on later.
+    - at the last such position of an output, so that its sequence can continue later.
 
     All of these are multiples of `interval` and of the page size.
 
     Args:
         interval: Positions at which the model has a state to keep are multiples of this.
         page_size: Tokens of a page.
-        num_snapshots: Snapshots that there is memory for.
+        num_snapshots: Number of snapshots.
         snapshot_interval: Tokens of long prompts between snapshots.
 
     Attributes:
@@ -99,7 +99,7 @@ class States:
         return self.interval - 1 - start % self.interval
 
     def begin(self, sequence: Sequence, snapshot: Snapshot | None) -> None:
-        """Lets a sequence that got a slot go on from a snapshot, of which it takes over the hold."""
+        """Lets a sequence that got a slot continue from a snapshot, whose hold it takes over."""
         sequence.snapshot = snapshot
         if snapshot is not None:
             self.restores.append(Copy(sequence.slot, snapshot.row, snapshot.position))

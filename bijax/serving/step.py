@@ -30,7 +30,7 @@ class Results:
     Attributes:
         works: The works of the step.
         sampled: The tokens sampled for each work at its sequence's end: the next one, and one after each draft.
-        measured: Their log-probabilities, if the request asked for them.
+        measured: Their log-probabilities, if the request wants them.
         scored: For each work the log-probabilities of tokens of its prompt, in order.
         embedded: Embeddings of prompts, (D,) float32 each.
     """

@@ -31,7 +31,7 @@ class TextStream:
         self._end: int | None = None
 
     def start_over(self, tokens: Sequence[int]) -> None:
-        """Forgets all, and appends the text of these tokens."""
+        """Resets, and appends the text of these tokens."""
         self._tokens, self._window, self._done, self._text, self._end = [], 0, 0, "", None
         self._held = ""
         for token in tokens:

@@ -51,7 +51,7 @@ class LlamaConfig:
         experts: The experts that replace each MLP, or None.
         dense_layers: How many of the first layers have an MLP instead of experts.
         latent: Latent attention instead of keys and values for each head, or None. `head_dim` is then the width of
-            what is rotated, and `num_kv_heads` has no meaning.
+            what is rotated, and `num_kv_heads` is ignored.
         draft_layers: Layers after the last in which DeepSeek's checkpoints hold an MTP head; see `flax_layers.MTPHead`.
         linear: The linear attention that replaces attention in some layers, or None.
         output_gate: Whether the heads of attention are multiplied by the sigmoid of a gate.

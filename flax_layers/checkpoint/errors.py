@@ -2,7 +2,7 @@
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be read exactly as it is meant.
+    """A checkpoint that cannot be read exactly.
 
     Raised for damaged, foreign or incomplete files, and for models that this package does not support:
     nothing in a checkpoint is skipped or guessed. The message names the file, says what was expected, what was found

@@ -113,7 +113,7 @@ class GGUFFile:
 
 
 def open_gguf(path: Path) -> GGUFFile:
-    """Maps a GGUF file and reads its header; tensors are read when asked for.
+    """Maps a GGUF file and reads its header; tensors are read on access.
 
     Args:
         path: A GGUF file of version 2 or 3, little-endian, in one part.

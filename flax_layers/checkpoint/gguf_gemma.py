@@ -25,7 +25,7 @@ _WINDOW_THETA: Final = 10000.0
 
 
 def gemma_fields(file: GGUFFile, *, layers: int, hidden_size: int) -> dict[str, Any]:
-    """Returns the fields of `LlamaConfig` that a Gemma 3 has and a Llama has not.
+    """Returns the fields of `LlamaConfig` that a Gemma 3 has and a Llama does not.
 
     The format does not state the scale of the queries, nor, in older files, which layers have a window and the base of
     their rotary frequencies. They are known for the sizes that Google has published, whose fine-tuned versions keep

@@ -111,8 +111,8 @@ def gguf_config(file: GGUFFile) -> LlamaConfig:
     scaled linearly or, as in Llama 3.1, by one divisor per frequency in the tensor `rope_freqs`.
 
     Raises:
-        CheckpointError: If the architecture is another one, or if a key is missing, unknown or asks for a feature that
-            the model does not have (YaRN, experts, a sliding window, partial rotation).
+        CheckpointError: If the architecture is not supported, or if a key is missing, unknown or asks for a feature
+            that the model does not have (YaRN, experts, a sliding window, partial rotation).
     """
     name = file.get("general.architecture", str)
     if name not in _ARCHITECTURES:

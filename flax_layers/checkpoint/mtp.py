@@ -73,7 +73,7 @@ def checked_mtp_weights(checkpoint: Checkpoint) -> Weights:
 
     Raises:
         CheckpointError: If it has none, a weight is missing, has another shape or is one that the head would not use,
-            or its copy of a weight that the head shares with the model has other bits.
+            or its copy of a weight that the head shares with the model has different bits.
     """
     held = checkpoint.mtp
     if held is None:

@@ -54,7 +54,7 @@ def rope_scaling(fields: Fields, *, theta: float, head_dim: int, max_positions: 
         The scaling, or None for "default".
 
     Raises:
-        CheckpointError: If the kind is another one, or a number is missing, surplus or out of range.
+        CheckpointError: If the kind is not supported, or a number is missing, surplus or out of range.
 
     Source: "linear": Chen et al., "Extending Context Window of Large Language Models via Positional Interpolation",
     2023. "llama3": the model card of Llama 3.1. "yarn": Peng et al., "YaRN", 2023.

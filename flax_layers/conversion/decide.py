@@ -91,7 +91,7 @@ class Decider:
                 " a rule before this one, with False."
             )
         if functions and not reason:
-            reason = f"calls {functions}, which run as they are"
+            reason = f"calls {functions}; plain JAX code between layers is not converted"
         return Decision(path, module_type, after, reason, rule)
 
     def _is_layer(self, module_type: type) -> bool:

@@ -1,9 +1,13 @@
 """The decisions of a conversion for each module."""
 
 import dataclasses
+import sys
 from collections.abc import Sequence
+from typing import Final
 
 from .rules import Rule
+
+_PUBLIC: Final = ("flax_layers.nnx", "flax_layers.linen")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,8 +97,7 @@ def _place(decision: Decision) -> str:
     return decision.path or "(the model)"
 
 
-def _name(cls: type | None) -> str:
-    if cls is None:
-        return ""
-    package = cls.__module__.rpartition(".")[0] if cls.__module__.startswith("flax_layers.") else cls.__module__
-    return f"{package}.{cls.__qualname__}"
+def _name(cls: type) -> str:
+    name = cls.__qualname__
+    public = [package for package in _PUBLIC if getattr(sys.modules.get(package), name, None) is cls]
+    return f"{public[0] if public else cls.__module__}.{name}"

@@ -14,6 +14,7 @@ from .._signature import ConstructorSignature
 from ..ops import INVARIANT, Ops
 from .block import Block, Rotary, Stream, check_room, project, start_tokens
 from .layers import DeltaNetSlots, DeltaNetState, Embed, GatedDeltaNet, KVCache, Linear, RMSNorm, RotaryEmbedding
+from .layers._dtypes import check_float
 from .llama_weights import load_weights
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ class Llama(nnx.Module):
         ops: The operations to compute with: `INVARIANT`, or `PLAIN` for stock JAX. To switch an existing model, sharing
             its parameters: `nnx.with_attributes(model, ops=PLAIN)`.
         rngs: Keys; `rngs.params()` is drawn from.
+
+    Raises:
+        TypeError: If the operations are not `Ops`, or a dtype is not a floating one of 16 bits or more.
 
     Attributes:
         config: The model's numbers.
@@ -75,6 +79,10 @@ class Llama(nnx.Module):
         ops: Ops = INVARIANT,
         rngs: nnx.Rngs,
     ) -> None:
+        if not isinstance(ops, Ops):
+            raise TypeError(f"Llama: ops must be flax_layers.INVARIANT or flax_layers.PLAIN, got {ops!r}.")
+        check_float("Llama", "dtype", dtype)
+        check_float("Llama", "param_dtype", param_dtype)
         common: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "ops": ops, "rngs": rngs}
         self.config = config
         self.dtype = dtype

@@ -5,7 +5,7 @@ operations `PLAIN` they compute with JAX's own product and `psum`, whose bits de
 """
 
 import math
-from typing import Any, Final
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from bijax.parallel import column_parallel, row_parallel, vocab_parallel_embed
+from pallas_kernels.parts.jax_triton.few_rows import NORM_ELEMENTS
 from pallas_kernels.parts.xla import groups
 
 from ..ops import PLAIN, Ops
@@ -22,9 +23,6 @@ from .layers._dtypes import promote
 from .layers.embed import check_token_ids
 from .layers.unrounded import Unrounded
 from .parallel_cut import Cut, CutLayer
-
-_FEW: Final = 1 << 18
-"""Elements of a sum of few rows."""
 
 
 class ColumnParallelLinear(CutLayer, nnx.Module):
@@ -136,7 +134,7 @@ class RowParallelLinear(CutLayer, nnx.Module):
         """
         several = self.cut.own_leaves < self.cut.leaves
         x, kernel, bias, options = self._operands(x)
-        few = math.prod(x.shape[:-1]) * kernel.shape[-1] <= _FEW
+        few = math.prod(x.shape[:-1]) * kernel.shape[-1] <= NORM_ELEMENTS
         if self.ops is PLAIN or not (several and few) or options["preferred_element_type"] is not None:
             return self(x)
         options |= {"preferred_element_type": jnp.float32, "leaves": self.cut.leaves}

@@ -53,7 +53,7 @@ def check_sizes(axis: str, devices: int, leaves: int, expert_axis: str | None = 
     if devices > leaves:
         raise ValueError(
             f"{_OP}: each device needs a leaf of the sums, got {leaves} leaves for the {devices} devices of axis"
-            f" {axis!r}; use fewer devices, or more leaves, which have other bits."
+            f" {axis!r}; use fewer devices, or more leaves, which have different bits."
         )
     return Cut(axis, devices, leaves, expert_axis, expert_devices)
 

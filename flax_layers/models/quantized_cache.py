@@ -51,8 +51,8 @@ class QuantizedCache:
             dtype: "int8" or "float8_e4m3fn".
 
         Raises:
-            ValueError: If it is another one, or the model has latent or linear attention, which keeps other things than
-                keys and values.
+            ValueError: If it is not supported, or the model has latent or linear attention, which has no keys
+                and values.
 
         Example:
             >>> QuantizedCache.choose(None, "float8_e5m2")

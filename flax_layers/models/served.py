@@ -52,6 +52,7 @@ class ServedLlama(ServedModel):
         draft_head: A head that drafts tokens for speculative decoding; None for none.
 
     Raises:
+        TypeError: If the model is not a `Llama`.
         ValueError: If an adapter changes a layer that the model does not have, there is no such cache, or the head
             belongs to another model.
 
@@ -74,6 +75,8 @@ class ServedLlama(ServedModel):
         cache_dtype: str | QuantizedCache | None = None,
         draft_head: MTPHead | None = None,
     ) -> None:
+        if not isinstance(model, Llama):
+            raise TypeError(f"ServedLlama: model must be a flax_layers.Llama, got {type(model).__name__}.")
         self.model, self.config = model, model.config
         self.draft_head = draft_head
         self._head = None if draft_head is None else ServedHead(draft_head, model)
@@ -239,7 +242,7 @@ class ServedLlama(ServedModel):
 
         Args:
             weights: A `Llama` of the same sizes, or its state as `nnx.state(model)` returns it. With a head also a pair
-                of either and an `MTPHead`; alone they leave the head as it is, which moves no bit. The arrays are
+                of either and an `MTPHead`; alone they leave the head as it is, which changes no bit. The arrays are
                 shared, not copied.
 
         Raises:

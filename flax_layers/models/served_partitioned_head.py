@@ -120,7 +120,7 @@ class DraftingPartitionedLlama(ServedPartitionedLlama):
 
         Args:
             weights: As for `ServedPartitionedLlama.with_weights`; also a pair of such weights and an `MTPHead`, which
-                is cut. Alone they leave the head as it is, which moves no bit.
+                is cut. Alone they leave the head as it is, which changes no bit.
 
         Raises:
             TypeError: As `ServedPartitionedLlama.with_weights`.

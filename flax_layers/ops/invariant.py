@@ -91,7 +91,7 @@ class Ops(AttentionOps, LinearAttentionOps):
     def group_matmul(self, x: jax.Array, w: jax.Array, group_sizes: jax.Array) -> jax.Array:
         """Multiplies rows x (M, K), sorted by group, by the weights w (G, K, N) of groups of these sizes.
 
-        Rows after the last group's have no meaning.
+        Rows after the last group's are undefined.
         """
         return bijax.group_matmul(x, w, group_sizes)
 

@@ -323,7 +323,7 @@ def test_scores_are_one_fused_chain(size: int) -> None:
 
 @pytest.mark.parametrize("size", [8, full_only(16), full_only(80), full_only(512)])
 def test_values_are_chains_of_one_block_each(size: int) -> None:
-    """With equal scores every weight is 1: what is left is the order of the sums."""
+    """With equal scores every weight is 1: only the order of the sums remains."""
     v = np.random.default_rng(0).standard_normal((1, 300, KEY_HEADS, size)).astype(np.float32)
     out, lse = bijax.dot_product_attention(np.zeros((1, 1, HEADS, size), np.float32), v * 0, v, return_residual=True)
     total = np.zeros(v.shape[2:], np.float32)

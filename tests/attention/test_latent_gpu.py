@@ -61,8 +61,8 @@ def test_bits_of_chunks_tokens_and_batches(heads: int) -> None:
 def test_values_that_are_not_finite_reach_only_the_rows_that_see_them() -> None:
     query, latents = arrays(16)
     whole = attend(query, latents, query_offset=BEFORE)
-    beside = attend(query, latents.at[1].set(jnp.nan), query_offset=BEFORE)
-    assert_bits_equal(beside[:1], whole[:1])
+    with_nan = attend(query, latents.at[1].set(jnp.nan), query_offset=BEFORE)
+    assert_bits_equal(with_nan[:1], whole[:1])
     place = BEFORE + 300
     found = attend(query, latents.at[0, place, 7].set(jnp.inf), query_offset=BEFORE)
     assert_bits_equal(found[:, :300], whole[:, :300])

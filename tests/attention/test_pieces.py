@@ -63,12 +63,12 @@ def test_a_piece_with_other_bits_is_found_out(piece: str, monkeypatch: pytest.Mo
 
 
 def test_a_tile_of_one_block_is_compared_by_its_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr(launch, "pieces_agree", lambda tile, shape: asked.append(tile))
+    requested = []
+    monkeypatch.setattr(launch, "pieces_agree", lambda tile, shape: requested.append(tile))
     for tile in (Tile(5, 7, one_block=True), Tile(5, 7)):
-        monkeypatch.setattr(launch, "_compile_and_run", lambda program, *arrays: asked.append(program) or ())
+        monkeypatch.setattr(launch, "_compile_and_run", lambda program, *arrays: requested.append(program) or ())
         monkeypatch.setattr(launch, "_reference_of_probe", lambda shape, keys: ())
         launch.honours_contract.__wrapped__.__wrapped__(tile, SHAPE)
-    first, second = asked
+    first, second = requested
     assert first == Tile(5, 7, one_block=True)
     assert callable(second)

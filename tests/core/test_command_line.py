@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 import bijax
@@ -144,6 +145,10 @@ def test_contracts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert [i.partition("/")[0] for i in ids] == ["matmul"]
     assert run("with_contracts:plain") == 1
     assert "dot_general" in capsys.readouterr().err
+    assert run("with_contracts:invariant", "--platform", "cuda", "--architecture", "sm_90") == 0
+    if jax.default_backend() != "gpu":
+        assert run("with_contracts:invariant", "--platform", "cuda") == 2
+        assert "needs --architecture" in capsys.readouterr().err
     assert run("with_contracts:nothing") == 2
     assert "has no attribute 'nothing'" in capsys.readouterr().err
 
@@ -188,3 +193,6 @@ def test_names_are_those_of_the_stub() -> None:
         assert getattr(bijax, name) is expected
     with pytest.raises(AttributeError, match="no attribute 'matmull'"):
         bijax.matmull  # type: ignore[attr-defined]  # noqa: B018
+    starred: dict[str, object] = {}
+    exec("from bijax import *", starred)
+    assert {name for _, name, _ in names} | {"__version__"} == set(starred) - {"__builtins__"}

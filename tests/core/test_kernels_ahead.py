@@ -30,7 +30,7 @@ def code(attributes: dict[str, Any]) -> bytes:
 
 
 class AtOnce:
-    """A pool of threads that does what it is asked to before it goes on."""
+    """A pool that runs a task before it returns from `submit`."""
 
     def submit(self, run: Any, *arguments: Any) -> None:
         run(*arguments)

@@ -105,7 +105,7 @@ def test_a_backend_is_the_module_that_lists_a_kernel_or_stated() -> None:
 
 
 def test_a_kernel_by_name_may_serve_calls_instead() -> None:
-    """Where another backend is asked for, or its packages are missing, it does not, and nothing warns."""
+    """Where another backend is requested, or its packages are missing, it does not, and nothing warns."""
     missing = Packages(("no-such-package",), "cuda13")
 
     def instead(target: Target, *, few: bool) -> bool:
@@ -258,14 +258,14 @@ def test_a_model_is_lowered_for_another_gpu_without_the_modules_of_hopper() -> N
 def _compared(tree: ast.AST) -> Iterator[str]:
     """Yields the places where a program asks which architecture it has."""
     for node in ast.walk(tree):
-        asked: list[ast.expr] = []
+        requested: list[ast.expr] = []
         if isinstance(node, ast.Compare):
-            asked = [node.left, *node.comparators]
+            requested = [node.left, *node.comparators]
         elif isinstance(node, ast.MatchValue):
-            asked = [node.value]
+            requested = [node.value]
         elif isinstance(node, ast.Subscript):
-            asked = [node.slice]
-        if any(_is_architecture(part) for expression in asked for part in ast.walk(expression)):
+            requested = [node.slice]
+        if any(_is_architecture(part) for expression in requested for part in ast.walk(expression)):
             yield ast.unparse(node)
 
 

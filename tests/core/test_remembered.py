@@ -1,4 +1,4 @@
-"""Comparisons of forms are remembered between processes: for one machine and question, and only if asked for."""
+"""Comparisons of forms are remembered between processes: for one machine and question, and only if requested."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,40 +22,40 @@ def cache(tmp_path: Path) -> Iterator[Path]:
         jax.config.update("jax_compilation_cache_dir", before)
 
 
-def question(asked: list[int]) -> Callable[[int], bool]:
+def question(requested: list[int]) -> Callable[[int], bool]:
     """A comparison as another process would define it, which notes each time that it is made."""
 
     @remembered
     def is_even(number: int) -> bool:
-        asked.append(number)
+        requested.append(number)
         return number % 2 == 0
 
     return is_even
 
 
 def test_the_next_process_does_not_compare_again(cache: Path) -> None:
-    asked: list[int] = []
-    assert [question(asked)(n) for n in (4, 5, 4, 5)] == [True, False, True, False]
-    assert asked == [4, 5]
+    requested: list[int] = []
+    assert [question(requested)(n) for n in (4, 5, 4, 5)] == [True, False, True, False]
+    assert requested == [4, 5]
     assert len(list(cache.iterdir())) == 2
 
 
 def test_another_machine_compares_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    question(asked)(4)
+    requested: list[int] = []
+    question(requested)(4)
     monkeypatch.setattr(_remembered, "_machine", lambda: "another processor")
-    question(asked)(4)
-    assert asked == [4, 4]
+    question(requested)(4)
+    assert requested == [4, 4]
 
 
 def test_a_damaged_entry_is_compared_again(cache: Path) -> None:
-    asked: list[int] = []
-    question(asked)(4)
+    requested: list[int] = []
+    question(requested)(4)
     (entry,) = cache.iterdir()
     for damaged in (b"", entry.read_bytes()[:-3], b"\xff", entry.read_bytes().replace(b"4", b"6", 1)):
         entry.write_bytes(damaged)
-        assert question(asked)(4)
-    assert asked == [4] * 5
+        assert question(requested)(4)
+    assert requested == [4] * 5
 
 
 def test_a_folder_that_cannot_be_written_is_no_failure(cache: Path) -> None:
@@ -78,14 +78,14 @@ def test_nothing_is_kept_without_a_folder_or_a_known_processor(cache: Path, monk
 
 
 def test_other_machine_code_is_compared_anew(cache: Path) -> None:
-    asked: list[int] = []
+    requested: list[int] = []
     for wanted, comparisons in ((False, 1), (True, 2), (True, 2), (False, 2)):
         jax.config.update("jax_disable_most_optimizations", wanted)
         try:
-            assert question(asked)(4)
+            assert question(requested)(4)
         finally:
             jax.config.update("jax_disable_most_optimizations", False)
-        assert len(asked) == comparisons
+        assert len(requested) == comparisons
 
 
 def test_what_is_remembered_depends_on_the_sources_of_the_kernels_alone() -> None:

@@ -1,4 +1,4 @@
-"""Tiers of tests: what is left out, and which markers are refused."""
+"""Tiers of tests: what is skipped, and which markers are refused."""
 
 import os
 import pkgutil

@@ -1,4 +1,4 @@
-"""A model for the demo's tests, made of arithmetic: it is invariant, or errs where it is told to."""
+"""A model for the demo's tests, made of arithmetic: it is invariant, or errs where the test says so."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ def shift(logprobs: np.ndarray, ulps: int | np.ndarray) -> np.ndarray:
 
 
 class SilentWatcher:
-    """Adds up what it is told."""
+    """Adds up its calls."""
 
     def __init__(self) -> None:
         self.tokens = 0

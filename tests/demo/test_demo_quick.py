@@ -30,7 +30,7 @@ def test_the_quick_demo(real, tmp_path, capsys, monkeypatch):
 
 @pytest.mark.tier("full")
 def test_the_quantised_demo(tmp_path, capsys, monkeypatch):
-    """The same with int8 linear layers, whose perplexity on a passage stands beside the float model's."""
+    """The same with int8 linear layers, whose perplexity on a passage is printed next to the float model's."""
     monkeypatch.setattr("bijax.demo.ways.QUICK_BATCH_SIZES", (5,))
     monkeypatch.setattr("bijax.demo.ways.QUICK_PREFILLS", ())
     monkeypatch.setattr("bijax.demo.quality.PASSAGE", "the water comes first to the mill")

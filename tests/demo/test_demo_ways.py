@@ -1,4 +1,4 @@
-"""The ways of computing: who is in which batch, at which place, beside whom."""
+"""The ways of computing: which prompts share a batch, and at which places."""
 
 import pytest
 from hypothesis import given

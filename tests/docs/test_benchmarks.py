@@ -1,4 +1,4 @@
-"""Benchmarks use private parts of the library, so they would break unnoticed where nobody runs them."""
+"""Benchmarks use private parts of the library, so they would break unnoticed if no test ran them."""
 
 from flax import nnx
 

@@ -111,5 +111,5 @@ def test_links_lead_to_files(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[\w-]+)?\)", page.read_text(encoding="utf-8")):
         if target.startswith(("http:", "https:")):
             continue
-        notebook = ROOT / "notebooks" / Path(target).name  # `make docs` copies them beside the pages
+        notebook = ROOT / "notebooks" / Path(target).name  # `make docs` copies them next to the pages
         assert (page.parent / target).exists() or notebook.exists(), f"{page.name}: {target}"

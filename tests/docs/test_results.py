@@ -65,7 +65,7 @@ def test_a_run_adds_to_its_file() -> None:
     result = record.merged("matmul_bf16", [more], result)
     assert [[c["m"] for c in one["cells"]] for one in result["parts"]] == [[1], [2, 3]]
     assert result["geomean"] == 2.0
-    # A part of which all cells are measured again is gone.
+    # A part is removed when all its cells are measured again.
     again = record.part([cell(1, 1.0)], **HEAD, commit="bbb")
     assert [one["commit"] for one in record.merged("matmul_bf16", [again], result)["parts"]] == ["bbb"]
     with pytest.raises(ValueError, match="expected a file of rows"):

@@ -90,7 +90,7 @@ def test_loops_count_as_often_as_they_run():
     report = hlo.inspect(f, X, jnp.ones((64, 64)))
     (found,) = report.variant
     assert found.flops == 5 * 2 * 8 * 64 * 64
-    assert [(n.kind, n.implementation) for n in report.findings if n.verdict == "note"] == [("loop", "5 trips")]
+    assert [(n.kind, n.trips, n.how) for n in report.findings if n.verdict == "note"] == [("loop", 5, "5 trips")]
 
 
 def test_layers_that_are_alike_are_one_finding():
@@ -191,7 +191,7 @@ def test_loops_over_the_rows_have_other_numbers_of_trips():
         return jax.ShapeDtypeStruct((rows, 5, 5), np.float32), jax.ShapeDtypeStruct((rows, 5, 1), np.float32)
 
     found = hlo.compare_hlo(bijax.invariant(jnp.linalg.solve), stacks(3), stacks(40))
-    assert "40 trips" in {f.implementation for f in found.large.findings if f.kind == "loop" and f.verdict == "note"}
+    assert 40 in {f.trips for f in found.large.findings if f.invariant_loop and f.verdict == "note"}
     assert found.alike
     assert not hlo.compare_hlo(bijax.invariant(jnp.linalg.solve), stacks(1), stacks(40)).alike  # one trip is no loop
     assert not hlo.compare_hlo(
@@ -244,6 +244,10 @@ def test_wrong_arguments():
         hlo.inspect("HloModule m", X)
     with pytest.raises(TypeError, match="expected a function"):
         hlo.compare_hlo("HloModule m", (X,), (X,))
+    with pytest.raises(TypeError, match=r"args_small must be a tuple .* got ArrayImpl; .* compare_hlo\(fn, \(small,\)"):
+        hlo.compare_hlo(jnp.exp, jnp.asarray(X), (X,))  # would be taken apart into rows
+    with pytest.raises(TypeError, match="args_large must be a tuple"):
+        hlo.compare_hlo(jnp.exp, (X,), X)
 
 
 def test_the_program_for_another_platform():

@@ -46,6 +46,13 @@ def test_rich():
     assert "the programs' reductions are equal" in text
 
 
+def test_verdicts_and_numbers_are_whole_on_a_narrow_terminal():
+    console = pytest.importorskip("rich.console").Console(file=io.StringIO(), width=50)
+    console.print(hlo.inspect(gpu_programs.CUBLAS))
+    words = console.file.getvalue().split()
+    assert {"verdict", "variant", "FLOPs"} <= set(words)
+
+
 def test_nothing_of_rich_is_needed():
     code = f"""
 import sys

@@ -1,4 +1,4 @@
-"""Programs that were transformed: what XLA makes anew in them is told from what was left to XLA."""
+"""Programs that were transformed: what XLA creates in them is distinguished from what was left to XLA."""
 
 from collections.abc import Callable
 from typing import Any

@@ -149,7 +149,7 @@ def test_neighbours_do_not_matter(name: str) -> None:
         assert_bits_equal(
             restrict(np.asarray(product(spec)(*spoiled)), result, letter, one),
             restrict(whole, result, letter, one),
-            err_msg=f"{spec}: {bad} beside {letter}={keep}",
+            err_msg=f"{spec}: {bad} next to {letter}={keep}",
         )
 
 

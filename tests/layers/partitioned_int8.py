@@ -84,7 +84,7 @@ def models(kind: str, *meshes: tuple[int, int], **changes: Any) -> None:
     """Logits have the bits of the model that is not cut; with plain JAX they depend on where experts are."""
     make = partitioned_experts.llama if kind == "experts" else lambda **k: partitioned_attention.llama(kind, **k)
     model = make(**changes)
-    if kind == "experts":  # large kernels, so that their sums count beside the residual stream
+    if kind == "experts":  # large kernels, so that their sums are not small against the residual stream
         model = jax.tree.map(lambda x: x * 8 if x.ndim == 3 else x, model)
     model = convert(model, quantize="int8")
     expected = jax.jit(lambda model: model(TOKENS))(model)

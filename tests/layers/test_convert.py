@@ -157,7 +157,7 @@ def test_nnx_functions_of_a_sequential_are_reported() -> None:
             return x.sum()
 
     gelu = functools.partial(jax.nn.gelu, approximate=False)
-    calls = "calls gelu, softmax, Callable, which run as they are"
+    calls = "calls gelu, softmax, Callable; plain JAX code between layers is not converted"
     model = flax_nnx.Sequential(
         flax_nnx.Linear(3, 2, rngs=flax_nnx.Rngs(0)), flax_nnx.relu, gelu, flax_nnx.softmax, flax_nnx.gelu, Callable()
     )

@@ -10,8 +10,8 @@ import pytest
 from flax import nnx
 
 from bijax.testing import assert_bits_equal
-from flax_layers import INVARIANT, PLAIN, Llama, Ops
-from flax_layers.checkpoint import load_checkpoint
+from flax_layers import INVARIANT, PLAIN, Llama, Ops, ServedLlama
+from flax_layers.checkpoint import LlamaConfig, load_checkpoint
 from tests.layers import checkpoint_files as files
 from tests.layers import reference_llama
 from tests.layers import small_llama as small
@@ -100,6 +100,20 @@ def test_taking_tokens_back() -> None:
     again, cache = small.step(model, rest, rest, all_seven - 4, back)
     assert_bits_equal(again[:, :3], scores[:, 4:])
     assert cache.lengths.tolist() == [7] * 4
+
+
+def test_what_a_model_is_not_made_of() -> None:
+    config = LlamaConfig.tiny()
+    for options, message in (
+        ({"dtype": "int8"}, "dtype must be float32, bfloat16 or float16, got int8; quantise a model with"),
+        ({"dtype": jnp.float8_e4m3fn}, "dtype must be float32, bfloat16 or float16, got float8_e4m3fn"),
+        ({"param_dtype": jnp.int32}, "param_dtype must be float32, bfloat16 or float16, got int32"),
+        ({"ops": "plain"}, "ops must be flax_layers.INVARIANT or flax_layers.PLAIN, got 'plain'"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            Llama(config, rngs=nnx.Rngs(0), **options)
+    with pytest.raises(TypeError, match=r"ServedLlama: model must be a flax_layers\.Llama, got int"):
+        ServedLlama(3)  # type: ignore[arg-type]
 
 
 def test_what_has_no_room_is_nan_under_jit() -> None:

@@ -52,6 +52,7 @@ def test_layers_are_converted_where_the_rules_say() -> None:
     before, graph = model(x), flax_nnx.graphdef(model)
     report = conversion_report(model, {"layers/4": False}, quantize="int8")
     assert [d.path for d in report.replaced] == ["layers/0", "layers/3"]
+    assert "layers/0: Linear -> flax_layers.nnx.QuantLinear" in str(report).splitlines()[1]
     assert convert(model, {"layers/4": False}, quantize="int8", calibration=(x,)) is model
     assert flax_nnx.graphdef(model) != graph
     assert [type(layer) for layer in (model.layers[0], model.layers[3])] == [nnx.QuantLinear, nnx.LayerNorm]

@@ -95,9 +95,9 @@ def test_the_interpreter_finds_a_missing_wait(races: Races, monkeypatch: pytest.
 def test_a_row_of_nan_stays_in_its_row() -> None:
     x, w = operands((13, 128), 64, False, "bfloat16")
     alone = matmul(x, w, contract=CONTRACT, schedule=NARROW, interpret=interpreter())
-    beside = matmul(x.at[5].set(jnp.nan), w, contract=CONTRACT, schedule=NARROW, interpret=interpreter())
+    with_nan = matmul(x.at[5].set(jnp.nan), w, contract=CONTRACT, schedule=NARROW, interpret=interpreter())
     rows = [i for i in range(13) if i != 5]
-    assert_bits_equal(beside[jnp.asarray(rows)], alone[jnp.asarray(rows)])
+    assert_bits_equal(with_nan[jnp.asarray(rows)], alone[jnp.asarray(rows)])
 
 
 def test_empty_sums_are_the_bias() -> None:

@@ -1,4 +1,4 @@
-"""float32 beside bfloat16 on a Hopper GPU: rows alone and in a batch, gradients of weights cut into batches."""
+"""float32 with bfloat16 on a Hopper GPU: rows alone and in a batch, gradients of weights cut into batches."""
 
 import jax
 import jax.numpy as jnp

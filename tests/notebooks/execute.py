@@ -23,7 +23,7 @@ _METADATA = {
 
 class _Client(NotebookClient):
     def create_kernel_manager(self) -> AsyncKernelManager:
-        # Without folders to look for kernels in, there is the one of this interpreter, which nobody has to install.
+        # Without folders to look for kernels in, there is the one of this interpreter, which is always installed.
         self.km = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=KernelSpecManager(kernel_dirs=[]))
         return self.km
 

@@ -231,7 +231,7 @@ def test_a_wrong_order_is_found() -> None:
 
 
 def test_operations_of_one_batch() -> None:
-    """A transfer that is read is started once; one that nobody reads is returned."""
+    """A transfer that is read is started once; one that is not read is returned."""
     starts: list[int] = []
 
     class Move:

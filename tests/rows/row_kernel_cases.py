@@ -1,4 +1,4 @@
-"""The kernels of rows and of sums over rows, each beside its portable form, on the same arguments."""
+"""The kernels of rows and of sums over rows, each with its portable form, on the same arguments."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator

@@ -1,4 +1,4 @@
-"""The softmax family and cross entropy for a Hopper GPU, each beside its portable form, on the same arguments."""
+"""The softmax family and cross entropy for a Hopper GPU, each with its portable form, on the same arguments."""
 
 from collections.abc import Callable
 from typing import Any

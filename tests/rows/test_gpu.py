@@ -42,7 +42,7 @@ KINDS = ("normal", "wide", "cancelling")
 
 @pytest.mark.parametrize(("m", "columns", "dtype", "weights"), SHAPES)
 def test_the_bits_are_those_of_the_cpu(m: int, columns: int, dtype: str, weights: str | None) -> None:
-    # The kinds of data are told apart on short rows.
+    # The kinds of data are distinguished on short rows.
     kinds = KINDS if columns <= 4096 else KINDS[:1]
     by_operation = list(zip(*(cases(m, columns, dtype, weights, kind) for kind in kinds), strict=True))
 

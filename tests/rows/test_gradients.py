@@ -117,7 +117,7 @@ def test_long_rows_keep_their_digits() -> None:
     x = np.random.default_rng(2).random((2, 200_000)).astype(np.float32)
     right = x.astype(np.float64).sum(1)
     assert (np.abs(np.asarray(bijax.sum(x, 1), np.float64) - right) <= 2e-6 * right).all()
-    # A variance of 1 beside a mean of 1000.
+    # A variance of 1 with a mean of 1000.
     shifted = np.random.default_rng(3).standard_normal((4, 4000)) + 1000
     y = bijax.layer_norm(shifted.astype(np.float32), eps=0.0)
     exact = shifted.astype(np.float32).astype(np.float64)

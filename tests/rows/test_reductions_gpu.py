@@ -47,7 +47,7 @@ def test_entries_keep_their_bits(name: str, dtype: str, columns: int) -> None:
     assert np.asarray(whole[-1]).all()  # the maximum is one of the elements
     for size in (1, 2, 8):
         assert_bits_equal(program(x[3 : 3 + size]), tuple(a[3 : 3 + size] for a in whole))
-    # Alone, a reduction has the bits that it has beside others.
+    # Alone, a reduction has the bits that it has among others.
     for i, alone in ((1, lambda y: y.max(-1)), (2, lambda y: y.sum(-1)), (3, lambda y: y.sum(1))):
         assert_bits_equal(jax.jit(bijax.invariant(lambda x, alone=alone: alone(BEFORE[name](x))))(x), whole[i])
 

@@ -32,7 +32,7 @@ def compare(temperature: float) -> None:
         constants={"BLOCK": 1024},
     )
     bounds, sums = map(np.asarray, results)
-    # Words without one of the 23 upper bits have no bound: infinity, or nan beside a score of -infinity.
+    # Words without one of the 23 upper bits have no bound: infinity, or nan for a score of -infinity.
     least = 2**9
     unknown = np.isnan(bounds)
     assert not unknown[(words >= least) | (np.asarray(scores) > -np.inf)].any()

@@ -60,11 +60,11 @@ def params(adapter: str | None, **more: Any) -> SamplingParams:
 
 def served(engine: Engine, names: tuple[str | None, ...] = ADAPTERS) -> list[Any]:
     """Returns the results of requests with other adapters together, and of each alone with a cold and a warm cache."""
-    asked = [params(name) for name in names]
-    together = [found(output) for output in engine.generate(PROMPTS, asked)]
+    requested = [params(name) for name in names]
+    together = [found(output) for output in engine.generate(PROMPTS, requested)]
     engine.flush_cache()
     for _ in range(2):
-        alone = [found(engine.generate([p], [q])[0]) for p, q in zip(PROMPTS, asked, strict=True)]
+        alone = [found(engine.generate([p], [q])[0]) for p, q in zip(PROMPTS, requested, strict=True)]
         assert_bits_equal(alone, together)
     return together
 
@@ -102,7 +102,7 @@ def several() -> None:
 
 
 def any_number(*, int8: bool = False) -> None:
-    """Biases and norms of heads, over 8 devices; layers of int8 beside adapters that are not quantised."""
+    """Biases and norms of heads, over 8 devices; layers of int8 with adapters that are not quantised."""
     model = llama(qk_norm=True, qkv_bias=True, tie_word_embeddings=False)
     given = adapters(model)
     if int8:
@@ -161,8 +161,8 @@ def with_a_head() -> None:
         ServedLlama(model, adapters=given, draft_head=head), options=EngineOptions(**options), mesh=mesh(2)
     )
     without = Engine(ServedLlama(model, adapters=given), options=ONE_BY_ONE, mesh=mesh(1))
-    asked = params("red", temperature=0, max_new_tokens=8)
-    one, two = (found(engine.generate([[1, 5, 9]], asked)[0]) for engine in (without, drafting))
+    requested = params("red", temperature=0, max_new_tokens=8)
+    one, two = (found(engine.generate([[1, 5, 9]], requested)[0]) for engine in (without, drafting))
     assert drafting.stats().drafted_tokens > 0
     assert_bits_equal(two, one)
     leaves, tree = jax.tree.flatten(drafting.model)

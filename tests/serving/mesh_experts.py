@@ -71,7 +71,7 @@ def together() -> None:
 def plain() -> None:
     """Experts on one device and on two, and the control: with JAX's own products and sums log-probabilities differ.
 
-    The experts' kernels are large, so that their sums count beside the residual stream.
+    The experts' kernels are large, so that their sums are not small against the residual stream.
     """
     model = jax.tree.map(lambda x: x * 8 if x.ndim == 3 else x, llama())
     prompt = [int(token) for token in np.random.default_rng(0).integers(3, 60, 12)]

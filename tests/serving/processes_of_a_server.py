@@ -56,7 +56,7 @@ def serving(
 
 
 def answer(port: int, process: subprocess.Popen[str], **more: Any) -> Any:
-    """Waits until a server is ready; returns the tokens and log-probabilities that it answers, asked for `more` too."""
+    """Waits until a server is ready; returns the tokens and log-probabilities of a request with `more` fields."""
     url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
         with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=10):

@@ -1,8 +1,9 @@
 """What `docs/reliability.md` reports: `python -m tests.serving.reliability --requests 10000 --json FILE`.
 
 Random traffic of many requests in engines of this process; servers in processes of their own that are killed and
-started again; and a server that is asked ten times what it can take. Everything is compared with what a request gets
-alone, bit by bit. The exit code is 0 if nothing differs. `tests/serving/test_reliability.py` runs it in small.
+started again; and a server that gets ten times as many requests as it can take. Everything is compared
+with what a request gets alone, bit by bit. The exit code is 0 if nothing differs. `tests/serving/test_reliability.py`
+runs a smaller version.
 """
 
 import argparse
@@ -178,27 +179,27 @@ def bodies(number: int) -> list[dict[str, Any]]:
 
 def killed(number: int) -> dict[str, Any]:
     """A server is killed with requests in flight and started again; a second one has other options."""
-    asked = bodies(number)
+    requested = bodies(number)
     with server(max_running=4, prefix_cache=False) as second, ThreadPoolExecutor(8) as pool:
         with server() as first:
-            alone = [first.answer(body) for body in asked]
+            alone = [first.answer(body) for body in requested]
             first.ask("/flush_cache", {})
-            under_way = [pool.submit(first.answer, body) for body in asked * 3]
+            under_way = [pool.submit(first.answer, body) for body in requested * 3]
             while sum(future.done() for future in under_way) < number // 2:
                 time.sleep(0.01)
             code = first.end(signal.SIGKILL)
             statuses = collections.Counter(future.result()[0] for future in under_way)
         with server() as again:
-            after = list(pool.map(again.answer, asked))
-        beside = list(pool.map(second.answer, asked))
+            after = list(pool.map(again.answer, requested))
+        on_second = list(pool.map(second.answer, requested))
     return {
         "requests": number,
         "exit_code": code,
         "answered_before_the_kill": statuses[200],
         "lost_by_the_kill": statuses[0],
         "differing_after_the_restart": sum(a != b for a, b in zip(alone, after, strict=True)),
-        "differing_on_another_server": sum(a != b for a, b in zip(alone, beside, strict=True)),
-        "refused": sum(status != 200 for status, _ in alone + after + beside),
+        "differing_on_another_server": sum(a != b for a, b in zip(alone, on_second, strict=True)),
+        "refused": sum(status != 200 for status, _ in alone + after + on_second),
     }
 
 
@@ -208,8 +209,8 @@ def overload(factor: int, *, max_waiting: int) -> dict[str, Any]:
     stop = threading.Event()
     with server(max_waiting=max_waiting) as busy:
         capacity = max_waiting + 2
-        asked = bodies(capacity * factor)
-        for body in asked:
+        requested = bodies(capacity * factor)
+        for body in requested:
             body["sampling_params"]["max_new_tokens"] = 100
 
         def watch() -> None:
@@ -221,18 +222,18 @@ def overload(factor: int, *, max_waiting: int) -> dict[str, Any]:
         watcher = threading.Thread(target=watch)
         watcher.start()
         try:
-            with ThreadPoolExecutor(len(asked)) as pool:
-                answers = list(pool.map(busy.answer, asked))
+            with ThreadPoolExecutor(len(requested)) as pool:
+                answers = list(pool.map(busy.answer, requested))
         finally:
             stop.set()
             watcher.join()
         statuses = collections.Counter(status for status, _ in answers)
-        accepted = [(body, answer) for body, answer in zip(asked, answers, strict=True) if answer[0] == 200]
+        accepted = [(body, answer) for body, answer in zip(requested, answers, strict=True) if answer[0] == 200]
         differing = sum(busy.answer(body) != answer for body, answer in accepted)
         usage = busy.gauge("kv_cache_usage_perc")
     return {
         "capacity": capacity,
-        "requests": len(asked),
+        "requests": len(requested),
         "statuses": {str(status): count for status, count in sorted(statuses.items())},
         "most_waiting": most,
         "max_waiting": max_waiting,

@@ -63,7 +63,7 @@ def test_abort_pause_and_errors() -> None:
         with pytest.raises(QueueFullError, match="max_waiting=2"):
             await waiting[2]
         assert await serving.abort("one")
-        assert not await serving.abort("nobody")
+        assert not await serving.abort("unknown")
         aborted = await waiting[0]
         assert aborted.completions[0].finish_reason == "abort"
         await serving.resume()
@@ -95,7 +95,7 @@ def test_closing_ends_streams() -> None:
         await serving.close()
         with pytest.raises(EngineError, match="it was closed"):
             await waiting
-        serving.engine.resume()  # it has forgotten what nobody waits for
+        serving.engine.resume()  # it has dropped the request that no one awaits
         assert not serving.engine.has_work
         assert serving.engine.stats().num_waiting == 0
 

@@ -187,7 +187,7 @@ def test_a_pause_and_new_weights_with_a_step_in_flight() -> None:
 
 
 def test_logits_that_are_not_numbers_end_one_request() -> None:
-    """A row of nan samples no token; what was dispatched after it harms nobody."""
+    """A row of nan samples no token; what was dispatched after it changes no other request."""
     weights = model().weights
     broken = ToyModel(weights._replace(positions=weights.positions.at[14].set(np.nan)))
     served = Engine(broken, options=EngineOptions(**(SMALL | {"speculative_tokens": 0})))

@@ -1,4 +1,4 @@
-"""Outputs that follow a grammar: masks against a matcher written here, and bits beside other requests."""
+"""Outputs that follow a grammar: masks against a matcher written here, and bits among other requests."""
 
 import dataclasses
 import json
@@ -92,7 +92,7 @@ def test_several_outputs_have_states_of_their_own() -> None:
         assert one.completions[0].tokens == completion.tokens
 
 
-def test_an_engine_that_was_broken_off_goes_on_in_the_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_engine_continues_in_the_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
     params = requests()[0]
     served = engine()
     wanted = served.generate([PROMPT], params)[0].completions[0].tokens
@@ -144,6 +144,22 @@ def test_masks_are_those_of_a_choice(texts: list[str], data: st.DataObject) -> N
 def test_bad_grammars(grammar: Grammar, message: str) -> None:
     with pytest.raises(ValueError, match=f"(?s)SamplingParams: {message}"):
         GRAMMARS.matcher(grammar)
+
+
+def test_a_grammar_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+    original = grammars_module._compiled
+    monkeypatch.setattr(grammars_module, "_compiled", lambda grammar: compiled.append(grammar) or original(grammar))
+    grammars, choice = Grammars(ByteTokenizer(), VOCABULARY, [END]), Grammar.choice(["ab", "cd"])
+    first, second = grammars.matcher(choice), grammars.matcher(Grammar.choice(["ab", "cd"]))
+    assert compiled == [choice]
+    assert first.append(ord("a"))
+    assert not first.append(ord("d"))
+    assert second.append(ord("c"))
+    assert grammars.matcher(choice).append(ord("a"))
+    for _ in range(2):  # an error is raised each time
+        with pytest.raises(ValueError, match="grammar must be a valid regex"):
+            grammars.matcher(Grammar("regex", "("))
 
 
 def test_what_grammars_need(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,17 +125,17 @@ def test_a_path_that_exists_is_not_a_name_on_the_hub(tmp_path: Path, monkeypatch
 
 def test_a_model_of_the_hub_is_taken_from_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = pytest.importorskip("huggingface_hub")
-    asked = []
+    requested = []
 
     def snapshot_download(name: str, **how: Any) -> str:
-        asked.append((name, how.get("local_files_only")))
+        requested.append((name, how.get("local_files_only")))
         if how.get("local_files_only"):
             raise FileNotFoundError("not in the cache")
         return str(tmp_path)
 
     monkeypatch.setattr(hub, "snapshot_download", snapshot_download)
     assert find_model("some-owner/some-model") == tmp_path
-    assert asked == [("some-owner/some-model", True), ("some-owner/some-model", None)]
+    assert requested == [("some-owner/some-model", True), ("some-owner/some-model", None)]
 
 
 def test_without_a_network_the_message_says_how_to_download(

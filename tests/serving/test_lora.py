@@ -107,9 +107,9 @@ def test_among_eight_neighbours(engines: Any, one_program: bool, speculative: in
     prompts = [PROMPT, *(PROMPT[:n] for n in (1, 10, 4, 9, 8, 3, 10, 2, 7, 5))]
     for name in (*ADAPTERS, None):
         alone = bits(one(engines(*[name] if name else []), name, **more))
-        asked = [params(name, **more), *(params(other, max_new_tokens=12) for other in neighbours)]
-        assert bits(everything.generate(prompts, asked)[0]) == alone
-        assert bits(everything.generate(prompts[::-1], asked[::-1])[-1]) == alone
+        requested = [params(name, **more), *(params(other, max_new_tokens=12) for other in neighbours)]
+        assert bits(everything.generate(prompts, requested)[0]) == alone
+        assert bits(everything.generate(prompts[::-1], requested[::-1])[-1]) == alone
         everything.flush_cache()
         assert bits(one(everything, name, **more)) == alone
 
@@ -121,8 +121,8 @@ def test_plain_jax_differs(engines: Any) -> None:
     alone = [bits(one(plain, name, prompt_logprobs=True)) for name in ADAPTERS]
     plain.flush_cache()
     names = [*ADAPTERS, "red", "red", None]
-    asked = [params(name, prompt_logprobs=i < len(ADAPTERS)) for i, name in enumerate(names)]
-    outputs = plain.generate([PROMPT] * len(names), asked)
+    requested = [params(name, prompt_logprobs=i < len(ADAPTERS)) for i, name in enumerate(names)]
+    outputs = plain.generate([PROMPT] * len(names), requested)
     assert [bits(output) for output in outputs[: len(ADAPTERS)]] != alone
 
 
@@ -154,8 +154,8 @@ def test_new_weights_keep_the_adapters(engines: Any, checkpoint: Checkpoint) -> 
 
 def test_pages_of_an_adapter_go_from_engine_to_engine(engines: Any, checkpoint: Checkpoint, folder: Path) -> None:
     """The second engine, which numbers the adapters otherwise, takes the pages of each request's own one."""
-    asked = [params(name) for name in ("green", "teal", None)]
-    alone = engines("green", "teal").generate([PROMPT] * 3, asked)
+    requested = [params(name) for name in ("green", "teal", None)]
+    alone = engines("green", "teal").generate([PROMPT] * 3, requested)
     first, second = (
         Engine(
             load_model(checkpoint, ModelOptions(lora_paths=tuple(f"{n}={folder / n}" for n in names))),
@@ -165,7 +165,7 @@ def test_pages_of_an_adapter_go_from_engine_to_engine(engines: Any, checkpoint: 
         for names in (("green", "teal"), ("teal", "green"))
     )
     both = DisaggregatedEngine(prefill=first, decode=second)
-    found = both.generate([PROMPT] * 3, asked)
+    found = both.generate([PROMPT] * 3, requested)
     assert [output.cached_tokens for output in found] == [8, 8, 8]
     assert [bits(output) for output in found] == [bits(output) for output in alone]
     assert len({str(bits(output)) for output in found}) == 3
@@ -221,10 +221,10 @@ def test_the_server_s_names() -> None:
         server.post("/v1/completions", {"prompt": "a", "max_tokens": 1, "lora_path": "poet"})
         server.generate(text=["a", "b"], sampling_params={"max_new_tokens": 1}, lora_path=["poet", None])
         server.generate(text="a", sampling_params={"max_new_tokens": 1}, lora_path="poet")
-        asked = [request.params.adapter for request in server.engine.requests]
-        assert asked[:5] == ["poet", "poet", "poet", None, "poet"]
-        assert sorted(map(str, asked[5:7])) == ["None", "poet"]
-        assert asked[7] == "poet"
+        requested = [request.params.adapter for request in server.engine.requests]
+        assert requested[:5] == ["poet", "poet", "poet", None, "poet"]
+        assert sorted(map(str, requested[5:7])) == ["None", "poet"]
+        assert requested[7] == "poet"
         for path, body, status, message in (
             (
                 "/v1/completions",

@@ -95,16 +95,16 @@ def test_drafts_move_no_bit(temperature: float) -> None:
 
     The head has the entry of each token in the page that holds it, made of the token after it.
     """
-    asked, prompts = params(temperature, new=21), [[5, 7, 1, 2, 3, 9], [8, 8, 1]]
+    requested, prompts = params(temperature, new=21), [[5, 7, 1, 2, 3, 9], [8, 8, 1]]
     options: dict[str, Any] = {"page_size": 4, "num_pages": 40, "max_running": 2, "max_prefill_tokens": 16}
     plain: Any = Bigrams()
     expected = [
-        bits(o.completions[0]) for o in Engine(plain, options=EngineOptions(**options)).generate(prompts, asked)
+        bits(o.completions[0]) for o in Engine(plain, options=EngineOptions(**options)).generate(prompts, requested)
     ]
     for wrong in (0, 1):
         model: Any = Bigrams(wrong=wrong)
         engine = Engine(model, options=EngineOptions(**options, **DRAFTS))
-        found = [bits(output.completions[0]) for output in engine.generate(prompts, asked)]
+        found = [bits(output.completions[0]) for output in engine.generate(prompts, requested)]
         assert found == expected
         drafted, accepted = counts(engine)
         assert accepted == drafted > 20 if not wrong else accepted < drafted / 4
@@ -187,12 +187,12 @@ def expected(length: int, temperature: float) -> tuple[tuple[int, ...], bytes]:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_hybrid(temperature: float) -> None:
     """Alone, in company, from a warm prefix, in small chunks: one answer, and as many drafts accepted."""
-    asked, found = params(temperature), set()
+    requested, found = params(temperature), set()
     for changed in ({}, {"max_prefill_tokens": 16}, {"prefix_cache": False}):
         engine = Engine(hybrid(), options=EngineOptions(**{**OPTIONS, **DRAFTS, **changed}))
         before = (0, 0)
         for _ in range(2):
-            (output,) = engine.generate([prompt(60)], asked)
+            (output,) = engine.generate([prompt(60)], requested)
             assert bits(output.completions[0]) == expected(60, temperature)
             after = counts(engine)
             found.add((after[0] - before[0], after[1] - before[1]))
@@ -200,10 +200,10 @@ def test_hybrid(temperature: float) -> None:
     (alone,) = found
     assert alone[1] > 0
     engine = Engine(hybrid(), options=EngineOptions(**OPTIONS, **DRAFTS))
-    outputs = engine.generate([prompt(60), prompt(60)[::-1]], asked)
+    outputs = engine.generate([prompt(60), prompt(60)[::-1]], requested)
     assert bits(outputs[0].completions[0]) == expected(60, temperature)
     other = Engine(hybrid(), options=EngineOptions(**OPTIONS, **DRAFTS))
-    other.generate([prompt(60)[::-1]], asked)
+    other.generate([prompt(60)[::-1]], requested)
     assert counts(engine) == (alone[0] + counts(other)[0], alone[1] + counts(other)[1])
 
 
@@ -285,12 +285,12 @@ def test_one_program() -> None:
 def test_pages_are_handed_over_with_the_head() -> None:
     """From an engine for prompts to one that generates; as many drafts are accepted. The contracts are the model's."""
     served = load_model(load_checkpoint_of("deepseek_v3"), ModelOptions(), draft_head=True)
-    asked = [row % served.vocab_size for row in prompt(30)]
+    requested = [row % served.vocab_size for row in prompt(30)]
     options = EngineOptions(page_size=4, num_pages=40, max_running=1, max_prefill_tokens=16, **DRAFTS)
     alone, first, second = (Engine(served, options=options) for _ in range(3))
-    (expected,) = alone.generate([asked], params(1.0, new=12))
+    (expected,) = alone.generate([requested], params(1.0, new=12))
     both = DisaggregatedEngine(prefill=first, decode=second)
-    (found,) = both.generate([asked], params(1.0, new=12))
+    (found,) = both.generate([requested], params(1.0, new=12))
     assert found.cached_tokens == 28
     assert bits(found.completions[0]) == bits(expected.completions[0])
     assert counts(second) == counts(alone)
@@ -316,7 +316,7 @@ def test_modes_with_deepseek(mode: str, tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_loading(tmp_path: Path) -> None:
-    """With the head only if it is asked for; what cannot be drafted with is refused before weights are read."""
+    """With the head only if it is requested; what cannot be drafted with is refused before weights are read."""
     checkpoint = load_checkpoint_of("deepseek_v3")
     served = load_model(checkpoint, ModelOptions(), draft_head=True)
     assert isinstance(served, ServedLlama)

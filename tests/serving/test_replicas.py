@@ -25,29 +25,29 @@ STATS = EngineStats(
 
 
 class Recorded:
-    """An engine that notes what it is asked, and serves until it is told to go on."""
+    """An engine that records its calls, and serves until the test lets it continue."""
 
     def __init__(self, stats: EngineStats) -> None:
         self.error: BaseException | None = None
-        self.asked: list[str] = []
+        self.requested: list[str] = []
         self.go_on = asyncio.Event()
         self._stats = stats
 
     async def stream(
         self, tokens: Any, params: Any, *, request_id: str, priority: int
     ) -> AsyncGenerator[RequestOutput]:
-        self.asked.append(request_id)
+        self.requested.append(request_id)
         await self.go_on.wait()
         yield RequestOutput(request_id, tuple(tokens), (Completion(0, (1,), "", "length"),), True)
 
     async def abort(self, request_id: str) -> bool:
-        return request_id in self.asked
+        return request_id in self.requested
 
     async def pause(self) -> None:
-        self.asked.append("pause")
+        self.requested.append("pause")
 
     async def update_weights(self, weights: Any, version: str | None) -> None:
-        self.asked.append(f"update {version}")
+        self.requested.append(f"update {version}")
         if weights is None:
             raise ValueError("other weights")
 
@@ -68,21 +68,21 @@ def test_requests_go_where_the_fewest_are() -> None:
         for name in "abcd":
             tasks.append(asyncio.create_task(ask(name)))
             await asyncio.sleep(0)
-        assert [e.asked for e in engines] == [["a", "c"], ["b", "d"]]
+        assert [e.requested for e in engines] == [["a", "c"], ["b", "d"]]
         engines[1].go_on.set()
         await asyncio.gather(tasks[1], tasks[3])
         tasks += [asyncio.create_task(ask("e"))]
         await asyncio.sleep(0)
-        assert engines[1].asked == ["b", "d", "e"]  # the first has two
+        assert engines[1].requested == ["b", "d", "e"]  # the first has two
         engines[0].go_on.set()
         assert [o.request_id for o in await asyncio.gather(*tasks)] == list("abcde")
         assert await replicas.abort("c")
         assert not await replicas.abort("nobody")
         await replicas.pause()
-        assert [e.asked[-1] for e in engines] == ["pause", "pause"]
+        assert [e.requested[-1] for e in engines] == ["pause", "pause"]
         with pytest.raises(ValueError, match="other weights"):
             await replicas.update_weights(None, "2")
-        assert [e.asked[-1] for e in engines] == ["update 2", "pause"]  # what the first refuses changes none
+        assert [e.requested[-1] for e in engines] == ["update 2", "pause"]  # what the first refuses changes none
         stats = replicas.stats()
         assert (stats.num_running, stats.num_waiting, stats.generated_tokens, stats.finished) == (2, 4, 16, {"stop": 2})
         assert (stats.kv_cache_usage, stats.cache_tokens) == (0.5, 64)
@@ -103,7 +103,7 @@ def test_a_full_engine_passes_a_request_on() -> None:
         async def stream(
             self, tokens: Any, params: Any, *, request_id: str, priority: int
         ) -> AsyncGenerator[RequestOutput]:
-            self.asked.append(request_id)
+            self.requested.append(request_id)
             raise QueueFullError("8 sequences wait")
             yield  # a generator
 
@@ -113,7 +113,7 @@ def test_a_full_engine_passes_a_request_on() -> None:
         replicas = Replicas(engines)
         other.go_on.set()
         [output] = [o async for o in replicas.stream([5], PARAMS, request_id="a")]
-        assert (output.request_id, full.asked, other.asked) == ("a", ["a"], ["a"])
+        assert (output.request_id, full.requested, other.requested) == ("a", ["a"], ["a"])
         engines = [full, Full(STATS)]
         with pytest.raises(QueueFullError, match="8 sequences wait"):
             [o async for o in Replicas(engines).stream([5], PARAMS, request_id="b")]

@@ -39,7 +39,7 @@ def answer(reply):
     return found["choices"] if "choices" in found else (found["text"], found["output_ids"])
 
 
-# What SGLang's bench_serving and GenerateReqInput, OpenAI's client and vLLM's protocol send where nobody asks.
+# What SGLang's bench_serving and GenerateReqInput, OpenAI's client and vLLM's protocol send by default.
 NEUTRAL = [
     ("/generate", {"deterministic": True}),
     ("/generate", {"lora_path": None, "return_logprob": False, "return_routed_experts": False}),
@@ -169,7 +169,7 @@ def test_an_error_names_the_field(server, path, name, stream):
 
 
 def test_every_sampling_parameter_has_a_wrong_value():
-    # Fields of the request beside them; grammars and adapters have names of their own.
+    # The other fields of the request; grammars and adapters have names of their own.
     others = {"logprobs", "top_logprobs", "prompt_logprobs", "logprob_start_len", "grammar", "embedding", "adapter"}
     assert set(WRONG) == {field.name for field in dataclasses.fields(SamplingParams)} - others
 

@@ -145,10 +145,10 @@ def test_a_stop_string_ends_the_places_with_the_text(request_, stop, begin, leng
 @given(requests(), st.integers(0, 5))
 def test_conversations_of_any_unicode(request_, top):
     tokenizer, prompt, tokens, sizes = request_
-    params, asked = sampling(top=top), Prompt((), sampling(top=top), "messages")
+    params, requested = sampling(top=top), Prompt((), sampling(top=top), "messages")
     steps = list(outputs(tokenizer, prompt, tokens, params, stops_with="length"))
-    [whole] = chat_reply(head(tokenizer), asked, steps[-1])["choices"]
-    stream = ChatStream(head(tokenizer), asked)
+    [whole] = chat_reply(head(tokenizer), requested, steps[-1])["choices"]
+    stream = ChatStream(head(tokenizer), requested)
     parts = [part for step in events(steps, sizes) for event in stream.events(0, step) for part in event["choices"]]
     assert "".join(part["delta"].get("content", "") for part in parts) == whole["message"]["content"]
     content = whole["logprobs"]["content"]

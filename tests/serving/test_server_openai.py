@@ -168,6 +168,11 @@ def test_logprobs_of_a_completion(client):
         ({"messages": [{"role": "wizard", "content": ""}]}, "messages.0.role: must be 'system', "),
         ({"messages": [{"role": "assistant", "content": ""}]}, "messages: a conversation must not begin with"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type: must"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
+            'messages.0.content.0.type: must be "text", since images, audio and files are not read; got "image_url"',
+        ),
+        ({"messages": []}, "messages: must have at least 1 entry, got []"),
         ({"tools": [{"type": "function"}]}, "tools.0.function: required, but missing"),
         ({"response_format": {"type": "grammar"}}, "response_format.type: must be 'text', 'json_object' or"),
         ({"max_tokens": -1}, "max_tokens: must be at least 0, got -1"),

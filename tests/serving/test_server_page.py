@@ -73,4 +73,4 @@ def test_the_proof(tmp_path):
 def test_the_proof_fails_where_bits_differ(tmp_path):
     with live(open_engine=moody) as server:
         html, _ = dom(f"{server.url}/?prove&tokens=6&prompt=Hi", tmp_path)
-    assert "1 of 3 answers have other bits." in html
+    assert "1 of 3 answers differ in bits." in html

@@ -145,3 +145,4 @@ def test_sigterm_while_the_engine_starts(tmp_path):
             urllib.request.urlopen(f"{url}/health", timeout=60)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
+        assert process.stderr.read().rstrip().endswith("stopped")

@@ -67,11 +67,11 @@ def test_an_engine_follows_them():
         ok: bool
 
     with serve() as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
-        asked = {"model": "fake", "messages": CHAT["messages"], "max_tokens": 30}
-        parsed = client.chat.completions.parse(**asked, response_format=Answer)
+        requested = {"model": "fake", "messages": CHAT["messages"], "max_tokens": 30}
+        parsed = client.chat.completions.parse(**requested, response_format=Answer)
         assert isinstance(parsed.choices[0].message.parsed.ok, bool)
         assert parsed.choices[0].finish_reason == "stop"
-        with client.chat.completions.stream(**asked, response_format=Answer) as stream:
+        with client.chat.completions.stream(**requested, response_format=Answer) as stream:
             assert isinstance(stream.get_final_completion().choices[0].message.parsed.ok, bool)
         items = server.generate(text=["a", "b"], sampling_params={"max_new_tokens": 9, "regex": "(ab){1,3}x"})
         assert all(item["text"].strip("abx") == "" and item["text"].endswith("x") for item in items)

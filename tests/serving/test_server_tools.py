@@ -72,14 +72,14 @@ def says(text):
 )
 def test_calls_in_answers_and_streams(text, content, cities):
     with says(text) as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
-        asked = {"model": "fake", "messages": MESSAGES, "tools": TOOLS}
-        [choice] = client.chat.completions.create(**asked).choices
+        requested = {"model": "fake", "messages": MESSAGES, "tools": TOOLS}
+        [choice] = client.chat.completions.create(**requested).choices
         calls = choice.message.tool_calls or []
         assert choice.message.content == content
         assert [json.loads(call.function.arguments)["city"] for call in calls] == cities
         assert choice.finish_reason == ("tool_calls" if cities else "stop")
         assert len({call.id for call in calls}) == len(calls)
-        with client.chat.completions.stream(**asked) as stream:
+        with client.chat.completions.stream(**requested) as stream:
             [streamed] = stream.get_final_completion().choices
         assert (streamed.message.content or None) == content
         names = [(call.function.name, call.function.arguments) for call in streamed.message.tool_calls or []]

@@ -19,7 +19,7 @@ SMALL: dict[str, Any] = {
     "speculative_tokens": 3,
     "seed_from_prompt": True,
 }
-"""Few sizes, so few programs; few pages, so that requests press each other out."""
+"""Few sizes, so few programs; few pages, so that requests preempt one another."""
 
 
 @functools.cache
@@ -108,7 +108,7 @@ def _bits(x: float) -> int:
 
 
 def all_pages_are_back(engine: Engine) -> bool:
-    """Whether nobody but the prefix cache holds pages."""
+    """Whether only the prefix cache holds pages."""
     stats = engine.stats()
     engine.flush_cache()
     return stats.kv_cache_usage == 0 and engine._scheduler.pool.free == engine.options.num_pages

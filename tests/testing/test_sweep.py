@@ -30,7 +30,7 @@ def failure(fn, *args, **kwargs):
 
 
 def bump(x, where):
-    """One ULP more, where told."""
+    """One ULP more, at the given places."""
     pattern = jax.lax.bitcast_convert_type(x, jnp.int32)
     return jax.lax.bitcast_convert_type(jnp.where(where, pattern + 1, pattern), jnp.float32)
 

@@ -9,12 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import errors, nnx
 from jax import lax
 from jax.experimental import pallas as pl
 
 import bijax
 from bijax import hlo
 from bijax.inspect.audit import audit
+from bijax.inspect.contracts import NoContractError
 
 pytestmark = pytest.mark.usefixtures("hopper")
 
@@ -179,7 +181,14 @@ def test_what_is_refused():
     def f(x):
         return lax.rng_bit_generator(jnp.zeros(4, jnp.uint32), (8,))[1] + x[:, 0].astype(jnp.uint32)
 
-    assert verdicts(audit(f, X), "rng_bit_generator") == {"variant"}
+    outside = audit(f, X)
+    assert verdicts(outside, "rng_bit_generator") == {"variant"}
+    assert "bijax.invariant refuses rng_bit_generator: " in outside.verdict
+    assert "makes the variant operations invariant" not in outside.verdict
+    both = audit(lambda x, w: (f(x), x @ w), X, W)
+    assert "makes the other variant operations invariant\nbijax.invariant refuses rng_bit_generator: " in both.verdict
+    with pytest.raises(NoContractError, match="Move it out of the function or replace it"):
+        bijax.contracts(f, X)
     found = audit(bijax.invariant(f), X, compiled=True)
     assert verdicts(found, "rng_bit_generator") == {"refused"}
     assert not found.invariant
@@ -189,6 +198,14 @@ def test_what_is_refused():
     allowed = audit(bijax.invariant(f, allow=["rng_bit_generator"]), X)
     assert verdicts(allowed, "rng_bit_generator") == {"believed"}
     assert "allowed by the caller" in str(allowed)
+
+
+def test_a_model_that_changes_itself():
+    model = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+    with pytest.raises(errors.TraceContextError) as raised:
+        audit(model, X)
+    assert "Pass it as an argument of a function under flax.nnx.jit" in raised.value.__notes__[-1]
+    assert audit(nnx.jit(lambda model, x: model(x)), model, X).operations
 
 
 def test_what_nothing_uses_is_not_listed():

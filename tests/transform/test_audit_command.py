@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import pytest
 
 from bijax import cli
@@ -27,7 +28,7 @@ def keywords():
 def wrong():
     return 3
 
-def nobody():
+def no_arguments():
     return ()
 
 def raising():
@@ -108,17 +109,17 @@ def test_hlo_of_a_file(run):
     [
         (["m:network"], "takes the arguments (x, w), and was given none: missing a required argument: 'x'; name a"),
         (["m:network"], "--args MODULE:ARGS_FUNCTION"),
-        (["m:missing", "--args", "m:nobody"], "was given those that audited_network:nobody returns"),
+        (["m:missing", "--args", "m:no_arguments"], "was given those that audited_network:no_arguments returns"),
         (["m:network", "--args", "m:wrong"], "it returned int"),
         (["m:number"], "expected a function, got int"),
         (["m:nothing"], "has no attribute 'nothing'"),
-        (["no_such_module:f"], "No module named 'no_such_module'"),
+        (["no_such_module:f"], "No module named 'no_such_module'\n"),
         (["network"], "expected MODULE:FUNCTION"),
         (["broken_syntax:f"], "SyntaxError"),
-        (["broken_import:f"], "RuntimeError: no device"),
+        (["broken_import:f"], "RuntimeError: no device (broken_import.py:1)"),
         (["broken_exit:f"], "SystemExit: 0"),
-        (["m:network", "--args", "m:raising"], "OSError: no weights"),
-        (["m:missing", "--args", "m:arguments"], "KeyError: 'a layer'"),
+        (["m:network", "--args", "m:raising"], "OSError: no weights (audited_network.py:25)"),
+        (["m:missing", "--args", "m:arguments"], "KeyError: 'a layer' (audited_network.py:28)"),
         (["m:wanting", "--args", "m:arguments"], "AssertionError: one row, please"),
         (["m:editing", "--args", "m:arguments"], "RuntimeError: after the path"),
         ([".m:network"], "TypeError"),
@@ -133,6 +134,13 @@ def test_what_cannot_be_audited_is_said(run, arguments, message):
     assert printed.err.startswith("bijax audit: error: ")
     assert message in printed.err
     assert printed.out == ""
+
+
+@pytest.mark.skipif(jax.default_backend() == "gpu", reason="the architecture is known")
+def test_a_gpu_that_the_machine_does_not_have(run):
+    code, printed = run("m:network", "--args", "m:arguments", "--compiled", "--platform", "cuda")
+    assert (code, printed.out) == (2, "")
+    assert "needs --architecture, since kernels and bits depend on it: sm_90 for Hopper" in printed.err
 
 
 @pytest.mark.parametrize("arguments", [[], ["m:network", "--hlo", "gpu.hlo"], ["m:network", "--platform", "tpu"]])

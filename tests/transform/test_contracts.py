@@ -112,7 +112,7 @@ def test_what_nothing_fixes_is_refused_or_named() -> None:
 
 
 def test_the_shapes_of_results_are_no_use_of_a_contract() -> None:
-    x = jax.ShapeDtypeStruct((3, 1237), "float32")  # a shape that nothing has asked for
+    x = jax.ShapeDtypeStruct((3, 1237), "float32")  # a shape that nothing else uses
     with recording() as found:
         assert jax.eval_shape(bijax.softmax, x) == x
     assert not found
@@ -254,6 +254,14 @@ def test_the_command_prints_the_registry(capsys: pytest.CaptureFixture[str]) -> 
     printed = capsys.readouterr().out
     assert "WgmmaContract" in printed
     assert "(1) not here:" in printed or 'only under bijax.prefer_backend("jax_triton")' in printed
-    for wrong, said in ((["--operation", "nothing"], "rms_norm"), (["--target", "sm_9"], "such as 'sm_90'")):
+    for wrong, said in (
+        (["--operation", "nothing"], "rms_norm"),
+        (["--operation", "softmx"], "no 'softmx', did you mean 'softmax'? The operations are: "),
+        (["--operation", "softmx", "--cases", "--target", "cpu"], "did you mean 'softmax'?"),
+        (["--operation", "draw", "--target", "cpu"], "no kernel of draw runs on cpu"),
+        (["--target", "sm_9"], "such as 'sm_90'"),
+        (["--target", "rocm"], "no kernel runs on 'rocm'"),
+        (["--target", "rocm", "--cases"], "no kernel runs on 'rocm'"),
+    ):
         assert main(["kernels", *wrong]) == 2
         assert said in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Gathers of single elements beside their own indices, of which XLA:CPU of jaxlib 0.12 makes wrong code."""
+"""Gathers of single elements next to their own indices, of which XLA:CPU of jaxlib 0.12 makes wrong code."""
 
 from collections.abc import Callable
 from typing import Any

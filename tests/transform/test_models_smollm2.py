@@ -27,11 +27,11 @@ def test_smollm2(layers: int) -> None:
     def logits(state: Any, tokens: jax.Array) -> jax.Array:
         return nnx.merge(graph, state)(tokens)
 
-    asked = checkpoint.tokenizer.encode_chat(
+    requested = checkpoint.tokenizer.encode_chat(
         [{"role": "user", "content": "What is the capital of France?"}], add_generation_prompt=True
     )[-12:]
-    others = np.random.default_rng(2).integers(0, config.vocab_size, (4, len(asked)))
-    alone = jnp.asarray([asked])
+    others = np.random.default_rng(2).integers(0, config.vocab_size, (4, len(requested)))
+    alone = jnp.asarray([requested])
     batch = on_device(np.concatenate([others[:2], alone, others[2:]]))
 
     fn = jax.jit(bijax.invariant(logits))
@@ -39,7 +39,7 @@ def test_smollm2(layers: int) -> None:
     assert_bits_equal(fn(state, batch)[2], one[0])
     assert_bits_equal(fn(state, jnp.roll(batch, 2, axis=0))[4], one[0])
     assert not bijax.audit(fn, state, batch).variant
-    expected = reference_llama.logits(checkpoint.weights, config, list(map(int, asked)))
+    expected = reference_llama.logits(checkpoint.weights, config, list(map(int, requested)))
     assert np.abs(np.asarray(one[0]) - expected).max() < 2e-4
 
     plain = jax.jit(logits)

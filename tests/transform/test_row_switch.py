@@ -77,10 +77,10 @@ def test_no_comparison_where_programs_are_only_lowered(monkeypatch: pytest.Monke
 def test_other_bits_are_refused_once_and_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.ones((2, 4), np.float32)
     nan, other_nan = (np.full_like(x, np.uint32(n).view(np.float32)) for n in (0x7FC00000, 0xFFC00001))
-    found, asked = ((x, x, nan), (x, x, other_nan)), []
+    found, requested = ((x, x, nan), (x, x, other_nan)), []
 
     def both(device: Any) -> Any:
-        asked.append(device)
+        requested.append(device)
         return found
 
     monkeypatch.setattr(_programs, "cuda_device", lambda: CPU)
@@ -88,14 +88,14 @@ def test_other_bits_are_refused_once_and_for_all(monkeypatch: pytest.MonkeyPatch
     assert has_row_program(bijax.invariant(softmax))  # the bits of a nan are not promised
     jax.clear_caches()
     assert has_row_program(bijax.invariant(softmax))
-    assert len(asked) == 1
+    assert len(requested) == 1
     monkeypatch.setattr(_probe, "_known", {})
     found = (x, x, -x * 0), (np.nextafter(x, 2), x, x * 0)
     jax.clear_caches()
     for _ in range(2):
         with pytest.raises(bijax.UnsupportedError, match=r"exp: 8, div: 0, rsqrt: 8.*fuse_rows=False"):
             has_row_program(bijax.invariant(softmax))
-    assert len(asked) == 2
+    assert len(requested) == 2
     assert not has_row_program(bijax.invariant(softmax, fuse_rows=False))
 
 

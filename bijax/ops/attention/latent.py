@@ -44,7 +44,7 @@ def latent_attention(
     latent once. It is the attention of DeepSeek-V2 and V3 ("MLA") in its absorbed form: W is 512 + 64, a compressed key
     and value and a part that is rotated, and V is 512; the projections of keys are multiplied into the queries, those
     of values into the results. Prompts are computed in the same form as single tokens, since expanded keys and values
-    would give other bits.
+    would give different bits.
 
     Latents are processed in blocks at absolute positions, under the contracts of `dot_product_attention`: on a GPU
     from Ampere on by Triton (`pallas_kernels.contract.MmaAttentionContract`), for latents of at most 576 columns. On

@@ -24,7 +24,7 @@ class DeltaRuleState:
     Attributes:
         state: (B, H, D, V) float32, the state before the position `edge`.
         key: (B, J, 64, D) keys of the tokens from `edge` on.
-        residual: (B, H, 64, V), what is left of their values after the state's prediction is subtracted.
+        residual: (B, H, 64, V), their values less the state's prediction.
         inverse: (B, H, 64, 64) float32, their rows of the inverse of I + A (see the contract).
         decay: (B, H, 64) float32, the sums of their gates since `edge`.
         edge: (B,) int32, a multiple of 64.

@@ -153,7 +153,7 @@ def gated_delta_rule_extend(
             the one in slot `slots[b]`; the other slots do not change. `state.inverse` is (S, H, 32, 65), without its
             zeros (`pallas_kernels.delta_rule.slots.packed`). A sequence whose `start` is 0 begins with a state of
             zeros, whatever its slot holds. No two sequences may share a slot. A slot out of range is not written, and
-            the outputs of its sequence have no meaning. By default sequence b is in row b.
+            the outputs of its sequence are undefined. By default sequence b is in row b.
 
     Returns:
         The outputs, of the shape and dtype of `value`, zeros after the length; and the new state. For a sequence with a

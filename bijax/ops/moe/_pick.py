@@ -7,7 +7,7 @@ from bijax.dispatch.routing import pick_kernel
 
 
 def pick_rows(x: jax.Array, place: jax.Array, order: jax.Array | None = None) -> jax.Array:
-    """Returns the rows of x (S, C) at `place` (R,) int32; zeros at -1, nan at -2, and at -3 rows that nobody may read.
+    """Returns the rows of x (S, C) at `place` (R,) int32; zeros at -1, nan at -2, and at -3 unspecified rows.
 
     Args:
         x: The rows.

@@ -144,7 +144,7 @@ def _scaled(a: jax.Array) -> Arrays:
 
 
 def _sweeps(n: int, dtype: Any) -> int:
-    # Convergence is quadratic at the end: the last sweep squares what is left.
+    # Convergence is quadratic at the end: the last sweep squares the remaining error.
     return (6 if dtype == jnp.float64 else 5) + max(1, (n - 1).bit_length())
 
 

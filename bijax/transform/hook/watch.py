@@ -1,6 +1,6 @@
 """Checks compiled programs that are called inside invariant functions, or in the mode.
 
-A program that was compiled earlier is neither traced nor lowered when it is called, and JAX reports the call to nobody.
+A program that was compiled earlier is neither traced nor lowered when it is called, and JAX does not report the call.
 So while a request is active in any thread, `jax.stages.Compiled.__call__` is a function that runs a check first; the
 check reads the request of its own thread. When the last request ends, JAX's own function is restored.
 """

@@ -92,7 +92,7 @@ def scan(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
         inside = getattr(program, "jaxpr", program)
         before = inside.invars[len(constants) : len(constants) + len(carried)]
         changes = [v is not w for v, w in zip(before, inside.outvars[: len(carried)], strict=True)]
-        if any(v.rows is not None and axis in v.rows.axes for v in slices):  # sums over rows are told as such
+        if any(v.rows is not None and axis in v.rows.axes for v in slices):  # sums over rows are reported as such
             first = followed([False] * len(carried)) or carried
             is_sum = [flow.here(eqn, "sum") in v.sums for v in first[: len(carried)]]
             changes = [change and not found for change, found in zip(changes, is_sum, strict=True)]

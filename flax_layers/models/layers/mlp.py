@@ -33,7 +33,7 @@ class MLP(nnx.Module):
         down: Linear layer back to `features`.
 
     Raises:
-        ValueError: If the activation is another one.
+        ValueError: If the activation is not supported.
 
     Guarantee: row-invariant with `INVARIANT`; the gradients of the kernels as for `Linear`.
 

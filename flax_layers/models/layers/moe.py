@@ -107,7 +107,7 @@ def tokens(layer: str, x: jax.Array, features: int) -> jax.Array:
     """Returns x (..., features) as (T, features).
 
     Raises:
-        ValueError: If its last dimension is another one.
+        ValueError: If its last dimension is wrong.
     """
     if x.shape[-1:] != (features,):
         raise ValueError(f"{layer}: x must have the shape (..., {features}), got {x.shape}.")

@@ -12,9 +12,12 @@ from typing import Any, Final
 from pallas_kernels.parts.jax_triton.native_calls import are_known
 from pallas_kernels.target import Target
 
+NORM_ELEMENTS: Final = 1 << 18
+"""Elements of the rows of a norm up to which they are few. Up to this size the norm also rounds the sum of several
+devices (`flax_layers.models.parallel_layers`), whose rounding would be another kernel for the host to launch."""
+
 _SIZE: Final = 2  # bytes of a number
 _NORM_COLUMNS: Final = 4096
-_NORM_ELEMENTS: Final = 1 << 18
 _GROUP_ROWS: Final = 640
 _PRODUCT_ROWS: Final = 16
 
@@ -28,7 +31,7 @@ def norm(_target: Target, x: Any, *_: Any, **__: Any) -> bool:
         >>> norm(hopper, np.ones((64, 4096), "float16")), norm(hopper, np.ones((256, 4096), "float16"))
         (True, False)
     """
-    return bool(are_known() and x.dtype.itemsize == _SIZE and x.shape[1] <= _NORM_COLUMNS and x.size <= _NORM_ELEMENTS)
+    return bool(are_known() and x.dtype.itemsize == _SIZE and x.shape[1] <= _NORM_COLUMNS and x.size <= NORM_ELEMENTS)
 
 
 def groups(_target: Target, x: Any, *_: Any, **__: Any) -> bool:

@@ -36,7 +36,7 @@ def break_off(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, *, call: i
 
 
 def run(served: Engine) -> dict[str, Any]:
-    """Steps to the end, going on after what is broken off."""
+    """Steps to the end, continuing after each interruption."""
     outputs = {}
     breaks = 0
     while served.has_work:
@@ -76,7 +76,7 @@ def test_requests_go_on(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, 
 
 
 def test_what_comes_after_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The prompts of the call that was broken off are gone, and no page of theirs is found in the cache."""
+    """The prompts of the interrupted call are no longer served, and the cache holds no page of theirs."""
     served = engine(one_program=True, speculative_tokens=0)
     expected = [bits(alone(prompt, PARAMS)) for prompt in PROMPTS]
     assert [bits(output) for output in served.generate(PROMPTS, PARAMS)] == expected
@@ -90,7 +90,7 @@ def test_what_comes_after_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all_pages_are_back(served)
 
 
-def test_a_warm_up_is_broken_off() -> None:
+def test_a_warm_up_is_interrupted() -> None:
     def stop(done: int, total: int) -> None:
         if done == 2:
             raise KeyboardInterrupt
