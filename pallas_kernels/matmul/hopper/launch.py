@@ -159,8 +159,13 @@ def matmul(
                     f"{_OP}: expected a MatmulSchedule for a stack of products or a residual, got {schedule}."
                 )
             check_chain(_OP, schedule, x.dtype.itemsize, transpose_w)
-            common = {"schedule": schedule, "out_dtype": out_dtype, "interpret": interpret}
-            w = pad(w, -1, schedule.columns)
+            common = {
+                "schedule": schedule,
+                "transpose_w": transpose_w,
+                "out_dtype": out_dtype,
+                "interpret": interpret,
+            }
+            w = w if transpose_w else pad(w, -1, schedule.columns)
             return unpad(chain_matmul(x, w, epilogue.padded(schedule.columns), **common), m, n)
         sizes = {"itemsize": x.dtype.itemsize, "out_itemsize": out_dtype.itemsize}
         if schedule is None:

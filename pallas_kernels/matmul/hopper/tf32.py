@@ -103,9 +103,9 @@ def matmul(
         if lead:
             raise UnsupportedError(f"{_OP}: expected a Tf32Schedule for a stack of products, got {schedule}.")
         check_chain(_OP, schedule, 4, transpose_w)
-        epilogue = Epilogue(bias).padded(schedule.columns)
-        x, w = pad(x, -1, _TRANSPOSED_K), pad_weights(w, False, _TRANSPOSED_K, max(_COLUMNS, schedule.columns))
-        return unpad(chain_matmul(x, w, epilogue, schedule=schedule, **arguments), m, n)
+        epilogue, columns = Epilogue(bias).padded(schedule.columns), _COLUMNS if transpose_w else schedule.columns
+        x, w = pad(x, -1, _TRANSPOSED_K), pad_weights(w, transpose_w, _TRANSPOSED_K, columns)
+        return unpad(chain_matmul(x, w, epilogue, schedule=schedule, transpose_w=transpose_w, **arguments), m, n)
     if schedule is None:
         schedule = tf32_schedule(m, k, n, stack=stack, transpose_w=transpose_w, out_itemsize=out_dtype.itemsize)
     check_shared_memory(_OP, schedule, schedule.shared_bytes(out_dtype.itemsize))

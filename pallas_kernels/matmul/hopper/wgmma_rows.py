@@ -1,4 +1,4 @@
-"""Products with wgmma's rows from registers, loaded from (K, N) weights of 8 to 64 columns in shared memory.
+"""Products with wgmma's rows from registers, loaded from 8 to 64 columns of weights in shared memory.
 
 An instruction of wgmma waits for the one before only as long as the tensor core takes if its rows are in registers;
 from shared memory it reads 2 KiB of rows first. The columns of the weights are the rows; where there are fewer than 64,
@@ -18,7 +18,7 @@ from jax.experimental.mosaic.gpu import utils
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, nvvm, vector
 
-from pallas_kernels.matmul.hopper.narrow_tile import column_of
+from pallas_kernels.matmul.hopper.narrow_tile import Columns, column_of
 from pallas_kernels.parts.hopper.inline import fragmented, held, inline
 from pallas_kernels.parts.hopper.products import accumulated, accumulator
 from pallas_kernels.parts.hopper.registers import joined
@@ -38,19 +38,19 @@ def load_rows(tile: Any, first: int, k: int, transforms: Any) -> jax.Array:
 
     Args:
         tile: (K, n) in shared memory, n from 8 (16 for 2-byte elements) to 64, in tiles of 8 rows swizzled over up to
-            128 bytes.
-        first: First row that is read, a multiple of an instruction's.
-        k: Rows that are read, the same.
+            128 bytes; or (pieces, n, K / pieces), swizzled over 128 bytes.
+        first: First element of K that is read, a multiple of an instruction's.
+        k: Elements of K that are read, the same.
         transforms: Transforms of `tile`.
 
     Returns:
         A bundle of registers in the order that `begin` expects.
     """
-    n, size = tile.shape[1], jnp.dtype(tile.dtype).itemsize
+    shape, size = tile.shape, jnp.dtype(tile.dtype).itemsize
 
     @inline(plgpu.RefType(transforms), result=held((64, k * size // 4), plgpu.Layout.WGMMA))
     def load(tile: Any) -> Any:
-        return bundle([word for read in _reads(tile, first, k, n, size) for word in read()])
+        return bundle([word for read in _reads(tile, shape, first, k, size) for word in read()])
 
     return load(tile)
 
@@ -122,7 +122,7 @@ def go_on(
     Returns:
         The accumulator, and the next rows.
     """
-    layout, n, size = plgpu.Layout.WGMMA, tile.shape[1], jnp.dtype(tile.dtype).itemsize
+    layout, shape, size = plgpu.Layout.WGMMA, tile.shape, jnp.dtype(tile.dtype).itemsize
     types = held(total.shape, layout), held(rows.shape, layout)
 
     @inline(layout, layout, *(plgpu.RefType(one) for one in transforms), result=types)
@@ -130,7 +130,7 @@ def go_on(
         numbers, parts = accumulated(sums), _words(rows)
         issue = _issuer(columns, first, length, total.shape[1])
         steps = len(parts) // _REGISTERS
-        reads, words = _reads(tile, next_first, steps * _STEP_BYTES // size, n, size), []
+        reads, words = _reads(tile, shape, next_first, steps * _STEP_BYTES // size, size), []
         each = -(-steps // max(1, steps - head - _LAST))
         for i in range(head, steps):
             numbers = issue(numbers, parts, i)
@@ -228,9 +228,11 @@ def bundle(registers: list[Any]) -> Any:
     return fragmented(array.reshape(mgpu.WGMMA_LAYOUT.registers_shape((64, 2 * len(numbers)))), mgpu.WGMMA_LAYOUT)
 
 
-def _reads(tile: Any, first: int, k: int, n: int, size: int) -> list[Callable[[], list[Any]]]:
+def _reads(tile: Any, shape: tuple[int, ...], first: int, k: int, size: int) -> list[Callable[[], list[Any]]]:
     """Returns for every step of K a function that reads a thread's four registers of it."""
-    thread = thread_of_warpgroup()
+    thread, n = thread_of_warpgroup(), shape[1]
+    if len(shape) == 3:
+        return _reads_along_k(tile, shape, first, k, size)
     if size == 4:
         return _reads_of_words(tile, first, k, n, thread)
     lane, warp = arith.andi(thread, i32(31)), arith.shrui(thread, i32(5))
@@ -259,7 +261,7 @@ def _reads_of_words(tile: Any, first: int, k: int, n: int, thread: Any) -> list[
     base, places = _shared_address(tile), []
     for upper in (0, 1):
         for half in (0, 1) if n == 64 else (0,):
-            column = arith.andi(column_of(half, n, 4), i32(n - 1))
+            column = arith.andi(column_of(half, Columns(n, dealt=True)), i32(n - 1))
             inside, line = arith.andi(column, i32(square - 1)), arith.addi(t, i32(4 * upper))
             turn = arith.andi(arith.shrui(arith.muli(line, i32(row_bytes)), i32(7)), i32(square // 4 - 1))
             chunk = arith.xori(arith.shrui(inside, i32(2)), turn)
@@ -274,6 +276,41 @@ def _reads_of_words(tile: Any, first: int, k: int, n: int, thread: Any) -> list[
         return " ".join(f"ld.shared.b32 ${r}, [${_REGISTERS + i}+{offset}];" for i, r in enumerate(results))
 
     return [functools.partial(_read, text(at), places) for at in range(first, first + k, 8)]
+
+
+def _reads_along_k(
+    tile: Any, shape: tuple[int, ...], first: int, k: int, size: int
+) -> list[Callable[[], list[Any]]]:
+    """The same for weights stored along K, of 2 or 4 bytes an element: `ldmatrix` gives thread (g, t) word t of line g.
+
+    A warp with 16 columns reads a step at once: 16 bytes of its first 8 columns and of its others, then the next 16.
+    """
+    (pieces, n, width), thread, square = shape, thread_of_warpgroup(), _ROW_BYTES // size
+    group_bytes = width // square * _TILE_BYTES
+    square_bytes = _TILE_BYTES if pieces == 1 else n * _ROW_BYTES
+    lane, group = arith.andi(thread, i32(31)), arith.shrui(thread, i32(5))
+    line, matrix = arith.andi(lane, i32(7)), arith.shrui(lane, i32(3))
+    chunk, chunks = i32(0), _ROW_BYTES // _CHUNK
+    load = "ldmatrix.sync.aligned.m8n8.x1.shared.b16"
+    if n == 64:
+        chunk, chunks = arith.shrui(matrix, i32(1)), chunks // 2
+        group = arith.addi(arith.muli(group, i32(2)), arith.andi(matrix, i32(1)))
+        load = "ldmatrix.sync.aligned.m8n8.x4.shared.b16"
+    place = arith.muli(arith.andi(group, i32(n // 8 - 1)), i32(group_bytes))
+    place = arith.addi(place, arith.muli(line, i32(_ROW_BYTES)))
+    place = arith.addi(place, arith.muli(arith.xori(chunk, line), i32(_CHUNK)))
+    base, each = arith.addi(_shared_address(tile), place), _ROW_BYTES // chunks
+    # A swizzled row is 1024-byte aligned, so other chunks of it differ in a few bits of the address.
+    places = [arith.xori(base, i32(at)) for at in range(0, _ROW_BYTES, each)]
+
+    def read(at: int) -> list[Any]:
+        first, offset = at % square * size // each, at // square * square_bytes
+        if n == 64:
+            return _read(f"{load} {{$0, $1, $2, $3}}, [$4+{offset}];", [places[first]])
+        text = f"{load} {{$0}}, [$4+{offset}]; {load} {{$2}}, [$5+{offset}];"
+        return _read(text, places[first : first + 2])
+
+    return [functools.partial(read, at) for at in range(first, first + k, _STEP_BYTES // size)]
 
 
 def _read(text: str, addresses: list[Any]) -> list[Any]:

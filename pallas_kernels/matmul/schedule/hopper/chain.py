@@ -20,10 +20,10 @@ _MOST_FEW_ROWS: Final = 64
 
 @dataclass(frozen=True)
 class ChainSchedule:
-    """Tiles and stages of a product of few rows with (K, N) weights.
+    """Tiles and stages of a product of few rows.
 
     Attributes:
-        columns: Columns of the weights in a block: 16, 32 or 64, or 8 of 4-byte weights.
+        columns: Columns of the weights in a block: 8, 16, 32 or 64; 8 of 2-byte weights only if they are (N, K).
         rows: Rows of the activations in a block, a multiple of 8 up to 128.
         k_step: Elements of K in a stage, a multiple of the 128 bytes of a swizzled row up to 1024 bytes.
         stages: Stages in shared memory, at least 2.
@@ -42,10 +42,11 @@ class ChainSchedule:
         if self.k_step < 32 or self.k_step % 32 or self.stages < 2:
             raise ValueError(f"k_step must be a positive multiple of 32 and stages at least 2, got {self}.")
 
-    def fits(self, itemsize: int) -> bool:
-        """Returns whether operands of a size can be multiplied so."""
+    def fits(self, itemsize: int, transpose_w: bool) -> bool:
+        """Returns whether operands of a size can be multiplied so; `transpose_w` for (N, K) weights."""
         step = self.k_step * itemsize
-        return self.columns * itemsize >= 32 and step % _STEP_BYTES == 0 and step <= _MOST_STEP_BYTES
+        whole = transpose_w or self.columns * itemsize >= 32
+        return whole and step % _STEP_BYTES == 0 and step <= _MOST_STEP_BYTES
 
     def shared_bytes(self, itemsize: int) -> int:
         """Returns the shared memory of a block."""
