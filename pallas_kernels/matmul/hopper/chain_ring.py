@@ -68,7 +68,7 @@ def chain_matmul(
     w_side = Operand(n, k, transpose_w, s.columns, s.columns, w_swizzle, s.k_step)
     scheduler = TileScheduler((), w_side.tiles, x_side.tiles, s.columns, s.rows, _GROUP, 0)
     ring = Ring.of(scheduler, -(-k // s.k_step), s.stages)
-    columns = Columns(s.columns, dealt=size == 4 and not transpose_w)
+    columns = Columns(s.columns, s.from_memory, size == 4 and not transpose_w)
     aliases = [side.ragged and not interpret for side in (w_side, x_side)]
     scratch = _Scratch(
         w=w_side.scratch(ring.stages, x.dtype, aliases[0]),
@@ -135,6 +135,20 @@ def _sum(s: ChainSchedule, ring: Ring, scratch: _Scratch, w_side: Operand, inter
         both = x_transforms, transforms
         return wgmma_rows.go_on(total, rows, x.at[slot], first, s.k_step, _HEAD, **ahead, transforms=both)
 
+    def add_stage(step: Any, carry: Any) -> Any:
+        total, slot, previous = carry
+        plgpu.barrier_wait(scratch.full.at[slot])
+        if interpret:
+            total = total + _interpreted_product(weights(slot), x.at[slot])
+        else:
+            total = wgmma_rows.multiply_stage(total, weights(slot), x.at[slot], s.k_step, transforms)
+
+        @pl.when(step > 0)  # the products of the previous stage have ended
+        def _() -> None:
+            plgpu.barrier_arrive(scratch.empty.at[previous])
+
+        return total, jnp.where(slot == ring.stages - 1, 0, slot + 1), slot
+
     def add(step: Any, carry: Any) -> Any:
         total, rows, slot, previous = carry
         # Counted: a remainder would be some twenty dependent instructions, which no product hides.
@@ -154,9 +168,12 @@ def _sum(s: ChainSchedule, ring: Ring, scratch: _Scratch, w_side: Operand, inter
 
         return *go_on(total, rows, slot, half, following, 0), following, slot
 
-    plgpu.barrier_wait(scratch.full.at[0])
     total = plgpu.layout_cast(jnp.zeros((64, s.rows), jnp.float32), plgpu.Layout.WGMMA)
-    total, *_ = lax.fori_loop(0, ring.steps, add, (total, load(0, 0), jnp.int32(0), jnp.int32(0)))
+    if s.from_memory:
+        total, *_ = lax.fori_loop(0, ring.steps, add_stage, (total, jnp.int32(0), jnp.int32(0)))
+    else:
+        plgpu.barrier_wait(scratch.full.at[0])
+        total, *_ = lax.fori_loop(0, ring.steps, add, (total, load(0, 0), jnp.int32(0), jnp.int32(0)))
     if not interpret:
         total = wgmma_rows.finish(total)
     plgpu.barrier_arrive(scratch.empty.at[ring.at(ring.steps - 1)])

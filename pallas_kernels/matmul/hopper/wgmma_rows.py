@@ -143,6 +143,53 @@ def go_on(
     return add(total, rows, columns, tile)
 
 
+def multiply_stage(total: jax.Array, tile: Any, columns: Any, length: int, transforms: Any) -> jax.Array:
+    """Starts to add the products of a stage whose rows are in shared memory, and waits until no others are in flight.
+
+    Args:
+        total: (64, columns), float32.
+        tile: (pieces, n, length / pieces), weights in shared memory along K, swizzled over 128 bytes. What lies after
+            them is read as further rows, which are meaningless.
+        columns: (pieces, columns, length / pieces), the same.
+        length: Elements of K of the stage.
+        transforms: Transforms of both.
+
+    Returns:
+        The accumulator, to which the products are still being added: see `finish`.
+    """
+    layout, shape = plgpu.Layout.WGMMA, tile.shape
+
+    @inline(layout, *[plgpu.RefType(transforms)] * 2, result=held(total.shape, layout))
+    def add(sums: Any, tile: Any, columns: Any) -> Any:
+        sums = mgpu.optimization_barrier(sums)
+        nvvm.wgmma_fence_aligned()
+        numbers, size = accumulated(sums), total.shape[1]
+        kind = ir.MemRefType(columns.type).element_type
+        width = mgpu.utils.bitwidth(kind) // 8
+        left, right = _places(tile, length, shape[1]), _places(columns, length, size)
+        for i in range(length * width // _STEP_BYTES):
+            numbers = _wgmma(numbers, [left(i)], right(i), _STEP_BYTES // width, "tf32" if width == 4 else str(kind))
+        nvvm.wgmma_commit_group_sync_aligned()
+        nvvm.wgmma_wait_group_sync_aligned(1)
+        return accumulator(numbers, size)
+
+    return add(total, tile, columns)
+
+
+def _places(ref: Any, length: int, size: int) -> Any:
+    kind, pieces = ir.MemRefType(ref.type).element_type, ir.MemRefType(ref.type).shape[0]
+    width = mgpu.utils.bitwidth(kind) // 8
+    square, step = _ROW_BYTES // width, _STEP_BYTES // width
+    descriptor = _descriptor(ref, length // pieces // square * _TILE_BYTES)
+
+    def place(i: int) -> Any:
+        at = i * step
+        offset = at // square * (_TILE_BYTES if pieces == 1 else size * _ROW_BYTES) + at % square * width
+        return llvm.add(descriptor, _long(offset >> 4), overflow_flags=_NO_FLAGS)
+
+    return place
+
+
 def _issuer(columns: Any, first: int, length: int, size: int) -> Any:
     """Returns a function that issues the product of a step and returns the accumulator's registers."""
     kind, pieces = ir.MemRefType(columns.type).element_type, ir.MemRefType(columns.type).shape[0]
@@ -350,17 +397,18 @@ def _descriptor(columns: Any, group_bytes: int) -> Any:
 
 def _wgmma(sums: list[Any], rows: list[Any], descriptor: Any, k: int, kind: str) -> list[Any]:
     """Issues one instruction: (64, k) rows in registers by (k, N) columns."""
-    count = len(sums)
+    count, shared = len(sums), len(rows) == 1
     outputs = ",".join(f"${i}" for i in range(count))
-    inputs = ",".join(f"${i}" for i in range(2 * count, 2 * count + _REGISTERS))
-    flags = "p, 1, 1" if kind == "tf32" else "p, 1, 1, 0"
+    inputs = ",".join(f"${i}" for i in range(2 * count, 2 * count + len(rows)))
+    inputs = inputs if shared else f"{{{inputs}}}"
+    flags = "p, 1, 1" if kind == "tf32" else "p, 1, 1, 0, 0" if shared else "p, 1, 1, 0"
     number = ir.F32Type.get()
     struct = llvm.inline_asm(
         llvm.StructType.get_literal([number] * count),
         [*sums, *rows, descriptor],
         f"{{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n{2 * count}k{k}.f32.{kind}.{kind}"
-        f" {{{outputs}}}, {{{inputs}}}, ${2 * count + _REGISTERS}, {flags}; }}",
-        ",".join(["=f"] * count + [str(i) for i in range(count)] + ["r"] * _REGISTERS + ["l"]),
+        f" {{{outputs}}}, {inputs}, ${2 * count + len(rows)}, {flags}; }}",
+        ",".join(["=f"] * count + [str(i) for i in range(count)] + ["l" if shared else "r"] * len(rows) + ["l"]),
         asm_dialect=0,
         has_side_effects=True,
     )

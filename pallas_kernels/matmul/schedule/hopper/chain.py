@@ -16,6 +16,7 @@ _FEW_COLUMNS: Final = 2048
 _FEWER_COLUMNS: Final = 1280
 _LONGER_K: Final = 8192
 _MOST_FEW_ROWS: Final = 64
+_WGMMA_ROWS: Final = 64
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,14 @@ class ChainSchedule:
         rows: Rows of the activations in a block, a multiple of 8 up to 128.
         k_step: Elements of K in a stage, a multiple of the 128 bytes of a swizzled row up to 1024 bytes.
         stages: Stages in shared memory, at least 2.
+        from_memory: Whether wgmma reads the weights from shared memory, which must be (N, K), instead of registers.
     """
 
     columns: int
     rows: int
     k_step: int
     stages: int
+    from_memory: bool = False
 
     def __post_init__(self) -> None:
         if self.columns not in _COLUMNS:
@@ -45,6 +48,10 @@ class ChainSchedule:
     def fits(self, itemsize: int, transpose_w: bool) -> bool:
         """Returns whether operands of a size can be multiplied so; `transpose_w` for (N, K) weights."""
         step = self.k_step * itemsize
+        if self.from_memory:
+            # wgmma reads 64 rows: those after a tile are meaningless, but have to be shared memory of the block.
+            inside = self.columns + self.stages * self.rows >= _WGMMA_ROWS
+            return transpose_w and inside and step % _STEP_BYTES == 0
         whole = transpose_w or self.columns * itemsize >= 32
         return whole and step % _STEP_BYTES == 0 and step <= _MOST_STEP_BYTES
 
