@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.experimental.pallas as pl
@@ -21,8 +21,12 @@ from jax import lax
 from pallas_kernels.matmul.hopper.activation import activate_tile
 from pallas_kernels.matmul.hopper.group_tiles import send_rows
 from pallas_kernels.matmul.hopper.operand import ROWS, SWIZZLE_BYTES, in_stack, tile_transforms
+from pallas_kernels.matmul.schedule.hopper.fused_matmul import reads_residual
+from pallas_kernels.parts.hopper.prefetch import prefetch
 from pallas_kernels.parts.hopper.tile import Arithmetic, along
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
+
+_MOST_PREFETCHED: Final = 2**31  # elements of a matrix whose indices are int32
 
 
 @functools.partial(
@@ -98,6 +102,7 @@ class Store:
         ragged: Whether a block is stored as unswizzled rows: the result does not divide into whole (8, swizzle) tiles,
             or is one tile wide (see `make_store`).
         buffers: Blocks whose stores can be in flight.
+        fetches: Whether a residual is fetched into the buffers; else warpgroups read it into registers.
     """
 
     rows: int
@@ -105,6 +110,7 @@ class Store:
     swizzle: int
     ragged: bool
     buffers: int
+    fetches: bool = False
 
     @property
     def pieces(self) -> list[tuple[int, int]]:
@@ -191,20 +197,21 @@ def make_store(
     from the copy: a block outside the result would overwrite the one inside. Such blocks are stored as plain rows,
     which keep every index.
 
-    A residual is fetched while the products are summed, so every block of the tile then has its own buffer. With rows
-    in groups, a block may store only its first rows, which are stored as plain rows.
+    If a residual is fetched while the products are summed, every block of the tile has its own buffer. With rows in
+    groups, a block may store only its first rows, which are stored as plain rows.
     """
+    fetches = epilogue.residual is not None and not reads_residual(s, m, n, dtype.itemsize)
     covered_m, covered_n = s.block_m, s.block_n // (2 if epilogue.gated else 1)
     s = replace(s, tile_rows=shape[0], tile_columns=shape[1])
     (rows, width, buffers), swizzle = s.out_blocks(dtype.itemsize), SWIZZLE_BYTES // dtype.itemsize
-    if epilogue.residual is not None:
+    if fetches:
         buffers = shape[0] * shape[1] // (rows * width)
     if s.swap:
         ragged = (m % ROWS != 0 and m > ROWS) or n % swizzle != 0
     else:
         swizzle, ragged = width, m % ROWS != 0 or n % width != 0
     outside = (m <= ROWS == rows < covered_m) or (n <= swizzle == width < covered_n)
-    return Store(rows, width, swizzle, ragged or outside or in_groups, buffers)
+    return Store(rows, width, swizzle, ragged or outside or in_groups, buffers, fetches)
 
 
 @dataclass(frozen=True)
@@ -235,6 +242,11 @@ class Ending:
         """Starts to fetch the residual of the tile of `shape` at wgmma's `row` and `column`."""
         if self.epilogue.residual is None:
             return
+        if not self.store.fetches:
+            residual = self.epilogue.residual
+            if len(residual.shape) == 2 and math.prod(residual.shape) < _MOST_PREFETCHED and not self.interpret:
+                prefetch(residual, row, column, shape)
+            return
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # every block of the previous tile has left its buffer
         source = in_stack(self.epilogue.residual, place)
         if self.swap:
@@ -258,10 +270,14 @@ class Ending:
         if self.epilogue.bias is not None:
             bias = _broadcast_bias(self.epilogue.bias, row if self.swap else column, tiles[0].shape, self.swap)
         tile = self.epilogue.before_residual(tiles, bias, plgpu.Layout.WGMMA, self.interpret)
-        if self.epilogue.residual is None:
-            tile = tile.astype(self.out.dtype)
-        else:
+        if self.store.fetches:
             plgpu.barrier_wait(self.fetched)
+        else:
+            if self.epilogue.residual is not None:
+                source = in_stack(self.epilogue.residual, place)
+                part = source.at[pl.ds(row, tile.shape[0]), pl.ds(column, tile.shape[1])]
+                tile += plgpu.load(part, layout=plgpu.Layout.WGMMA, optimized=False).astype(jnp.float32)
+            tile = tile.astype(self.out.dtype)
         if self.swap:
             row, column = column, row
             tile = plgpu.layout_cast(tile, plgpu.Layout.WGMMA_TRANSPOSED)
@@ -315,14 +331,14 @@ class Ending:
             send(index, *block)
 
     def _write(self, tile: Any, index: int, i: int, j: int) -> None:
-        """Writes a block into its buffer, added to the residual in it."""
+        """Writes a block into its buffer, added to a residual in it."""
         block = slice(i, i + self.store.rows), slice(j, j + self.store.width)
         buffer = self._buffer(index % self.store.buffers)[0]
         layout = plgpu.Layout.WGMMA
         if self.swap:
             block, buffer, layout = block[::-1], buffer.transpose((1, 0)), plgpu.Layout.WGMMA_TRANSPOSED
         part = tile if tile.shape == buffer.shape else tile[block]
-        if self.epilogue.residual is not None:
+        if self.store.fetches:
             part = (part + plgpu.load(buffer, layout=layout).astype(jnp.float32)).astype(buffer.dtype)
         buffer[...] = part
 

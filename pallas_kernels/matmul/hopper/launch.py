@@ -171,7 +171,11 @@ def matmul(
         if schedule is None:
             choose = matmul_schedule if residual is None else residual_schedule
             schedule = choose(m, k, n, stack=stack, transpose_w=transpose_w, **sizes)
-        schedule = schedule if residual is None else for_residual(schedule)
+        schedule = (
+            schedule
+            if residual is None
+            else for_residual(schedule, m, w.shape[-2 if transpose_w else -1], out_dtype.itemsize)
+        )
         _check_schedule(schedule, **sizes)
         out = ring_matmul(
             x,
@@ -308,7 +312,7 @@ def _split(
         )
     parts, tiles = schedule
     if epilogue.residual is not None and parts == 1:
-        tiles = for_residual(tiles)
+        tiles = for_residual(tiles, *epilogue.residual.shape, out_dtype.itemsize)
     splits = KSplits(count, length, parts)
     common: dict[str, Any] = {"schedule": tiles, "transpose_w": transpose_w, "interpret": interpret, "splits": splits}
     if parts == 1:

@@ -29,7 +29,7 @@ class Columns:
 
     Attributes:
         n: Columns of the tile.
-        in_order: Whether a warp has 16 columns, as with rows from shared memory; else it has 16 only if `n` is 64, or 8.
+        in_order: Whether a warp has 16 columns, as with rows from shared memory; else it has 16 if `n` is 64, or 8.
         dealt: Whether columns are in the order in which threads read all banks at once, as for (K, N) weights of 4
             bytes an element.
     """

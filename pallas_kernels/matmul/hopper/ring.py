@@ -253,7 +253,7 @@ class _Plan(Product):
             empty=plgpu.Barrier(num_arrivals=self.schedule.warpgroups // self.consumers, num_barriers=stages),
             waiting=self.sums_memory if self.interpret else None,
         )
-        if epilogue.residual is not None:
+        if self.store.fetches:
             barrier = self.store.barrier(self.schedule.warpgroups, self.plain(self.store))
             scratch = scratch._replace(fetched=barrier)
         if self.transposed_w is not None:

@@ -325,9 +325,7 @@ def _reads_of_words(tile: Any, first: int, k: int, n: int, thread: Any) -> list[
     return [functools.partial(_read, text(at), places) for at in range(first, first + k, 8)]
 
 
-def _reads_along_k(
-    tile: Any, shape: tuple[int, ...], first: int, k: int, size: int
-) -> list[Callable[[], list[Any]]]:
+def _reads_along_k(tile: Any, shape: tuple[int, ...], first: int, k: int, size: int) -> list[Callable[[], list[Any]]]:
     """The same for weights stored along K, of 2 or 4 bytes an element: `ldmatrix` gives thread (g, t) word t of line g.
 
     A warp with 16 columns reads a step at once: 16 bytes of its first 8 columns and of its others, then the next 16.

@@ -13,6 +13,7 @@ from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, SMS, MatmulSchedu
 
 _FEWEST_STAGES: Final = 3
 _ALL_BLOCKS: Final = 64  # more than a tile has
+_READ_BYTES: Final = 2  # of an element of a residual that a thread holds beside its sums
 _FLOAT32: Final = 4  # bytes
 _THREADS: Final = 128
 _SUM_REGISTERS: Final = 192  # of a thread, for tiles of sums
@@ -48,9 +49,19 @@ class SplitKSchedule(NamedTuple):
     tiles: MatmulSchedule
 
 
-def for_residual(schedule: MatmulSchedule) -> MatmulSchedule:
-    """Returns the schedule with a buffer for every block of the result, into which a residual is fetched."""
-    return replace(schedule, out_buffers=_ALL_BLOCKS)
+def reads_residual(schedule: MatmulSchedule, m: int, n: int, out_itemsize: int) -> bool:
+    """Returns whether warpgroups read their part of a residual into registers when its products have ended.
+
+    Else it is fetched into shared memory while they are summed, which costs stages: where tiles end inside of the
+    result, rows of the result have 4 bytes a number, or are wgmma's columns.
+    """
+    whole = m % schedule.block_m == 0 and n % schedule.block_n == 0
+    return whole and not schedule.swap and out_itemsize <= _READ_BYTES
+
+
+def for_residual(schedule: MatmulSchedule, m: int, n: int, out_itemsize: int) -> MatmulSchedule:
+    """Returns the schedule with a buffer for every block of the result if a residual is fetched into them."""
+    return schedule if reads_residual(schedule, m, n, out_itemsize) else replace(schedule, out_buffers=_ALL_BLOCKS)
 
 
 def residual_schedule(
@@ -63,15 +74,15 @@ def residual_schedule(
     sizes: dict[str, Any] = {"stack": stack, "itemsize": itemsize, "out_itemsize": out_itemsize}
     ranked = candidates(m, k, n, transpose_w=transpose_w, **sizes).values()
     for schedule in (matmul_schedule(m, k, n, transpose_w=transpose_w, **sizes), *ranked):
-        fitted = _with_residual(schedule, itemsize, out_itemsize)
+        fitted = _with_residual(schedule, m, n, itemsize, out_itemsize)
         if fitted is not None:
             return fitted
     raise ValueError(f"no schedule fits with a residual, got {(m, k, n)=}, {itemsize=}, {out_itemsize=}.")
 
 
-def _with_residual(schedule: MatmulSchedule, itemsize: int, out_itemsize: int) -> MatmulSchedule | None:
+def _with_residual(schedule: MatmulSchedule, m: int, n: int, itemsize: int, out_itemsize: int) -> MatmulSchedule | None:
     """Returns the schedule with buffers for a residual, with fewer stages if necessary; None if too few are left."""
-    schedule = for_residual(schedule)
+    schedule = for_residual(schedule, m, n, out_itemsize)
     missing = schedule.shared_bytes(itemsize, out_itemsize) - SHARED_BYTES
     stages = schedule.stages - max(0, -(-missing // _stage_bytes(schedule, itemsize)))
     return replace(schedule, stages=stages) if stages >= _FEWEST_STAGES else None
@@ -136,7 +147,7 @@ def split_k_schedules(
         problem = Problem(parts, m, splits // parts * length, *shape[2:], out_itemsize if parts == 1 else _FLOAT32)
         for s in _tiles(problem, _SEVERAL if m > _FEW_ROWS or parts == 1 else ()):
             if residual and parts == 1:
-                fitted = _with_residual(s, itemsize, out_itemsize)
+                fitted = _with_residual(s, m, n, itemsize, out_itemsize)
             else:
                 fitted = _with_sums(s, splits // parts, problem)
             if fitted is not None and 2 * s.tile_rows * s.tile_columns <= _SUM_REGISTERS * _THREADS:
