@@ -16,6 +16,7 @@ from pallas_kernels.attention.hopper._byte_ring import ByteRing, Bytes
 from pallas_kernels.attention.hopper._decode_results import Results
 from pallas_kernels.attention.hopper._key_loop import Spilled
 from pallas_kernels.attention.hopper._keys import KeySource
+from pallas_kernels.attention.hopper._pair_key_loop import PairShared
 from pallas_kernels.attention.hopper._ring import Ring, Stages
 from pallas_kernels.attention.hopper._scratch import Scratch
 from pallas_kernels.attention.hopper._setup import FAST
@@ -116,6 +117,16 @@ class _ByteMemory(NamedTuple):
     ring: LeftStages
 
 
+class _PairMemory(NamedTuple):
+    """The same of `run_pairs`."""
+
+    queries: Any
+    queries_full: Any
+    queries_free: Any
+    shared: PairShared
+    ring: LeftStages
+
+
 def run_bytes(
     call: AttentionCall, *, body: Any, fp8: bool, outputs: list[jax.ShapeDtypeStruct]
 ) -> tuple[jax.Array, jax.Array]:
@@ -159,6 +170,39 @@ def run_bytes(
     ring = LeftStages.types(s.workers, s.byte_stages, setup.source, setup.size, setup.value_size)
     memory = _ByteMemory(*_rows(body, dtype, s.workers), shared=shared, ring=ring)
     return _launch(kernel, call, body, outputs, memory, warpgroups=2 * s.workers)
+
+
+def run_pairs(
+    call: AttentionCall, *, body: Any, fp8: bool, outputs: list[jax.ShapeDtypeStruct]
+) -> tuple[jax.Array, jax.Array]:
+    """Launches the kernel in which two warpgroups share an item: see `PairKeyLoop`; arguments as for `run`."""
+    s, setup, dtype = body.schedule, body.setup, call.query[0].dtype
+
+    def kernel(given: AttentionCall, values: Any, of_rows: Any, memory: _PairMemory) -> None:
+        warpgroup = lax.axis_index("warpgroup")
+        ring = LeftRing(0, 1, s.byte_stages, setup.source, fp8, bool(setup.interpret), *memory.ring)
+        scratch = Scratch(memory.queries, memory.queries_full, memory.queries_free, None, memory.shared)
+        results = Results(values, of_rows)
+
+        def fill(item: Any, position: Any) -> None:
+            ring.fill(item.blocks, position, (given.key, given.value), given.page_table, item.sequence, item.head)
+
+        @pl.when(warpgroup == 0)
+        def _() -> None:
+            weighed = body.compute(0, given, results, scratch, ring, body.weigh_keys)
+            memory.shared.drain(weighed)
+
+        @pl.when(warpgroup == 1)
+        def _() -> None:
+            body.compute(0, given, results, scratch, ring, body.add_values)
+
+        @pl.when(warpgroup == 2)
+        def _() -> None:
+            body.produce(0, given, scratch, fill, ring)
+
+    ring = LeftStages.types(1, s.byte_stages, setup.source, setup.size, setup.value_size)
+    memory = _PairMemory(*_rows(body, dtype, 1), shared=PairShared.types(dtype), ring=ring)
+    return _launch(kernel, call, body, outputs, memory, warpgroups=3)
 
 
 def _rows(body: Any, dtype: Any, workers: int) -> tuple[Any, Any, Any]:

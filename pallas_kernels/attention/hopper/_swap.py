@@ -11,7 +11,7 @@ _OF_BYTES: Final = 128  # widest heads of 8 bits: a row lies in one swizzled til
 
 
 def check_swap(body: Any, call: AttentionCall) -> None:
-    """Checks a schedule's `swap` and `workers`.
+    """Checks a schedule's `swap`, `workers` and `pairs`.
 
     Args:
         body: The kernel's program, a `decode.Body`.
@@ -25,6 +25,11 @@ def check_swap(body: Any, call: AttentionCall) -> None:
         raise UnsupportedError(
             "attention on a Hopper GPU: expected several walkers with swap and a cache of 8 bits alone, got"
             f" {body.schedule} and a cache of {stored}."
+        )
+    if body.schedule.pairs and not (body.schedule.swap and stored.itemsize == 1 and body.schedule.workers == 1):
+        raise UnsupportedError(
+            "attention on a Hopper GPU: expected two warpgroups for an item with swap, one worker and a cache of 8 bits"
+            f" alone, got {body.schedule} and a cache of {stored}; take a schedule without pairs."
         )
     if not body.schedule.swap:
         return

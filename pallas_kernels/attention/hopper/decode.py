@@ -8,6 +8,7 @@ one block. Items are bound by memory: a warpgroup computes, another copies, bloc
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -24,6 +25,7 @@ from pallas_kernels.attention.hopper._decode_results import Results, store_colum
 from pallas_kernels.attention.hopper._item_rows import ItemRows
 from pallas_kernels.attention.hopper._items import Item, Items
 from pallas_kernels.attention.hopper._merge_loop import padded_splits
+from pallas_kernels.attention.hopper._pair_key_loop import PairKeyLoop
 from pallas_kernels.attention.hopper._ring import Ring
 from pallas_kernels.attention.hopper._scratch import Scratch
 from pallas_kernels.attention.hopper._setup import Lengths
@@ -95,9 +97,19 @@ class Body(Items):
         drain((free,), ring.stages, filled)
 
     def compute(
-        self, worker: Any, refs: AttentionCall, results: Results, scratch: Scratch, ring: Ring | LeftRing
-    ) -> None:
-        """Computes all items of a worker, given by its number in its block of the grid."""
+        self,
+        worker: Any,
+        refs: AttentionCall,
+        results: Results,
+        scratch: Scratch,
+        ring: Ring | LeftRing,
+        part: Callable[[ItemRows, Results, Scratch, Any], None] | None = None,
+    ) -> Any:
+        """Computes all items of a worker, given by its number in its block of the grid; returns how many blocks.
+
+        A warpgroup that computes a part of an item gives it: `weigh_keys` or `add_values`.
+        """
+        compute = self.one_item if part is None else part
         first, worker = 2 * worker, self.number(worker)
         lengths = Lengths(refs.limits)
 
@@ -108,13 +120,28 @@ class Body(Items):
 
             @pl.when(some)
             def _() -> None:
-                self.one_item(
+                compute(
                     ItemRows(self.setup, refs, item, first + lax.rem(done, 2), position), results, scratch, ring
                 )
 
             return position + jnp.maximum(item.blocks.last - item.blocks.first, 0), done + jnp.where(some, 1, 0)
 
-        lax.fori_loop(0, self.count(worker), one, (jnp.int32(0), jnp.int32(0)))
+        return lax.fori_loop(0, self.count(worker), one, (jnp.int32(0), jnp.int32(0)))[0]
+
+    def weigh_keys(self, rows: ItemRows, _: Results, scratch: Scratch, ring: Any) -> None:
+        """Weighs the keys of a tile of rows."""
+        queries = scratch.queries.at[rows.slot]
+        plgpu.barrier_wait(scratch.queries_full.at[rows.slot])
+        rows.scale_queries(queries)
+        free = partial(plgpu.barrier_arrive, scratch.queries_free.at[rows.slot])
+        rows.loop_as_columns(PairKeyLoop, queries, ring, scratch.shared, free).weigh_keys()
+
+    def add_values(self, rows: ItemRows, results: Results, scratch: Scratch, ring: Any) -> None:
+        """Adds the values of a tile of rows and stores what they give."""
+        place, queries = self.place(rows.item), scratch.queries.at[rows.slot]
+        target = results.of(place, rows.item.split, self.schedule.whole)
+        loop = rows.loop_as_columns(PairKeyLoop, queries, ring, scratch.shared, lambda: None)
+        store_columns(target.values, target.numbers, place, *loop.add_values(), self.rows, rows.interpret, True)
 
     def one_item(self, rows: ItemRows, results: Results, scratch: Scratch, ring: Any) -> None:
         """Loops over the keys of a tile of rows and stores what they give."""
@@ -174,7 +201,9 @@ def decode(call: AttentionCall, body: Body) -> tuple[jax.Array, jax.Array]:
             jax.ShapeDtypeStruct((sequences, body.splits, padded, setup.value_size), jnp.float32),
             jax.ShapeDtypeStruct((sequences, 2, padded, padded_splits(body.splits)), jnp.float32),
         ]
-    run = _decode_launch.run_bytes if s.swap and call.key.dtype == jnp.int8 else _decode_launch.run
+    run = _decode_launch.run
+    if s.swap and call.key.dtype == jnp.int8:
+        run = _decode_launch.run_pairs if s.pairs else _decode_launch.run_bytes
     packed: Any = body.packed(call.query)
     out, lse = run(replace(call, query=packed), body=body, fp8=fp8, outputs=outputs)
     if not s.whole:
