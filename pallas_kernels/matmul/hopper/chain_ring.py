@@ -5,6 +5,7 @@ time, while the half before is multiplied. The accumulator is the same chain ove
 bits.
 """
 
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -23,6 +24,7 @@ from pallas_kernels.parts.hopper.launch import launch
 from pallas_kernels.parts.in_32_bits import in_32_bits
 
 _HEAD: Final = 2  # instructions that are in flight while a warpgroup does other things
+_STEP_BYTES: Final = 32  # of K in one instruction
 _GROUP: Final = 8  # tiles along the columns that are processed before the next rows
 
 
@@ -66,9 +68,11 @@ def chain_matmul(
     x_side = Operand(m, k, True, s.rows, loaded_rows(m, s.rows), swizzle, s.k_step)
     w_swizzle = swizzle if transpose_w else min(swizzle, s.columns)
     w_side = Operand(n, k, transpose_w, s.columns, s.columns, w_swizzle, s.k_step)
+    if w_side.ragged:  # pieces, in which every second 8 of wgmma's rows would not be swizzled as it reads them
+        s = replace(s, source="registers")
     scheduler = TileScheduler((), w_side.tiles, x_side.tiles, s.columns, s.rows, _GROUP, 0)
     ring = Ring.of(scheduler, -(-k // s.k_step), s.stages)
-    columns = Columns(s.columns, s.from_memory, size == 4 and not transpose_w)
+    columns = Columns(s.columns, size == 4 and not transpose_w)
     aliases = [side.ragged and not interpret for side in (w_side, x_side)]
     scratch = _Scratch(
         w=w_side.scratch(ring.stages, x.dtype, aliases[0]),
@@ -118,22 +122,29 @@ def _sum(s: ChainSchedule, ring: Ring, scratch: _Scratch, w_side: Operand, inter
     def weights(slot: Any) -> Any:
         return scratch.w.at[slot] if w_side.k_major else scratch.w.at[slot, 0]
 
+    both, head = s.source == "both", s.queued if s.source == "both" else _HEAD
+
     def load(slot: Any, first: int) -> Any:
         if interpret:
             return jnp.float32(0)
+        if both:
+            rest = head * _STEP_BYTES // x.dtype.itemsize
+            return wgmma_rows.load_rows(weights(slot), first + rest, half - rest, transforms)
         return wgmma_rows.load_rows(weights(slot), first, half, transforms)
 
     def begin(total: Any, rows: Any, slot: Any, first: int) -> Any:
         if interpret:
             return total if first else total + _interpreted_product(weights(slot), x.at[slot])
-        return wgmma_rows.begin(total, rows, x.at[slot], first, s.k_step, _HEAD, x_transforms)
+        if both:
+            return wgmma_rows.begin_in_memory(total, weights(slot), x.at[slot], first, s.k_step, head, transforms)
+        return wgmma_rows.begin(total, rows, x.at[slot], first, s.k_step, head, x_transforms)
 
     def go_on(total: Any, rows: Any, slot: Any, first: int, next_slot: Any, next_first: int) -> tuple[Any, Any]:
         if interpret:
             return total, rows
-        ahead: dict[str, Any] = {"tile": weights(next_slot), "next_first": next_first}
-        both = x_transforms, transforms
-        return wgmma_rows.go_on(total, rows, x.at[slot], first, s.k_step, _HEAD, **ahead, transforms=both)
+        ahead: dict[str, Any] = {"tile": weights(next_slot), "next_first": next_first, "apart": both}
+        of_both = x_transforms, transforms
+        return wgmma_rows.go_on(total, rows, x.at[slot], first, s.k_step, head, **ahead, transforms=of_both)
 
     def add_stage(step: Any, carry: Any) -> Any:
         total, slot, previous = carry
@@ -141,7 +152,8 @@ def _sum(s: ChainSchedule, ring: Ring, scratch: _Scratch, w_side: Operand, inter
         if interpret:
             total = total + _interpreted_product(weights(slot), x.at[slot])
         else:
-            total = wgmma_rows.multiply_stage(total, weights(slot), x.at[slot], s.k_step, transforms)
+            steps = s.k_step * x.dtype.itemsize // _STEP_BYTES
+            total = wgmma_rows.begin_in_memory(total, weights(slot), x.at[slot], 0, s.k_step, steps, transforms)
 
         @pl.when(step > 0)  # the products of the previous stage have ended
         def _() -> None:
@@ -169,7 +181,7 @@ def _sum(s: ChainSchedule, ring: Ring, scratch: _Scratch, w_side: Operand, inter
         return *go_on(total, rows, slot, half, following, 0), following, slot
 
     total = plgpu.layout_cast(jnp.zeros((64, s.rows), jnp.float32), plgpu.Layout.WGMMA)
-    if s.from_memory:
+    if s.source == "memory":
         total, *_ = lax.fori_loop(0, ring.steps, add_stage, (total, jnp.int32(0), jnp.int32(0)))
     else:
         plgpu.barrier_wait(scratch.full.at[0])

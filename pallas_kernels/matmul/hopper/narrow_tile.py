@@ -29,19 +29,17 @@ class Columns:
 
     Attributes:
         n: Columns of the tile.
-        in_order: Whether a warp has 16 columns, as with rows from shared memory; else it has 16 if `n` is 64, or 8.
         dealt: Whether columns are in the order in which threads read all banks at once, as for (K, N) weights of 4
             bytes an element.
     """
 
     n: int
-    in_order: bool = False
     dealt: bool = False
 
     @property
     def of_warp(self) -> int:
         """Number of columns of a warp that has any."""
-        return 16 if self.in_order or self.n == _ROWS else 8
+        return 16 if self.n == _ROWS else 8
 
 
 def column_of(half: int, columns: Columns) -> Any:
@@ -54,7 +52,7 @@ def column_of(half: int, columns: Columns) -> Any:
     n, each, dealt = columns.n, columns.of_warp, columns.dealt
     thread = thread_of_warpgroup()
     warp, g = arith.shrui(thread, i32(5)), arith.andi(arith.shrui(thread, i32(2)), i32(7))
-    square = max(each, min(n, _SQUARE) if dealt else n)
+    square = min(n, _SQUARE) if dealt else n
     warps = square // each  # that read a square
     inside = arith.remui(warp, i32(warps))
     if not dealt or n == 8:

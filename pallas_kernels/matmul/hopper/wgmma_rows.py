@@ -55,6 +55,46 @@ def load_rows(tile: Any, first: int, k: int, transforms: Any) -> jax.Array:
     return load(tile)
 
 
+def begin_in_memory(
+    total: jax.Array, tile: Any, columns: Any, first: int, length: int, head: int, transforms: Any
+) -> jax.Array:
+    """Starts to add the first products of some rows in shared memory, and waits until no others are in flight.
+
+    These products wait in line, so what comes until others follow is hidden.
+
+    Args:
+        total: (64, columns), float32.
+        tile: (1, n, length), weights in shared memory along K, swizzled over 128 bytes. With fewer than 32 columns, what
+            lies after them is read as further rows, which are meaningless.
+        columns: (pieces, columns, length / pieces), the same.
+        first: The first element of K.
+        length: Elements of K of the stage.
+        head: Number of instructions.
+        transforms: Transforms of both.
+
+    Returns:
+        The accumulator, to which the products are still being added: see `finish`.
+    """
+    layout, shape = plgpu.Layout.WGMMA, tile.shape
+
+    @inline(layout, *[plgpu.RefType(transforms)] * 2, result=held(total.shape, layout))
+    def add(sums: Any, tile: Any, columns: Any) -> Any:
+        sums = mgpu.optimization_barrier(sums)
+        nvvm.wgmma_fence_aligned()
+        numbers, size = accumulated(sums), total.shape[1]
+        kind = ir.MemRefType(columns.type).element_type
+        width = mgpu.utils.bitwidth(kind) // 8
+        step = _STEP_BYTES // width
+        left, right = _places(tile, length, shape[1], 1 if shape[1] == 64 else 2), _places(columns, length, size)
+        for i in range(first // step, first // step + head):
+            numbers = _wgmma(numbers, [left(i)], right(i), step, "tf32" if width == 4 else str(kind))
+        nvvm.wgmma_commit_group_sync_aligned()
+        nvvm.wgmma_wait_group_sync_aligned(1)
+        return accumulator(numbers, size)
+
+    return add(total, tile, columns)
+
+
 def begin(
     total: jax.Array, rows: jax.Array, columns: Any, first: int, length: int, head: int, transforms: Any
 ) -> jax.Array:
@@ -102,6 +142,7 @@ def go_on(
     tile: Any,
     next_first: int,
     transforms: tuple[Any, Any],
+    apart: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """Starts to add the other products of some rows, and meanwhile reads as many rows for the next.
 
@@ -118,6 +159,7 @@ def go_on(
         tile: The next rows, as for `load_rows`.
         next_first: The first row of `tile`.
         transforms: Transforms of `columns` and of `tile`.
+        apart: Whether `begin_in_memory` has issued the first instructions, whose rows are left out.
 
     Returns:
         The accumulator, and the next rows.
@@ -128,11 +170,12 @@ def go_on(
     @inline(layout, layout, *(plgpu.RefType(one) for one in transforms), result=types)
     def add(sums: Any, rows: Any, columns: Any, tile: Any) -> Any:
         numbers, parts = accumulated(sums), _words(rows)
-        issue = _issuer(columns, first, length, total.shape[1])
-        steps = len(parts) // _REGISTERS
-        reads, words = _reads(tile, shape, next_first, steps * _STEP_BYTES // size, size), []
-        each = -(-steps // max(1, steps - head - _LAST))
-        for i in range(head, steps):
+        left_out = head * _STEP_BYTES // size if apart else 0
+        issue = _issuer(columns, first + left_out, length, total.shape[1])
+        steps, start = len(parts) // _REGISTERS, 0 if apart else head
+        reads, words = _reads(tile, shape, next_first + left_out, steps * _STEP_BYTES // size, size), []
+        each = -(-steps // max(1, steps - start - _LAST))
+        for i in range(start, steps):
             numbers = issue(numbers, parts, i)
             words += [word for read in reads[:each] for word in read()]
             reads = reads[each:]
@@ -143,44 +186,19 @@ def go_on(
     return add(total, rows, columns, tile)
 
 
-def multiply_stage(total: jax.Array, tile: Any, columns: Any, length: int, transforms: Any) -> jax.Array:
-    """Starts to add the products of a stage whose rows are in shared memory, and waits until no others are in flight.
+def _places(ref: Any, length: int, size: int, rows: int = 1) -> Any:
+    """Returns a function that returns wgmma's descriptor for a step.
 
     Args:
-        total: (64, columns), float32.
-        tile: (pieces, n, length / pieces), weights in shared memory along K, swizzled over 128 bytes. What lies after
-            them is read as further rows, which are meaningless.
-        columns: (pieces, columns, length / pieces), the same.
-        length: Elements of K of the stage.
-        transforms: Transforms of both.
-
-    Returns:
-        The accumulator, to which the products are still being added: see `finish`.
+        ref: An operand in shared memory, along K.
+        length: Elements of K.
+        size: Rows or columns.
+        rows: wgmma's rows for one of the operand's: with 2, every second 8 are meaningless, as where `load_rows` reads.
     """
-    layout, shape = plgpu.Layout.WGMMA, tile.shape
-
-    @inline(layout, *[plgpu.RefType(transforms)] * 2, result=held(total.shape, layout))
-    def add(sums: Any, tile: Any, columns: Any) -> Any:
-        sums = mgpu.optimization_barrier(sums)
-        nvvm.wgmma_fence_aligned()
-        numbers, size = accumulated(sums), total.shape[1]
-        kind = ir.MemRefType(columns.type).element_type
-        width = mgpu.utils.bitwidth(kind) // 8
-        left, right = _places(tile, length, shape[1]), _places(columns, length, size)
-        for i in range(length * width // _STEP_BYTES):
-            numbers = _wgmma(numbers, [left(i)], right(i), _STEP_BYTES // width, "tf32" if width == 4 else str(kind))
-        nvvm.wgmma_commit_group_sync_aligned()
-        nvvm.wgmma_wait_group_sync_aligned(1)
-        return accumulator(numbers, size)
-
-    return add(total, tile, columns)
-
-
-def _places(ref: Any, length: int, size: int) -> Any:
     kind, pieces = ir.MemRefType(ref.type).element_type, ir.MemRefType(ref.type).shape[0]
     width = mgpu.utils.bitwidth(kind) // 8
     square, step = _ROW_BYTES // width, _STEP_BYTES // width
-    descriptor = _descriptor(ref, length // pieces // square * _TILE_BYTES)
+    descriptor = _descriptor(ref, length // pieces // square * _TILE_BYTES // rows)
 
     def place(i: int) -> Any:
         at = i * step

@@ -1,7 +1,7 @@
 """Hopper schedules of products of few rows whose weights are wgmma's rows from registers."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, SMS
 
@@ -16,7 +16,7 @@ _FEW_COLUMNS: Final = 2048
 _FEWER_COLUMNS: Final = 1280
 _LONGER_K: Final = 8192
 _MOST_FEW_ROWS: Final = 64
-_WGMMA_ROWS: Final = 64
+_READ_COLUMNS: Final = 40
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,16 @@ class ChainSchedule:
         rows: Rows of the activations in a block, a multiple of 8 up to 128.
         k_step: Elements of K in a stage, a multiple of the 128 bytes of a swizzled row up to 1024 bytes.
         stages: Stages in shared memory, at least 2.
-        from_memory: Whether wgmma reads the weights from shared memory, which must be (N, K), instead of registers.
+        source: Where wgmma reads the weights: from registers, or, of (N, K) weights, from shared memory, or a few steps
+            of K from there and the others from registers.
     """
 
     columns: int
     rows: int
     k_step: int
     stages: int
-    from_memory: bool = False
+    source: Literal["registers", "memory", "both"] = "registers"
+    queued: int = 4
 
     def __post_init__(self) -> None:
         if self.columns not in _COLUMNS:
@@ -48,11 +50,12 @@ class ChainSchedule:
     def fits(self, itemsize: int, transpose_w: bool) -> bool:
         """Returns whether operands of a size can be multiplied so; `transpose_w` for (N, K) weights."""
         step = self.k_step * itemsize
-        if self.from_memory:
-            # wgmma reads 64 rows: those after a tile are meaningless, but have to be shared memory of the block.
-            inside = self.columns + self.stages * self.rows >= _WGMMA_ROWS
-            return transpose_w and inside and step % _STEP_BYTES == 0
-        whole = transpose_w or self.columns * itemsize >= 32
+        # wgmma reads more columns than a tile has; those are meaningless, but have to be shared memory of the block.
+        inside = self.columns + self.stages * self.rows >= _READ_COLUMNS
+        if self.source == "registers":
+            whole = transpose_w or self.columns * itemsize >= 32
+        else:
+            whole = transpose_w and inside and step % (2 * _STEP_BYTES) == 0
         return whole and step % _STEP_BYTES == 0 and step <= _MOST_STEP_BYTES
 
     def shared_bytes(self, itemsize: int) -> int:
