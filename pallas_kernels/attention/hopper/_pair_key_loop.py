@@ -17,6 +17,7 @@ from pallas_kernels.attention.hopper._online import Stats
 from pallas_kernels.attention.hopper.bytes_left import start_values, widened_values
 from pallas_kernels.attention.hopper.columns import (
     COLUMNS,
+    Tile,
     add_lanes_of_columns,
     add_rows_to_lanes,
     down,
@@ -78,25 +79,32 @@ class PairKeyLoop(ByteKeyLoop):
     """A `ByteKeyLoop` whose `shared` is a `PairShared`: one warpgroup calls `weigh_keys`, another `add_values`."""
 
     def weigh_keys(self) -> None:
-        """Shares the weights of all blocks, at least one."""
+        """Shares the weights of all blocks, at least one, each while the scores of the next are multiplied."""
+        first, last = self.blocks.first, self.blocks.last
 
-        def one(block: Any, before: jax.Array) -> jax.Array:
-            scores = self._masked(self._finish_scores(self._start_scores(block), 0, block), block)
-            found = largest(scores, self.shared.numbers.at[0], self.interpret)
-            maximum = jnp.maximum(before, found * self.factor)
-            decay = self.math.exp2(before - maximum)
-            low, high = (self.math.exp2(self.math.fused(x, self.factor, down(-maximum))) for x in scores)
-            buffer = lax.rem(self._place(block), _BUFFERS)
-            await_free(self._place(block), _BUFFERS, self.shared.taken.at[buffer])
-            for i, numbers in enumerate((decay, maximum)):
-                share_columns(numbers, self.shared.stats.at[buffer, i], self.interpret)
-            share_transposed(
-                (low, high), self.shared.narrow.at[buffer], self.shared.wide.at[buffer], self.interpret
-            )
-            plgpu.barrier_arrive(self.shared.ready.at[buffer])
-            return maximum
+        def one(block: Any, carry: tuple[Tile, jax.Array]) -> tuple[Tile, jax.Array]:
+            scores, before = carry
+            started = self._start_scores(block)
+            maximum = self._share(scores, before, block - 1)
+            return self._masked(self._finish_scores(started, 0, block), block), maximum
 
-        lax.fori_loop(self.blocks.first, self.blocks.last, one, filled_columns(LEAST))
+        scores = self._masked(self._finish_scores(self._start_scores(first), 0, first), first)
+        scores, maximum = lax.fori_loop(first + 1, last, one, (scores, filled_columns(LEAST)))
+        self._share(scores, maximum, last - 1)
+
+    def _share(self, scores: Tile, before: jax.Array, block: Any) -> jax.Array:
+        """Shares the weights of a block, and returns the largest score so far, (8,)."""
+        found = largest(scores, self.shared.numbers.at[0], self.interpret)
+        maximum = jnp.maximum(before, found * self.factor)
+        decay = self.math.exp2(before - maximum)
+        low, high = (self.math.exp2(self.math.fused(x, self.factor, down(-maximum))) for x in scores)
+        buffer = lax.rem(self._place(block), _BUFFERS)
+        await_free(self._place(block), _BUFFERS, self.shared.taken.at[buffer])
+        for i, numbers in enumerate((decay, maximum)):
+            share_columns(numbers, self.shared.stats.at[buffer, i], self.interpret)
+        share_transposed((low, high), self.shared.narrow.at[buffer], self.shared.wide.at[buffer], self.interpret)
+        plgpu.barrier_arrive(self.shared.ready.at[buffer])
+        return maximum
 
     def add_values(self) -> tuple[tuple[jax.Array, ...], Stats]:
         """Adds the values of all blocks, at least one; returns what `run` does."""

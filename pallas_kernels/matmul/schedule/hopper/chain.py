@@ -38,6 +38,7 @@ class ChainSchedule:
     stages: int
     source: Literal["registers", "memory", "both"] = "registers"
     queued: int = 4
+    cluster: int = 1
 
     def __post_init__(self) -> None:
         if self.columns not in _COLUMNS:
