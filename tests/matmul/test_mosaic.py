@@ -161,7 +161,7 @@ def test_unaligned_operands_are_padded() -> None:
         ({"schedule": dataclasses.replace(WIDE, stages=60)}, "shared memory"),
         ({"schedule": ChainSchedule(32, 8, 256, 60)}, "shared memory"),
         ({"schedule": ChainSchedule(8, 8, 256, 3)}, r"rows of \(K, N\) weights of at least 32 bytes"),
-        ({"schedule": ChainSchedule(32, 8, 256, 3, "memory")}, r"\(N, K\) weights for others than registers"),
+        ({"schedule": ChainSchedule(32, 8, 256, 3, "memory")}, r"with \(N, K\) weights for others"),
         ({"schedule": ChainSchedule(32, 8, 256, 3), "residual": ones((2, 8), jnp.bfloat16)}, "or a residual"),
     ],
 )

@@ -114,9 +114,7 @@ class PairKeyLoop(ByteKeyLoop):
         total = add_lanes_of_columns(stats.total, self.shared.numbers.at[1], self.interpret)
         return values, Stats(stats.maximum, total)
 
-    def _add_block(
-        self, block: Any, state: tuple[tuple[jax.Array, ...], Stats]
-    ) -> tuple[tuple[jax.Array, ...], Stats]:
+    def _add_block(self, block: Any, state: tuple[tuple[jax.Array, ...], Stats]) -> tuple[tuple[jax.Array, ...], Stats]:
         (values, stats), slot, stored = state, self._slot(block), self.ring.values
         buffer = lax.rem(self._place(block), _BUFFERS)
         narrow, wide = self.shared.narrow.at[buffer], self.shared.wide.at[buffer]

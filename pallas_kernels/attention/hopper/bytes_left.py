@@ -206,7 +206,9 @@ def widened_values(stored: Any, dtype: Any, fp8: bool) -> tuple[jax.Array, ...]:
             registers = np.empty(len(words), dtype=object)
             for i, word in enumerate(words):
                 registers[i] = llvm.bitcast(ir.VectorType.get((2,), kind), word)
-            found.append(fragmented(registers.reshape(mgpu.WGMMA_LAYOUT.registers_shape((ROWS, rows))), mgpu.WGMMA_LAYOUT))
+            found.append(
+                fragmented(registers.reshape(mgpu.WGMMA_LAYOUT.registers_shape((ROWS, rows))), mgpu.WGMMA_LAYOUT)
+            )
         return tuple(found)
 
     return widen(stored)

@@ -120,9 +120,7 @@ class Body(Items):
 
             @pl.when(some)
             def _() -> None:
-                compute(
-                    ItemRows(self.setup, refs, item, first + lax.rem(done, 2), position), results, scratch, ring
-                )
+                compute(ItemRows(self.setup, refs, item, first + lax.rem(done, 2), position), results, scratch, ring)
 
             return position + jnp.maximum(item.blocks.last - item.blocks.first, 0), done + jnp.where(some, 1, 0)
 

@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 import jax
 import jax.experimental.pallas as pl
@@ -21,12 +21,8 @@ from jax import lax
 from pallas_kernels.matmul.hopper.activation import activate_tile
 from pallas_kernels.matmul.hopper.group_tiles import send_rows
 from pallas_kernels.matmul.hopper.operand import ROWS, SWIZZLE_BYTES, in_stack, tile_transforms
-from pallas_kernels.matmul.schedule.hopper.fused_matmul import reads_residual
-from pallas_kernels.parts.hopper.prefetch import prefetch
 from pallas_kernels.parts.hopper.tile import Arithmetic, along
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
-
-_MOST_PREFETCHED: Final = 2**31  # elements of a matrix whose indices are int32
 
 
 @functools.partial(
@@ -102,7 +98,7 @@ class Store:
         ragged: Whether a block is stored as unswizzled rows: the result does not divide into whole (8, swizzle) tiles,
             or is one tile wide (see `make_store`).
         buffers: Blocks whose stores can be in flight.
-        fetches: Whether a residual is fetched into the buffers; else warpgroups read it into registers.
+        fetches: Whether a residual is fetched into the buffers.
     """
 
     rows: int
@@ -189,7 +185,15 @@ class Store:
 
 
 def make_store(
-    s: MatmulSchedule, shape: tuple[int, int], m: int, n: int, dtype: Any, epilogue: Epilogue, in_groups: bool = False
+    s: MatmulSchedule,
+    shape: tuple[int, int],
+    m: int,
+    n: int,
+    dtype: Any,
+    epilogue: Epilogue,
+    *,
+    in_groups: bool = False,
+    fetches: bool = False,
 ) -> Store:
     """Returns how warpgroups with accumulators of `shape` store an (M, N) result of `dtype`.
 
@@ -197,10 +201,9 @@ def make_store(
     from the copy: a block outside the result would overwrite the one inside. Such blocks are stored as plain rows,
     which keep every index.
 
-    If a residual is fetched while the products are summed, every block of the tile has its own buffer. With rows in
-    groups, a block may store only its first rows, which are stored as plain rows.
+    If a residual is fetched into the buffers while the products are summed, every block of the tile has its own. With
+    rows in groups, a block may store only its first rows, which are stored as plain rows.
     """
-    fetches = epilogue.residual is not None and not reads_residual(s, m, n, dtype.itemsize)
     covered_m, covered_n = s.block_m, s.block_n // (2 if epilogue.gated else 1)
     s = replace(s, tile_rows=shape[0], tile_columns=shape[1])
     (rows, width, buffers), swizzle = s.out_blocks(dtype.itemsize), SWIZZLE_BYTES // dtype.itemsize
@@ -240,12 +243,7 @@ class Ending:
 
     def begin(self, place: Any, row: Any, column: Any, shape: tuple[int, int]) -> None:
         """Starts to fetch the residual of the tile of `shape` at wgmma's `row` and `column`."""
-        if self.epilogue.residual is None:
-            return
         if not self.store.fetches:
-            residual = self.epilogue.residual
-            if len(residual.shape) == 2 and math.prod(residual.shape) < _MOST_PREFETCHED and not self.interpret:
-                prefetch(residual, row, column, shape)
             return
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # every block of the previous tile has left its buffer
         source = in_stack(self.epilogue.residual, place)
@@ -254,7 +252,15 @@ class Ending:
         for slot, (i, j) in enumerate(self._blocks(shape)):
             self.store.fetch(*self._buffer(slot), source, row + i, column + j, self.fetched)
 
-    def finish(self, tiles: tuple[Any, ...], place: Any, row: Any, column: Any, valid: Any = None) -> None:
+    def finish(
+        self,
+        tiles: tuple[Any, ...],
+        place: Any,
+        row: Any,
+        column: Any,
+        valid: Any = None,
+        residual: Callable[[int, int], Any] | None = None,
+    ) -> None:
         """Finishes the float32 tiles at wgmma's `row` and `column`, and starts their stores.
 
         Args:
@@ -263,6 +269,8 @@ class Ending:
             row: First row.
             column: First column.
             valid: Number of rows of the result to store; None for all.
+            residual: Shared memory of the residual of the block at a row and a column of the tile, if it is not in the
+                buffers.
         """
         if self.epilogue.scales is not None:
             tiles = (self._rescaled(tiles[0], self.epilogue.scales, place, row, column),)
@@ -272,16 +280,12 @@ class Ending:
         tile = self.epilogue.before_residual(tiles, bias, plgpu.Layout.WGMMA, self.interpret)
         if self.store.fetches:
             plgpu.barrier_wait(self.fetched)
-        else:
-            if self.epilogue.residual is not None:
-                source = in_stack(self.epilogue.residual, place)
-                part = source.at[pl.ds(row, tile.shape[0]), pl.ds(column, tile.shape[1])]
-                tile += plgpu.load(part, layout=plgpu.Layout.WGMMA, optimized=False).astype(jnp.float32)
+        elif residual is None:
             tile = tile.astype(self.out.dtype)
         if self.swap:
             row, column = column, row
             tile = plgpu.layout_cast(tile, plgpu.Layout.WGMMA_TRANSPOSED)
-        self._put(tile, in_stack(self.out, place), row, column, valid)
+        self._put(tile, in_stack(self.out, place), row, column, valid, residual)
 
     def _rescaled(self, tile: Any, scales: tuple[Any, Any], place: Any, row: Any, column: Any) -> Any:
         """Returns an integer tile multiplied by its row scales, then by its column scales."""
@@ -304,7 +308,15 @@ class Ending:
             tile = plgpu.layout_cast(tile, plgpu.Layout.WGMMA_TRANSPOSED)
         self._put(tile, self.out, row, column, None)
 
-    def _put(self, tile: Any, out: Any, row: Any, column: Any, valid: Any) -> None:
+    def _put(
+        self,
+        tile: Any,
+        out: Any,
+        row: Any,
+        column: Any,
+        valid: Any,
+        residual: Callable[[int, int], Any] | None = None,
+    ) -> None:
         """Writes a tile at (row, column) of the result, transposed with `swap`, block by block."""
         store, blocks = self.store, self._blocks(tile.shape)
 
@@ -318,7 +330,7 @@ class Ending:
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # every block of the previous tile has left its buffer
         if len(blocks) <= store.buffers:
             for index, block in enumerate(blocks):
-                self._write(tile, index, *block)
+                self._write(tile, index, *block, residual)
             plgpu.commit_smem()
             for index, block in enumerate(blocks):
                 send(index, *block)
@@ -326,20 +338,21 @@ class Ending:
         for index, block in enumerate(blocks):
             if index >= store.buffers:
                 plgpu.wait_smem_to_gmem(store.buffers - 1, wait_read_only=True)
-            self._write(tile, index, *block)
+            self._write(tile, index, *block, residual)
             plgpu.commit_smem()
             send(index, *block)
 
-    def _write(self, tile: Any, index: int, i: int, j: int) -> None:
-        """Writes a block into its buffer, added to a residual in it."""
+    def _write(self, tile: Any, index: int, i: int, j: int, residual: Callable[[int, int], Any] | None = None) -> None:
+        """Writes a block into its buffer, added to its residual in shared memory."""
         block = slice(i, i + self.store.rows), slice(j, j + self.store.width)
         buffer = self._buffer(index % self.store.buffers)[0]
         layout = plgpu.Layout.WGMMA
         if self.swap:
             block, buffer, layout = block[::-1], buffer.transpose((1, 0)), plgpu.Layout.WGMMA_TRANSPOSED
         part = tile if tile.shape == buffer.shape else tile[block]
-        if self.store.fetches:
-            part = (part + plgpu.load(buffer, layout=layout).astype(jnp.float32)).astype(buffer.dtype)
+        if self.store.fetches or residual is not None:
+            source = buffer if residual is None else residual(i, j)
+            part = (part + plgpu.load(source, layout=layout).astype(jnp.float32)).astype(buffer.dtype)
         buffer[...] = part
 
     def _blocks(self, shape: tuple[int, int]) -> list[tuple[int, int]]:

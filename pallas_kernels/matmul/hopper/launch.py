@@ -46,6 +46,7 @@ from pallas_kernels.matmul.schedule.hopper.fused_matmul import (
     residual_schedule,
     rows_at_once,
     split_k_schedules,
+    with_buffers,
 )
 from pallas_kernels.matmul.schedule.hopper.matmul import gradient_schedule, matmul_schedule
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
@@ -170,12 +171,10 @@ def matmul(
         sizes = {"itemsize": x.dtype.itemsize, "out_itemsize": out_dtype.itemsize}
         if schedule is None:
             choose = matmul_schedule if residual is None else residual_schedule
-            schedule = choose(m, k, n, stack=stack, transpose_w=transpose_w, **sizes)
-        schedule = (
-            schedule
-            if residual is None
-            else for_residual(schedule, m, w.shape[-2 if transpose_w else -1], out_dtype.itemsize)
-        )
+            same = {} if residual is None else {"same": out_dtype == x.dtype}
+            schedule = choose(m, k, n, stack=stack, transpose_w=transpose_w, **sizes, **same)
+        if residual is not None:
+            schedule = for_residual(schedule, m, x.shape[-1], residual.shape[-1], out_dtype == x.dtype)
         _check_schedule(schedule, **sizes)
         out = ring_matmul(
             x,
@@ -312,7 +311,7 @@ def _split(
         )
     parts, tiles = schedule
     if epilogue.residual is not None and parts == 1:
-        tiles = for_residual(tiles, *epilogue.residual.shape, out_dtype.itemsize)
+        tiles = with_buffers(tiles)
     splits = KSplits(count, length, parts)
     common: dict[str, Any] = {"schedule": tiles, "transpose_w": transpose_w, "interpret": interpret, "splits": splits}
     if parts == 1:

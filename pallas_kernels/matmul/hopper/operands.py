@@ -83,8 +83,9 @@ def check_chain(op: str, schedule: ChainSchedule, itemsize: int, transpose_w: bo
     """Raises `UnsupportedError` if a schedule of few rows does not suit operands of a size."""
     if not schedule.fits(itemsize, transpose_w):
         raise UnsupportedError(
-            f"{op}: expected a ChainSchedule with rows of (K, N) weights of at least 32 bytes, (N, K) weights for others"
-            f" than registers, and a k_step of 128 to 1024 bytes, got {schedule}, {transpose_w=} and {itemsize} bytes an element; use a MatmulSchedule."
+            f"{op}: expected a ChainSchedule with rows of (K, N) weights of at least 32 bytes, with (N, K) weights for"
+            f" others than registers, and a k_step of 128 to 1024 bytes, got {schedule}, {transpose_w=} and {itemsize}"
+            " bytes an element; use a MatmulSchedule."
         )
     check_shared_memory(op, schedule, schedule.shared_bytes(itemsize))
 

@@ -64,8 +64,8 @@ def begin_in_memory(
 
     Args:
         total: (64, columns), float32.
-        tile: (1, n, length), weights in shared memory along K, swizzled over 128 bytes. With fewer than 32 columns, what
-            lies after them is read as further rows, which are meaningless.
+        tile: (1, n, length), weights in shared memory along K, swizzled over 128 bytes. If n is less than 64, what lies
+            after them is read as further rows, which are meaningless.
         columns: (pieces, columns, length / pieces), the same.
         first: The first element of K.
         length: Elements of K of the stage.
