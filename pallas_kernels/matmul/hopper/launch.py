@@ -95,7 +95,7 @@ def matmul(
         residual: (M, N) or (..., M, N) of `out_dtype`, added after the activation.
         out_dtype: bfloat16, float16 or float32; that of `x` by default. The float32 value is rounded once.
         schedule: Tiles; chosen from the shape by default. The bits do not depend on it. A `SplitKSchedule` for split-K
-            contracts; a `ChainSchedule` for a single product with (K, N) weights and no residual.
+            contracts; a `ChainSchedule` for a single product without a residual.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU.
 
     Returns:
@@ -152,8 +152,8 @@ def matmul(
     else:
         if isinstance(schedule, SplitKSchedule):
             raise UnsupportedError(f"{_OP}: expected a MatmulSchedule where K is not cut, got {schedule}.")
-        if schedule is None and not (lead or transpose_w) and residual is None:
-            schedule = chain_schedule(m, k, n, itemsize=x.dtype.itemsize)
+        if schedule is None and not lead and residual is None:
+            schedule = chain_schedule(m, k, n, itemsize=x.dtype.itemsize, transpose_w=transpose_w)
         if isinstance(schedule, ChainSchedule):
             if lead or residual is not None:
                 raise UnsupportedError(

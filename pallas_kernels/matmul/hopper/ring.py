@@ -308,18 +308,6 @@ def _kernel(
             place = scheduler.place(block, tile)
             return place, 0 if plan.part_length is None else place.entry * plan.part_length
 
-        def copy_residual(place: Place, tile: Any, step: Any, slot: Any) -> None:
-            column, full = (
-                place.column + (step - plan.chains * plan.chain_steps) * s.k_step,
-                plan.full(scratch, tile, slot),
-            )
-            pieces = sum(operand.arrivals for operand in plan.copied)  # what the barrier of a stage counts
-            height = s.block_rows // pieces
-            for i in range(pieces):
-                at = pl.ds(place.row + i * height, height), pl.ds(column, s.k_step)
-                target = rows[1].at[slot, 0, pl.ds(i * height, height)]
-                plgpu.copy_gmem_to_smem(in_stack(epilogue.residual, place.entry).at[at], target, full)
-
         def copy(begun: tuple[Place, Any], tile: Any, step: Any, slot: Any) -> None:
             place, start = begun
             if not plan.more_steps:
@@ -327,7 +315,7 @@ def _kernel(
                 return
             operands = step < plan.chains * plan.chain_steps
             pl.when(operands)(lambda: copy_operands(place, start, tile, step, slot))
-            pl.when(~operands)(lambda: copy_residual(place, tile, step, slot))
+            pl.when(~operands)(lambda: _copy_residual(plan, scratch, epilogue, rows[1], place, tile, step, slot))
 
         def copy_operands(place: Place, start: Any, tile: Any, step: Any, slot: Any) -> None:
             starts = place.row, place.column
@@ -401,6 +389,20 @@ def _kernel(
         if sizes is not None:
             _fill_rest(plan, scheduler, ending, warpgroup, block, count)
         plgpu.wait_smem_to_gmem(0)
+
+
+def _copy_residual(
+    plan: _Plan, scratch: Scratch, epilogue: Epilogue, rows: Any, place: Place, tile: Any, step: Any, slot: Any
+) -> None:
+    """Starts the copies of 64 columns of a tile's residual, as many as a stage has operands."""
+    s, full = plan.schedule, plan.full(scratch, tile, slot)
+    column = place.column + (step - plan.chains * plan.chain_steps) * s.k_step
+    pieces = sum(operand.arrivals for operand in plan.copied)
+    height = s.block_rows // pieces
+    source = in_stack(epilogue.residual, place.entry)
+    for i in range(pieces):
+        at = pl.ds(place.row + i * height, height), pl.ds(column, s.k_step)
+        plgpu.copy_gmem_to_smem(source.at[at], rows.at[slot, 0, pl.ds(i * height, height)], full)
 
 
 def _turn(plan: _Plan, source: Any, target: Any) -> None:

@@ -68,8 +68,8 @@ class ChainSchedule:
         return -(-m // self.rows) * -(-n // self.columns)
 
 
-def chain_schedule(m: int, k: int, n: int, *, itemsize: int = 2) -> ChainSchedule | None:
-    """Returns the schedule of a single product with (K, N) weights, or None where others are faster.
+def chain_schedule(m: int, k: int, n: int, *, itemsize: int = 2, transpose_w: bool = False) -> ChainSchedule | None:
+    """Returns the schedule of a single product, or None where others are faster.
 
     Few rows of a long K and few columns, as measured on an H200 (`benchmarks/notes/matmul-hopper.md`). Short stages
     lose: each costs some 400 cycles besides its products.
@@ -79,6 +79,7 @@ def chain_schedule(m: int, k: int, n: int, *, itemsize: int = 2) -> ChainSchedul
         k: Length of the contracted dimension, at least 1.
         n: Columns of the weights, at least 1.
         itemsize: Bytes of an operand's element, 2 or 4.
+        transpose_w: Whether the weights are stored as (N, K).
 
     Example:
         >>> chain_schedule(8, 8192, 1280)
@@ -87,9 +88,13 @@ def chain_schedule(m: int, k: int, n: int, *, itemsize: int = 2) -> ChainSchedul
         ChainSchedule(columns=32, rows=32, k_step=384, stages=4)
         >>> chain_schedule(8, 4096, 14336) is None
         True
+        >>> chain_schedule(8, 4096, 1024, itemsize=4, transpose_w=True).source
+        'both'
     """
     if k < _LONG_K or n < _FEWEST_COLUMNS or m > _MOST_FEW_ROWS:
         return None
+    if transpose_w:
+        return _transposed(m, k, n, itemsize)
     form: tuple[int, int, int] | None
     if itemsize == 2:
         form = _of_16_bits(m, k, n)
@@ -104,6 +109,23 @@ def chain_schedule(m: int, k: int, n: int, *, itemsize: int = 2) -> ChainSchedul
     columns, rows, k_step = form
     stages = (SHARED_BYTES - _BARRIER_BYTES) // ((columns + rows) * k_step * itemsize)
     schedule = ChainSchedule(columns, rows, k_step, stages)
+    return schedule if schedule.blocks(m, n) <= SMS else None
+
+
+def _transposed(m: int, k: int, n: int, itemsize: int) -> ChainSchedule | None:
+    """Returns the schedule of a product with (N, K) weights, whose first arguments are as checked above."""
+    if n > _FEW_COLUMNS:
+        return None
+    if itemsize == 4:
+        schedule = ChainSchedule(32, 8, 256, 5, "both", 6)
+        if m > 8:
+            schedule = ChainSchedule(32, 16, 256, 4, "both", 6) if m <= 16 else ChainSchedule(32, 32, 128, 6, "memory")
+    elif m <= 16:
+        schedule = ChainSchedule(32, 8, 512, 5, "both") if m <= 8 else ChainSchedule(32, 16, 512, 4, "both")
+    elif n <= _FEWER_COLUMNS and m <= 32:
+        schedule = ChainSchedule(32, 16, 512, 4, "both")
+    else:
+        return None
     return schedule if schedule.blocks(m, n) <= SMS else None
 
 
