@@ -191,16 +191,16 @@ def start_values(
     return issue(stored, weights, *totals)
 
 
-def widened_values(stored: Any, dtype: Any, fp8: bool) -> tuple[jax.Array, ...]:
-    """Returns values^T, widened as in `start_values`, for `products.start`: (64, 128) for each 64 columns."""
+def widened_values(stored: Any, tiles: range, dtype: Any, fp8: bool) -> tuple[jax.Array, ...]:
+    """Returns values^T, widened as in `start_values`, for `products.start`: (64, 128) for each tile of 64 columns."""
     rows, columns = stored.shape
     kept = held((ROWS, rows), TILE, dtype)
 
-    @inline(plgpu.RefType(tiled(jnp.int8, columns)), result=(kept,) * (columns // ROWS))
+    @inline(plgpu.RefType(tiled(jnp.int8, columns)), result=(kept,) * len(tiles))
     def widen(stored: Any) -> Any:
         kind, at, found = ir.BF16Type.get() if dtype == jnp.bfloat16 else ir.F16Type.get(), _Place(stored), []
         text = widening(fp8, str(kind), _PAIRS)
-        for tile in range(columns // ROWS):
+        for tile in tiles:
             operands = _values_of_tile(at, tile, (rows, columns), text)
             words = [word for step in operands for word in step]
             registers = np.empty(len(words), dtype=object)

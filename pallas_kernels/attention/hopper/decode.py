@@ -25,13 +25,14 @@ from pallas_kernels.attention.hopper._decode_results import Results, store_colum
 from pallas_kernels.attention.hopper._item_rows import ItemRows
 from pallas_kernels.attention.hopper._items import Item, Items
 from pallas_kernels.attention.hopper._merge_loop import padded_splits
-from pallas_kernels.attention.hopper._pair_key_loop import PairKeyLoop
+from pallas_kernels.attention.hopper._part_key_loop import PartKeyLoop
 from pallas_kernels.attention.hopper._ring import Ring
 from pallas_kernels.attention.hopper._scratch import Scratch
 from pallas_kernels.attention.hopper._setup import Lengths
 from pallas_kernels.attention.hopper._swap import check_swap
 from pallas_kernels.attention.hopper.merge import merge
 from pallas_kernels.parts.hopper.stages import await_free, drain
+from pallas_kernels.parts.hopper.tile import ROWS
 
 
 @dataclass(frozen=True)
@@ -126,20 +127,28 @@ class Body(Items):
 
         return lax.fori_loop(0, self.count(worker), one, (jnp.int32(0), jnp.int32(0)))[0]
 
-    def weigh_keys(self, rows: ItemRows, _: Results, scratch: Scratch, ring: Any) -> None:
-        """Weighs the keys of a tile of rows."""
-        queries = scratch.queries.at[rows.slot]
+    def weigh_keys(self, part: int, rows: ItemRows, _: Results, scratch: Scratch, ring: Any) -> None:
+        """Weighs keys of a tile of rows, those of every second block if there are two such parts."""
+        queries, shared = scratch.queries.at[rows.slot], scratch.shared
         plgpu.barrier_wait(scratch.queries_full.at[rows.slot])
-        rows.scale_queries(queries)
-        free = partial(plgpu.barrier_arrive, scratch.queries_free.at[rows.slot])
-        rows.loop_as_columns(PairKeyLoop, queries, ring, scratch.shared, free).weigh_keys()
+        if part == 0:
+            rows.scale_queries(queries)
+            plgpu.barrier_arrive(shared.scaled.at[rows.slot])
+        plgpu.barrier_wait(shared.scaled.at[rows.slot])
+        rows.loop_as_columns(PartKeyLoop, queries, ring, shared, lambda: None).weigh_keys(part, self.schedule.parts[0])
+        plgpu.barrier_arrive(scratch.queries_free.at[rows.slot])
 
-    def add_values(self, rows: ItemRows, results: Results, scratch: Scratch, ring: Any) -> None:
-        """Adds the values of a tile of rows and stores what they give."""
+    def add_values(self, part: int, rows: ItemRows, results: Results, scratch: Scratch, ring: Any) -> None:
+        """Adds the values of a tile of rows, or a part of their columns, and stores what they give."""
         place, queries = self.place(rows.item), scratch.queries.at[rows.slot]
         target = results.of(place, rows.item.split, self.schedule.whole)
-        loop = rows.loop_as_columns(PairKeyLoop, queries, ring, scratch.shared, lambda: None)
-        store_columns(target.values, target.numbers, place, *loop.add_values(), self.rows, rows.interpret, True)
+        width = self.setup.value_size // self.schedule.parts[1]
+        tiles = range(part * width // ROWS, (part + 1) * width // ROWS)
+        loop = rows.loop_as_columns(PartKeyLoop, queries, ring, scratch.shared, lambda: None)
+        columns, stats = loop.add_values(tiles)
+        values = target.values if self.schedule.parts[1] == 1 else target.values.at[:, pl.ds(part * width, width)]
+        numbers, stats = (target.numbers, tuple(stats)) if part == 0 else ((), ())
+        store_columns(values, numbers, place, columns, stats, self.rows, rows.interpret, True)
 
     def one_item(self, rows: ItemRows, results: Results, scratch: Scratch, ring: Any) -> None:
         """Loops over the keys of a tile of rows and stores what they give."""
@@ -201,7 +210,7 @@ def decode(call: AttentionCall, body: Body) -> tuple[jax.Array, jax.Array]:
         ]
     run = _decode_launch.run
     if s.swap and call.key.dtype == jnp.int8:
-        run = _decode_launch.run_pairs if s.pairs else _decode_launch.run_bytes
+        run = _decode_launch.run_parts if s.parts[0] else _decode_launch.run_bytes
     packed: Any = body.packed(call.query)
     out, lse = run(replace(call, query=packed), body=body, fp8=fp8, outputs=outputs)
     if not s.whole:
