@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import jax
 import jax.experimental.pallas as pl
@@ -25,10 +25,12 @@ from pallas_kernels.attention.hopper.columns import scratch as column_scratch
 from pallas_kernels.parts.hopper.launch import launch
 from pallas_kernels.parts.hopper.tile import ROWS, tiled
 
+_Action = Literal["increase", "decrease"]
+
 _FEW_PARTS: Final = 2  # warpgroups that compute, which with the one that copies have registers enough
-_OF_WEIGHING: Final = (144, "increase")
-_OF_ADDING: Final = (88, "decrease")
-_OF_COPYING: Final = (40, "decrease")
+_OF_WEIGHING: Final[tuple[int, _Action]] = (144, "increase")
+_OF_ADDING: Final[tuple[int, _Action]] = (88, "decrease")
+_OF_COPYING: Final[tuple[int, _Action]] = (40, "decrease")
 
 
 def run(
@@ -220,7 +222,7 @@ def run_parts(
     return _launch(kernel, call, body, outputs, memory, warpgroups=weigh + add + 1)
 
 
-def _set_registers(computing: int, registers: tuple[int, str]) -> None:
+def _set_registers(computing: int, registers: tuple[int, _Action]) -> None:
     """Sets the registers of a thread where more than three warpgroups compute, or copy."""
     if computing > _FEW_PARTS:
         plgpu.set_max_registers(registers[0], action=registers[1])

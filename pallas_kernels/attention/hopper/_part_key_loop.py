@@ -127,7 +127,8 @@ class PartKeyLoop(ByteKeyLoop):
             return self._masked(self._finish_scores(started, 0, block), block), maximum
 
         scores = self._masked(self._finish_scores(self._start_scores(first), 0, first), first)
-        share(*lax.fori_loop(first + 1, last, one, (scores, filled_columns(LEAST))), last - 1)
+        scores, maximum = lax.fori_loop(first + 1, last, one, (scores, filled_columns(LEAST)))
+        share(scores, maximum, last - 1)
 
     def _share(self, scores: Tile, found: jax.Array, before: jax.Array, block: Any, *, tell: bool) -> jax.Array:
         """Shares the weights of a block, and returns the largest score so far, (8,).

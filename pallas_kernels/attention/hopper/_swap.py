@@ -30,8 +30,8 @@ def check_swap(body: Any, call: AttentionCall) -> None:
     suits = body.schedule.swap and stored.itemsize == 1 and body.schedule.workers == 1
     if (weigh or add) and not (suits and weigh in (1, 2) and add in (1, setup.value_size // ROWS)):
         raise UnsupportedError(
-            "attention on a Hopper GPU: expected 1 or 2 warpgroups that weigh keys and 1, or one for each 64 columns, that"
-            " add values, with swap, one worker and a cache of 8 bits alone, got"
+            "attention on a Hopper GPU: expected 1 or 2 warpgroups that weigh keys and 1, or one for each 64 columns,"
+            " that add values, with swap, one worker and a cache of 8 bits alone, got"
             f" {body.schedule}, values of {setup.value_size} and a cache of {stored}; take a schedule without parts."
         )
     if not body.schedule.swap:

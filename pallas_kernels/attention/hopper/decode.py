@@ -8,7 +8,6 @@ one block. Items are bound by memory: a warpgroup computes, another copies, bloc
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -147,8 +146,8 @@ class Body(Items):
         loop = rows.loop_as_columns(PartKeyLoop, queries, ring, scratch.shared, lambda: None)
         columns, stats = loop.add_values(tiles)
         values = target.values if self.schedule.parts[1] == 1 else target.values.at[:, pl.ds(part * width, width)]
-        numbers, stats = (target.numbers, tuple(stats)) if part == 0 else ((), ())
-        store_columns(values, numbers, place, columns, stats, self.rows, rows.interpret, True)
+        numbers, given = (target.numbers, tuple(stats)) if part == 0 else ((), ())
+        store_columns(values, numbers, place, columns, given, self.rows, rows.interpret, True)
 
     def one_item(self, rows: ItemRows, results: Results, scratch: Scratch, ring: Any) -> None:
         """Loops over the keys of a tile of rows and stores what they give."""
