@@ -28,9 +28,10 @@ from pallas_kernels.parts.hopper.tile import ROWS, tiled
 _Action = Literal["increase", "decrease"]
 
 _FEW_PARTS: Final = 2  # warpgroups that compute, which with the one that copies have registers enough
-_OF_WEIGHING: Final[tuple[int, _Action]] = (144, "increase")
+# Of two that weigh, two that add and one that copies: at most 96 on average, as many as a block of 640 threads gets.
+_OF_WEIGHING: Final[tuple[int, _Action]] = (136, "increase")
 _OF_ADDING: Final[tuple[int, _Action]] = (88, "decrease")
-_OF_COPYING: Final[tuple[int, _Action]] = (40, "decrease")
+_OF_COPYING: Final[tuple[int, _Action]] = (24, "decrease")
 
 
 def run(

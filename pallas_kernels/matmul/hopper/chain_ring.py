@@ -25,7 +25,6 @@ from pallas_kernels.parts.in_32_bits import in_32_bits
 
 _HEAD: Final = 2  # instructions that are in flight while a warpgroup does other things
 _STEP_BYTES: Final = 32  # of K in one instruction
-_CLUSTER: Final = "cluster"
 _GROUP: Final = 8  # tiles along the columns that are processed before the next rows
 
 
@@ -69,26 +68,22 @@ def chain_matmul(
     x_side = Operand(m, k, True, s.rows, loaded_rows(m, s.rows), swizzle, s.k_step)
     w_swizzle = swizzle if transpose_w else min(swizzle, s.columns)
     w_side = Operand(n, k, transpose_w, s.columns, s.columns, w_swizzle, s.k_step)
-    if w_side.ragged:  # pieces, in which every second 8 of wgmma's rows would not be swizzled as it reads them
-        s = replace(s, source="registers")
     scheduler = TileScheduler((), w_side.tiles, x_side.tiles, s.columns, s.rows, _GROUP, 0)
     ring = Ring.of(scheduler, -(-k // s.k_step), s.stages)
+    if w_side.ragged or not s.reads_inside(ring.stages):
+        # In pieces every second 8 of wgmma's rows would not be swizzled as it reads them.
+        s = replace(s, source="registers")
     columns = Columns(s.columns, size == 4 and not transpose_w)
     aliases = [side.ragged and not interpret for side in (w_side, x_side)]
-    cluster = None if s.cluster == 1 else _CLUSTER
     scratch = _Scratch(
         w=w_side.scratch(ring.stages, x.dtype, aliases[0]),
         x=x_side.scratch(ring.stages, x.dtype, aliases[1]),
         full=plgpu.Barrier(num_arrivals=w_side.pieces + x_side.pieces, num_barriers=ring.stages),
-        empty=plgpu.Barrier(num_barriers=ring.stages)
-        if cluster is None
-        else plgpu.ClusterBarrier(collective_axes=(cluster,), num_barriers=ring.stages),
+        empty=plgpu.Barrier(num_barriers=ring.stages),
     )
 
     def kernel(x: Any, w: Any, epilogue: Epilogue, out: Any, scratch: _Scratch) -> None:
         warpgroup, block = here()
-        if cluster is not None:
-            block = block * s.cluster + lax.axis_index(cluster)
         place = scheduler.place(block, 0)
         (w_read, w_copied), (x_read, x_copied) = (
             tuple(ref) if alias else (ref, ref) for ref, alias in zip(scratch[:2], aliases, strict=True)
@@ -99,7 +94,7 @@ def chain_matmul(
             def copy(_: Any, __: Any, step: Any, slot: Any) -> None:
                 k, full = step * s.k_step, scratch.full.at[slot]
                 w_side.copy([w], w_copied, place.row, k, slot, full)
-                x_side.copy([x], x_copied, place.column, k, slot, full, cluster)
+                x_side.copy([x], x_copied, place.column, k, slot, full)
 
             ring.produce(1, scratch.empty, lambda _: None, copy)
 
@@ -117,9 +112,8 @@ def chain_matmul(
         "matmul_chain",
         kernel,
         out,
-        {"block": scheduler.blocks // s.cluster},
+        {"block": scheduler.blocks},
         [scratch],
-        cluster=None if cluster is None else {cluster: s.cluster},
         warpgroups={"warpgroup": 2},
         interpret=interpret,
     )

@@ -84,13 +84,8 @@ class Operand:
             return tiled
         return plgpu.RefUnion(tiled, plgpu.SMEM(self.shape(stages), dtype, transforms=transforms[1:]))
 
-    def copy(
-        self, sources: Any, target: Any, start: Any, k: Any, slot: Any, barrier: Any, cluster: str | None = None
-    ) -> None:
-        """Starts the copies of one stage: rows (or columns) from `start` on, K from `k` on.
-
-        With the name of a `cluster` axis, its blocks copy the same, each a part of it for all of them.
-        """
+    def copy(self, sources: Any, target: Any, start: Any, k: Any, slot: Any, barrier: Any) -> None:
+        """Starts the copies of one stage: rows (or columns) from `start` on, K from `k` on."""
         size = pl.ds(start, self.loaded)
         for index, source in enumerate(sources):
             for piece in range(self.pieces):
@@ -101,7 +96,7 @@ class Operand:
                     place = place.at[pl.ds(0, self.loaded)]
                 else:
                     window = source.at[pl.ds(k, self.k_step), size]
-                plgpu.copy_gmem_to_smem(window, place, barrier, collective_axes=cluster)
+                plgpu.copy_gmem_to_smem(window, place, barrier)
 
     def read(self, ref: Any, slot: Any, source: int, piece: int, pieces: int, part: Any) -> Any:
         """Returns the rows or columns `part` of piece `piece` of `pieces` of a stage, as (part, K).

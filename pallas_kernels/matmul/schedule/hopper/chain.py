@@ -16,7 +16,8 @@ _FEW_COLUMNS: Final = 2048
 _FEWER_COLUMNS: Final = 1280
 _LONGER_K: Final = 8192
 _MOST_FEW_ROWS: Final = 64
-_READ_COLUMNS: Final = 40
+_FEW_ROWS: Final = 32
+_READ_COLUMNS: Final = 40  # of weights in shared memory, from the first of a tile on
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class ChainSchedule:
         stages: Stages in shared memory, at least 2.
         source: Where wgmma reads the weights: from registers, or, of (N, K) weights, from shared memory, or a few steps
             of K from there and the others from registers.
+        queued: With both, steps of K of each half of a stage that are read from shared memory. They wait in line at the
+            tensor core while a warpgroup waits for other things.
     """
 
     columns: int
@@ -38,7 +41,6 @@ class ChainSchedule:
     stages: int
     source: Literal["registers", "memory", "both"] = "registers"
     queued: int = 4
-    cluster: int = 1
 
     def __post_init__(self) -> None:
         if self.columns not in _COLUMNS:
@@ -51,13 +53,19 @@ class ChainSchedule:
     def fits(self, itemsize: int, transpose_w: bool) -> bool:
         """Returns whether operands of a size can be multiplied so; `transpose_w` for (N, K) weights."""
         step = self.k_step * itemsize
-        # wgmma reads more columns than a tile has; those are meaningless, but have to be shared memory of the block.
-        inside = self.columns + self.stages * self.rows >= _READ_COLUMNS
         if self.source == "registers":
             whole = transpose_w or self.columns * itemsize >= 32
         else:
-            whole = transpose_w and inside and step % (2 * _STEP_BYTES) == 0
+            whole = transpose_w and self.reads_inside(self.stages) and step % (2 * _STEP_BYTES) == 0
         return whole and step % _STEP_BYTES == 0 and step <= _MOST_STEP_BYTES
+
+    def reads_inside(self, stages: int) -> bool:
+        """Returns whether wgmma, which reads more columns than a tile has, reads only stages: the others do not count.
+
+        Args:
+            stages: Stages of the weights, which those of the activations follow.
+        """
+        return self.columns + stages * self.rows >= _READ_COLUMNS
 
     def shared_bytes(self, itemsize: int) -> int:
         """Returns the shared memory of a block."""
@@ -114,16 +122,17 @@ def chain_schedule(m: int, k: int, n: int, *, itemsize: int = 2, transpose_w: bo
 
 def _transposed(m: int, k: int, n: int, itemsize: int) -> ChainSchedule | None:
     """Returns the schedule of a product with (N, K) weights, whose first arguments are as checked above."""
+    few = n <= _FEWER_COLUMNS
     if n > _FEW_COLUMNS:
         return None
     if itemsize == 4:
-        schedule = ChainSchedule(32, 8, 256, 5, "both", 6)
-        if m > 8:
-            schedule = ChainSchedule(32, 16, 256, 4, "both", 6) if m <= 16 else ChainSchedule(32, 32, 128, 6, "memory")
-    elif m <= 16:
+        schedule = ChainSchedule(32, 32, 128, 6, "memory")
+        if m <= _FEW_ROWS:
+            schedule = ChainSchedule(32, 8, 256, 5, "both", 6) if m <= 8 else ChainSchedule(32, 16, 256, 4, "both", 6)
+    elif m <= 16 or (few and m <= _FEW_ROWS):
         schedule = ChainSchedule(32, 8, 512, 5, "both") if m <= 8 else ChainSchedule(32, 16, 512, 4, "both")
-    elif n <= _FEWER_COLUMNS and m <= 32:
-        schedule = ChainSchedule(32, 16, 512, 4, "both")
+    elif few and k >= _LONGER_K:
+        schedule = ChainSchedule(32, 32, 256, 6, "memory")
     else:
         return None
     return schedule if schedule.blocks(m, n) <= SMS else None
