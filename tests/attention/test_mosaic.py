@@ -44,8 +44,6 @@ DECODE: Final = DecodeSchedule(stages=2, blocks=2)
 WHOLE: Final = dataclasses.replace(DECODE, whole=True)
 SWAP: Final = dataclasses.replace(DECODE, swap=True)
 WORKERS: Final = dataclasses.replace(SWAP, workers=2)
-PARTS: Final = dataclasses.replace(SWAP, parts=(1, 1))
-MORE_PARTS: Final = dataclasses.replace(SWAP, parts=(2, 2))
 ONE_STAGE: Final = dataclasses.replace(DECODE, stages=1, byte_stages=3)
 SWAP_CONTRACT: Final = SplitAttentionContract(split=256)  # keys as rows are 128
 
@@ -135,23 +133,6 @@ CASES: Final = {
         (269, 3), (3, 1), (300, 5), 2, SWAP, False, (40, 1), 64, 128, contract=SWAP_CONTRACT
     ),
     "decode, keys as rows, int8": Case((298, 130), (2, 1), (300, 131), 3, SWAP, stored="int8", contract=SWAP_CONTRACT),
-    "decode, keys as rows, int8, two warpgroups": Case(
-        (298, 130), (2, 1), (300, 131), 3, PARTS, stored="int8", contract=SWAP_CONTRACT
-    ),
-    "decode, keys as rows, int8, four warpgroups": Case(
-        (298, 130), (2, 1), (300, 131), 3, MORE_PARTS, stored="int8", size=128, contract=SWAP_CONTRACT
-    ),
-    "decode, keys as rows, fp8, window, three warpgroups": Case(
-        (269, 3),
-        (3, 1),
-        (300, 5),
-        2,
-        dataclasses.replace(SWAP, parts=(2, 1)),
-        False,
-        (40, 1),
-        stored="float8_e4m3fn",
-        contract=SWAP_CONTRACT,
-    ),
     "decode, keys as rows, fp8, window, pages": Case(
         (269, 3), (3, 1), (300, 5), 2, WORKERS, False, (40, 1), 64, 128, stored="float8_e4m3fn", contract=SWAP_CONTRACT
     ),
@@ -277,7 +258,7 @@ def test_interpreted_kernels_attend(name: str, races: Races) -> None:
 def test_8_bits_have_the_bits_of_their_contract(name: str) -> None:
     case = CASES[name]
     query, *caches = data(case)
-    schedule = dataclasses.replace(case.schedule, workers=1, parts=(0, 0)) if "decode" in name else case.schedule
+    schedule = dataclasses.replace(case.schedule, workers=1) if "decode" in name else case.schedule
     wide = functools.partial(attend, case._replace(stored=None, schedule=schedule))
     for ours, theirs in zip(plain(name), composed(wide, query, caches, case.scales, heads=False), strict=True):
         assert_bits_equal(ours, theirs)

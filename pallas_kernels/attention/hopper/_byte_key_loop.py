@@ -35,16 +35,14 @@ class LeftStages(NamedTuple):
     found: Any
 
     @classmethod
-    def types(
-        cls, workers: int, stages: int, source: KeySource, size: int, value_size: int, adders: int = 1
-    ) -> "LeftStages":
-        """Returns the types; `adders` warpgroups of a worker read values."""
+    def types(cls, workers: int, stages: int, source: KeySource, size: int, value_size: int) -> "LeftStages":
+        """Returns the types."""
         every = workers * stages
         keys, values = (
             Bytes(
                 stored=plgpu.SMEM((every, source.block, width), jnp.int8, transforms=tiled(jnp.int8, width)),
                 full=plgpu.Barrier(num_arrivals=source.copies, num_barriers=every + more * workers),
-                free=plgpu.Barrier(num_arrivals=adders if more else 1, num_barriers=every),
+                free=plgpu.Barrier(num_barriers=every),
             )
             for more, width in enumerate((size, value_size))
         )

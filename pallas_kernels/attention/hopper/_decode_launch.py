@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.experimental.pallas as pl
@@ -16,7 +16,6 @@ from pallas_kernels.attention.hopper._byte_ring import ByteRing, Bytes
 from pallas_kernels.attention.hopper._decode_results import Results
 from pallas_kernels.attention.hopper._key_loop import Spilled
 from pallas_kernels.attention.hopper._keys import KeySource
-from pallas_kernels.attention.hopper._part_key_loop import PartShared
 from pallas_kernels.attention.hopper._ring import Ring, Stages
 from pallas_kernels.attention.hopper._scratch import Scratch
 from pallas_kernels.attention.hopper._setup import FAST
@@ -24,14 +23,6 @@ from pallas_kernels.attention.hopper._swapped_key_loop import Shared
 from pallas_kernels.attention.hopper.columns import scratch as column_scratch
 from pallas_kernels.parts.hopper.launch import launch
 from pallas_kernels.parts.hopper.tile import ROWS, tiled
-
-_Action = Literal["increase", "decrease"]
-
-_FEW_PARTS: Final = 2  # warpgroups that compute, which with the one that copies have registers enough
-# Of two that weigh, two that add and one that copies: at most 96 on average, as many as a block of 640 threads gets.
-_OF_WEIGHING: Final[tuple[int, _Action]] = (136, "increase")
-_OF_ADDING: Final[tuple[int, _Action]] = (88, "decrease")
-_OF_COPYING: Final[tuple[int, _Action]] = (24, "decrease")
 
 
 def run(
@@ -125,16 +116,6 @@ class _ByteMemory(NamedTuple):
     ring: LeftStages
 
 
-class _PartMemory(NamedTuple):
-    """The same of `run_parts`."""
-
-    queries: Any
-    queries_full: Any
-    queries_free: Any
-    shared: PartShared
-    ring: LeftStages
-
-
 def run_bytes(
     call: AttentionCall, *, body: Any, fp8: bool, outputs: list[jax.ShapeDtypeStruct]
 ) -> tuple[jax.Array, jax.Array]:
@@ -178,55 +159,6 @@ def run_bytes(
     ring = LeftStages.types(s.workers, s.byte_stages, setup.source, setup.size, setup.value_size)
     memory = _ByteMemory(*_rows(body, dtype, s.workers), shared=shared, ring=ring)
     return _launch(kernel, call, body, outputs, memory, warpgroups=2 * s.workers)
-
-
-def run_parts(
-    call: AttentionCall, *, body: Any, fp8: bool, outputs: list[jax.ShapeDtypeStruct]
-) -> tuple[jax.Array, jax.Array]:
-    """Launches the kernel in which several warpgroups share an item: see `PartKeyLoop`; arguments as for `run`."""
-    s, setup, dtype = body.schedule, body.setup, call.query[0].dtype
-    weigh, add = s.parts
-
-    def kernel(given: AttentionCall, values: Any, of_rows: Any, memory: _PartMemory) -> None:
-        warpgroup = lax.axis_index("warpgroup")
-        ring = LeftRing(0, 1, s.byte_stages, setup.source, fp8, bool(setup.interpret), *memory.ring)
-        scratch = Scratch(memory.queries, memory.queries_full, memory.queries_free, None, memory.shared)
-        results = Results(values, of_rows)
-
-        def fill(item: Any, position: Any) -> None:
-            ring.fill(item.blocks, position, (given.key, given.value), given.page_table, item.sequence, item.head)
-
-        for part in range(weigh):
-
-            @pl.when(warpgroup == part)
-            def _(part: int = part) -> None:
-                _set_registers(weigh + add, _OF_WEIGHING)
-                weighed = body.compute(0, given, results, scratch, ring, partial(body.weigh_keys, part))
-                memory.shared.drain(weighed, part, weigh)
-
-        for part in range(add):
-
-            @pl.when(warpgroup == weigh + part)
-            def _(part: int = part) -> None:
-                _set_registers(weigh + add, _OF_ADDING)
-                body.compute(0, given, results, scratch, ring, partial(body.add_values, part))
-
-        @pl.when(warpgroup == weigh + add)
-        def _() -> None:
-            _set_registers(weigh + add, _OF_COPYING)
-            body.produce(0, given, scratch, fill, ring)
-
-    ring = LeftStages.types(1, s.byte_stages, setup.source, setup.size, setup.value_size, add)
-    queries, full, _ = _rows(body, dtype, 1)
-    free = plgpu.Barrier(num_arrivals=weigh, num_barriers=2)
-    memory = _PartMemory(queries, full, free, shared=PartShared.types(dtype, weigh, add), ring=ring)
-    return _launch(kernel, call, body, outputs, memory, warpgroups=weigh + add + 1)
-
-
-def _set_registers(computing: int, registers: tuple[int, _Action]) -> None:
-    """Sets the registers of a thread where more than three warpgroups compute, or copy."""
-    if computing > _FEW_PARTS:
-        plgpu.set_max_registers(registers[0], action=registers[1])
 
 
 def _rows(body: Any, dtype: Any, workers: int) -> tuple[Any, Any, Any]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import jax
 import jax.experimental.pallas as pl
@@ -26,8 +26,6 @@ from pallas_kernels.parts.hopper.products import WIDEST
 from pallas_kernels.parts.hopper.tile import ROW, ROWS, Arithmetic
 
 _WIDEST_OF_FOUR: Final = 128  # columns of an instruction; where there are four warpgroups, ptxas takes no wider ones
-
-Loop = TypeVar("Loop", bound=SwappedKeyLoop)
 
 
 @dataclass(frozen=True)
@@ -97,20 +95,10 @@ class ItemRows:
         self, queries: Any, ring: Any, shared: Any, after_scores: Callable[[], None]
     ) -> tuple[tuple[jax.Array, ...], Stats]:
         """Loops over the keys with the rows as wgmma's columns."""
-        form: type[SwappedKeyLoop] = SwappedKeyLoop
+        form: Callable[..., SwappedKeyLoop] = SwappedKeyLoop
         if isinstance(ring, LeftRing):
-            self.scale_queries(queries)
+            scale_queries(queries, self.factors(self.refs.key_scale), self.setup.unit, self.interpret)
             form = ByteKeyLoop
-        return self.loop_as_columns(form, queries, ring, shared, after_scores).run()
-
-    def scale_queries(self, queries: Any) -> None:
-        """Multiplies queries in shared memory by the scales of their keys of 8 bits."""
-        scale_queries(queries, self.factors(self.refs.key_scale), self.setup.unit, self.interpret)
-
-    def loop_as_columns(
-        self, form: type[Loop], queries: Any, ring: Any, shared: Any, after_scores: Callable[[], None]
-    ) -> Loop:
-        """Returns a loop over the keys with the rows as wgmma's columns."""
         return form(
             factor=self.setup.scoring.factor,
             mask_bounds=self.setup.mask_bounds,
@@ -123,7 +111,7 @@ class ItemRows:
             shared=shared,
             after_scores=after_scores,
             interpret=self.interpret,
-        )
+        ).run()
 
     def key_loop(
         self, queries: Any, ring: Ring, spilled: Any, after_scores: Callable[[], None]

@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 from pallas_kernels.attention.hopper._key_loop import Spilled
+from pallas_kernels.attention.hopper._swapped_key_loop import Shared
 
 
 class Scratch(NamedTuple):
@@ -13,11 +14,11 @@ class Scratch(NamedTuple):
         queries_full: A barrier for each.
         queries_free: The same.
         spilled: Results of all splits but the last, of items with more than one.
-        shared: Of a `SwappedKeyLoop`, a `Shared`; of a `PartKeyLoop`, a `PartShared`; None for others.
+        shared: Of a `SwappedKeyLoop`.
     """
 
     queries: Any
     queries_full: Any
     queries_free: Any
     spilled: Spilled | None
-    shared: Any
+    shared: Shared | None

@@ -11,7 +11,7 @@ _OF_BYTES: Final = 128  # widest heads of 8 bits: a row lies in one swizzled til
 
 
 def check_swap(body: Any, call: AttentionCall) -> None:
-    """Checks a schedule's `swap`, `workers` and `parts`.
+    """Checks a schedule's `swap` and `workers`.
 
     Args:
         body: The kernel's program, a `decode.Body`.
@@ -25,14 +25,6 @@ def check_swap(body: Any, call: AttentionCall) -> None:
         raise UnsupportedError(
             "attention on a Hopper GPU: expected several walkers with swap and a cache of 8 bits alone, got"
             f" {body.schedule} and a cache of {stored}."
-        )
-    weigh, add = body.schedule.parts
-    suits = body.schedule.swap and stored.itemsize == 1 and body.schedule.workers == 1
-    if (weigh or add) and not (suits and weigh in (1, 2) and add in (1, setup.value_size // ROWS)):
-        raise UnsupportedError(
-            "attention on a Hopper GPU: expected 1 or 2 warpgroups that weigh keys and 1, or one for each 64 columns,"
-            " that add values, with swap, one worker and a cache of 8 bits alone, got"
-            f" {body.schedule}, values of {setup.value_size} and a cache of {stored}; take a schedule without parts."
         )
     if not body.schedule.swap:
         return

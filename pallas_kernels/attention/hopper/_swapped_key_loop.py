@@ -77,7 +77,7 @@ class SwappedKeyLoop:
         queries: Shared memory (8, H).
         ring: The pipeline of the blocks, a `Ring`.
         position: Pipeline position of the first block.
-        shared: Additional shared memory, a `Shared`.
+        shared: Additional shared memory.
         after_scores: Called after the last read of the queries.
         interpret: Whether the kernel runs in Mosaic's interpreter.
     """
@@ -90,7 +90,7 @@ class SwappedKeyLoop:
     queries: Any
     ring: Any
     position: Any
-    shared: Any
+    shared: Shared
     after_scores: Callable[[], None]
     interpret: bool
 

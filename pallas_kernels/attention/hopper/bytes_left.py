@@ -14,14 +14,13 @@ from typing import Any, Final
 import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, nvvm
 
 from pallas_kernels.attention.hopper.columns import COLUMNS, Tile
 from pallas_kernels.attention.hopper.widen import in_units, widening
-from pallas_kernels.parts.hopper.inline import fragmented, held, inline
+from pallas_kernels.parts.hopper.inline import inline
 from pallas_kernels.parts.hopper.products import (
     accumulated,
     accumulator,
@@ -181,52 +180,25 @@ def start_values(
 
     @inline(*types, result=(tile_type(COLUMNS),) * len(totals))
     def issue(stored: Any, weights: Any, *totals: Any) -> Any:
-        kind, at = ir.MemRefType(weights.type).element_type, _Place(stored)
+        kind = ir.MemRefType(weights.type).element_type
         text = widening(fp8, str(kind), _PAIRS)
-        return tuple(
-            _multiply(total, _values_of_tile(at, tile, (rows, columns), text), weights, kind)
-            for tile, total in enumerate(totals)
-        )
-
-    return issue(stored, weights, *totals)
-
-
-def widened_values(stored: Any, tiles: range, dtype: Any, fp8: bool) -> tuple[jax.Array, ...]:
-    """Returns values^T, widened as in `start_values`, for `products.start`: (64, 128) for each tile of 64 columns."""
-    rows, columns = stored.shape
-    kept = held((ROWS, rows), TILE, dtype)
-
-    @inline(plgpu.RefType(tiled(jnp.int8, columns)), result=(kept,) * len(tiles))
-    def widen(stored: Any) -> Any:
-        kind, at, found = ir.BF16Type.get() if dtype == jnp.bfloat16 else ir.F16Type.get(), _Place(stored), []
-        text = widening(fp8, str(kind), _PAIRS)
-        for tile in tiles:
-            operands = _values_of_tile(at, tile, (rows, columns), text)
-            words = [word for step in operands for word in step]
-            registers = np.empty(len(words), dtype=object)
-            for i, word in enumerate(words):
-                registers[i] = llvm.bitcast(ir.VectorType.get((2,), kind), word)
-            found.append(
-                fragmented(registers.reshape(mgpu.WGMMA_LAYOUT.registers_shape((ROWS, rows))), mgpu.WGMMA_LAYOUT)
-            )
+        at = _Place(stored)
+        # A matrix has 8 keys; a warp has 16 columns of every 64.
+        base, turn = at.row(at.matrix), arith.xori(at.warp, at.swizzle)
+        found = []
+        for tile, total in enumerate(totals):
+            chunk = arith.xori(turn, i32(tile * ROWS // _CHUNK))
+            place = _sum(base, _times(chunk, _CHUNK))
+            read = [_load(_sum(place, i32(key * columns)), transposed=True) for key in range(0, rows, 2 * _STEP)]
+            operands = []
+            for four in read:
+                for pair in (four[:2], four[2:]):
+                    low, high = (_widen(text, word) for word in pair)
+                    operands.append([*low, *high])
+            found.append(_multiply(total, operands, weights, kind))
         return tuple(found)
 
-    return widen(stored)
-
-
-def _values_of_tile(at: "_Place", tile: int, shape: tuple[int, int], text: str) -> list[list[Any]]:
-    """Returns the words of wgmma's rows for each step of keys: 64 columns of the values."""
-    rows, columns = shape
-    # A matrix has 8 keys; a warp has 16 columns of every 64.
-    base, turn = at.row(at.matrix), arith.xori(at.warp, at.swizzle)
-    place = _sum(base, _times(arith.xori(turn, i32(tile * ROWS // _CHUNK)), _CHUNK))
-    read = [_load(_sum(place, i32(key * columns)), transposed=True) for key in range(0, rows, 2 * _STEP)]
-    operands = []
-    for four in read:
-        for pair in (four[:2], four[2:]):
-            low, high = (_widen(text, word) for word in pair)
-            operands.append([*low, *high])
-    return operands
+    return issue(stored, weights, *totals)
 
 
 class _Place:

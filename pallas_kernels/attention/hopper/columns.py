@@ -96,35 +96,6 @@ def largest(tile: Tile, numbers: Any, interpret: bool) -> jax.Array:
     return find(*tile, numbers, filled_columns(0))
 
 
-def share_columns(numbers: jax.Array, shared: Any, interpret: bool) -> None:
-    """Writes numbers of columns (8,) to shared memory; there is no barrier."""
-    if interpret:
-        shared[...] = numbers
-        return
-
-    @inline(COLUMN, plgpu.RefType())
-    def write(numbers: Any, shared: Any) -> None:
-        thread = thread_of_warpgroup()
-        with mgpu.when(arith.cmpi(arith.CmpIPredicate.ult, thread, i32(COLUMNS // 2))):
-            vector.store(_pair(numbers), shared, [arith.index_cast(ir.IndexType.get(), _times(thread, 2))])
-
-    write(numbers, shared)
-
-
-def load_columns(shared: Any, interpret: bool) -> jax.Array:
-    """Returns numbers of columns (8,) that `share_columns` has written."""
-    if interpret:
-        return shared[...]
-
-    @inline(plgpu.RefType(), COLUMN, result=held((COLUMNS,), COLUMN))
-    def load(shared: Any, like: Any) -> Any:
-        first = _times(arith.remui(thread_of_warpgroup(), i32(4)), 2)
-        kind = ir.VectorType.get((2,), ir.F32Type.get())
-        return _of_columns(like, vector.load(kind, shared, [arith.index_cast(ir.IndexType.get(), first)]))
-
-    return load(shared, filled_columns(0))
-
-
 def share_transposed(weights: Tile, narrow: Any, wide: Any, interpret: bool) -> None:
     """Writes a tile to shared memory: transposed and rounded for wgmma, and unchanged for `add_rows_to_lanes`.
 

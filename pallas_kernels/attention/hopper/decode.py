@@ -24,14 +24,12 @@ from pallas_kernels.attention.hopper._decode_results import Results, store_colum
 from pallas_kernels.attention.hopper._item_rows import ItemRows
 from pallas_kernels.attention.hopper._items import Item, Items
 from pallas_kernels.attention.hopper._merge_loop import padded_splits
-from pallas_kernels.attention.hopper._part_key_loop import PartKeyLoop
 from pallas_kernels.attention.hopper._ring import Ring
 from pallas_kernels.attention.hopper._scratch import Scratch
 from pallas_kernels.attention.hopper._setup import Lengths
 from pallas_kernels.attention.hopper._swap import check_swap
 from pallas_kernels.attention.hopper.merge import merge
 from pallas_kernels.parts.hopper.stages import await_free, drain
-from pallas_kernels.parts.hopper.tile import ROWS
 
 
 @dataclass(frozen=True)
@@ -97,19 +95,9 @@ class Body(Items):
         drain((free,), ring.stages, filled)
 
     def compute(
-        self,
-        worker: Any,
-        refs: AttentionCall,
-        results: Results,
-        scratch: Scratch,
-        ring: Ring | LeftRing,
-        part: Callable[[ItemRows, Results, Scratch, Any], None] | None = None,
-    ) -> Any:
-        """Computes all items of a worker, given by its number in its block of the grid; returns how many blocks.
-
-        A warpgroup that computes a part of an item gives it: `weigh_keys` or `add_values`.
-        """
-        compute = self.one_item if part is None else part
+        self, worker: Any, refs: AttentionCall, results: Results, scratch: Scratch, ring: Ring | LeftRing
+    ) -> None:
+        """Computes all items of a worker, given by its number in its block of the grid."""
         first, worker = 2 * worker, self.number(worker)
         lengths = Lengths(refs.limits)
 
@@ -120,34 +108,13 @@ class Body(Items):
 
             @pl.when(some)
             def _() -> None:
-                compute(ItemRows(self.setup, refs, item, first + lax.rem(done, 2), position), results, scratch, ring)
+                self.one_item(
+                    ItemRows(self.setup, refs, item, first + lax.rem(done, 2), position), results, scratch, ring
+                )
 
             return position + jnp.maximum(item.blocks.last - item.blocks.first, 0), done + jnp.where(some, 1, 0)
 
-        return lax.fori_loop(0, self.count(worker), one, (jnp.int32(0), jnp.int32(0)))[0]
-
-    def weigh_keys(self, part: int, rows: ItemRows, _: Results, scratch: Scratch, ring: Any) -> None:
-        """Weighs keys of a tile of rows, those of every second block if there are two such parts."""
-        queries, shared = scratch.queries.at[rows.slot], scratch.shared
-        plgpu.barrier_wait(scratch.queries_full.at[rows.slot])
-        if part == 0:
-            rows.scale_queries(queries)
-            plgpu.barrier_arrive(shared.scaled.at[rows.slot])
-        plgpu.barrier_wait(shared.scaled.at[rows.slot])
-        rows.loop_as_columns(PartKeyLoop, queries, ring, shared, lambda: None).weigh_keys(part, self.schedule.parts[0])
-        plgpu.barrier_arrive(scratch.queries_free.at[rows.slot])
-
-    def add_values(self, part: int, rows: ItemRows, results: Results, scratch: Scratch, ring: Any) -> None:
-        """Adds the values of a tile of rows, or a part of their columns, and stores what they give."""
-        place, queries = self.place(rows.item), scratch.queries.at[rows.slot]
-        target = results.of(place, rows.item.split, self.schedule.whole)
-        width = self.setup.value_size // self.schedule.parts[1]
-        tiles = range(part * width // ROWS, (part + 1) * width // ROWS)
-        loop = rows.loop_as_columns(PartKeyLoop, queries, ring, scratch.shared, lambda: None)
-        columns, stats = loop.add_values(tiles)
-        values = target.values if self.schedule.parts[1] == 1 else target.values.at[:, pl.ds(part * width, width)]
-        numbers, given = (target.numbers, tuple(stats)) if part == 0 else ((), ())
-        store_columns(values, numbers, place, columns, given, self.rows, rows.interpret, True)
+        lax.fori_loop(0, self.count(worker), one, (jnp.int32(0), jnp.int32(0)))
 
     def one_item(self, rows: ItemRows, results: Results, scratch: Scratch, ring: Any) -> None:
         """Loops over the keys of a tile of rows and stores what they give."""
@@ -207,9 +174,7 @@ def decode(call: AttentionCall, body: Body) -> tuple[jax.Array, jax.Array]:
             jax.ShapeDtypeStruct((sequences, body.splits, padded, setup.value_size), jnp.float32),
             jax.ShapeDtypeStruct((sequences, 2, padded, padded_splits(body.splits)), jnp.float32),
         ]
-    run = _decode_launch.run
-    if s.swap and call.key.dtype == jnp.int8:
-        run = _decode_launch.run_parts if s.parts[0] else _decode_launch.run_bytes
+    run = _decode_launch.run_bytes if s.swap and call.key.dtype == jnp.int8 else _decode_launch.run
     packed: Any = body.packed(call.query)
     out, lse = run(replace(call, query=packed), body=body, fp8=fp8, outputs=outputs)
     if not s.whole:

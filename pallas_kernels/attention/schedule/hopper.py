@@ -90,8 +90,6 @@ class DecodeSchedule:
         swap: Whether keys are wgmma's rows and the rows of a tile, at most 8, its columns. Items then have one split.
         workers: Pairs of warpgroups in a block that copy and compute items of their own: with `swap` and an 8-bit
             cache, which then has no 16-bit stages. Each pair has `byte_stages`.
-        parts: Warpgroups that weigh the keys of an item, 1 or 2, and such that add its values, 1 or one for each 64 of
-            their columns: with `swap`, an 8-bit cache and one worker. (0, 0) for one warpgroup that does both.
     """
 
     stages: int = 3
@@ -101,7 +99,6 @@ class DecodeSchedule:
     registers: tuple[int, int, int] = (232, 40, 120)
     swap: bool = False
     workers: int = 1
-    parts: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
