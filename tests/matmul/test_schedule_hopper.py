@@ -102,6 +102,7 @@ def test_few_rows_of_few_columns_are_read_into_registers(itemsize: int) -> None:
         assert schedule.fits(itemsize, transpose_w=True)
         assert schedule.shared_bytes(itemsize) <= SHARED_BYTES
     others = ((65, 8192, 1280), (8, 2048, 2048), (8, 4096, 512), (8, 4096, 14336), (4096, 4096, 4096))
+    assert chain_schedule(8, 4100, 1024, itemsize=itemsize, transpose_w=True) is None  # K is no whole swizzled rows
     for stored in ({}, {"transpose_w": True}):
         assert [chain_schedule(*shape, itemsize=itemsize, **stored) for shape in others] == [None] * len(others)
 

@@ -188,11 +188,14 @@ def _sum(s: ChainSchedule, ring: Ring, scratch: _Scratch, w_side: Operand, inter
 
         return *go_on(total, rows, slot, half, following, 0), following, slot
 
+    if s.source == "registers":
+        plgpu.barrier_wait(scratch.full.at[0])
     total = plgpu.layout_cast(jnp.zeros((64, s.rows), jnp.float32), plgpu.Layout.WGMMA)
     if s.source == "memory":
         total, *_ = lax.fori_loop(0, ring.steps, add_stage, (total, jnp.int32(0), jnp.int32(0)))
     else:
-        plgpu.barrier_wait(scratch.full.at[0])
+        if s.source == "both":
+            plgpu.barrier_wait(scratch.full.at[0])
         total, *_ = lax.fori_loop(0, ring.steps, add, (total, load(0, 0), jnp.int32(0), jnp.int32(0)))
     if not interpret:
         total = wgmma_rows.finish(total)

@@ -152,7 +152,9 @@ def matmul(
     else:
         if isinstance(schedule, SplitKSchedule):
             raise UnsupportedError(f"{_OP}: expected a MatmulSchedule where K is not cut, got {schedule}.")
-        if schedule is None and not lead and residual is None:
+        # Of (N, K) weights, bfloat16 alone has been compared on a GPU.
+        served = not (lead or (transpose_w and x.dtype != jnp.bfloat16))
+        if schedule is None and served and residual is None:
             schedule = chain_schedule(m, k, n, itemsize=x.dtype.itemsize, transpose_w=transpose_w)
         if isinstance(schedule, ChainSchedule):
             if lead or residual is not None:
@@ -169,12 +171,13 @@ def matmul(
             w = w if transpose_w else pad(w, -1, schedule.columns)
             return unpad(chain_matmul(x, w, epilogue.padded(schedule.columns), **common), m, n)
         sizes = {"itemsize": x.dtype.itemsize, "out_itemsize": out_dtype.itemsize}
+        same = not lead and x.dtype == out_dtype == jnp.bfloat16
         if schedule is None:
             choose = matmul_schedule if residual is None else residual_schedule
-            same = {} if residual is None else {"same": out_dtype == x.dtype}
-            schedule = choose(m, k, n, stack=stack, transpose_w=transpose_w, **sizes, **same)
+            more = {} if residual is None else {"same": same}
+            schedule = choose(m, k, n, stack=stack, transpose_w=transpose_w, **sizes, **more)
         if residual is not None:
-            schedule = for_residual(schedule, m, x.shape[-1], residual.shape[-1], out_dtype == x.dtype)
+            schedule = for_residual(schedule, m, x.shape[-1], residual.shape[-1], same)
         _check_schedule(schedule, **sizes)
         out = ring_matmul(
             x,

@@ -91,9 +91,9 @@ def chain_schedule(m: int, k: int, n: int, *, itemsize: int = 2, transpose_w: bo
 
     Example:
         >>> chain_schedule(8, 8192, 1280)
-        ChainSchedule(columns=32, rows=8, k_step=512, stages=5)
+        ChainSchedule(columns=32, rows=8, k_step=512, stages=5, source='registers', queued=4)
         >>> chain_schedule(64, 8192, 1280)
-        ChainSchedule(columns=32, rows=32, k_step=384, stages=4)
+        ChainSchedule(columns=32, rows=32, k_step=384, stages=4, source='registers', queued=4)
         >>> chain_schedule(8, 4096, 14336) is None
         True
         >>> chain_schedule(8, 4096, 1024, itemsize=4, transpose_w=True).source
@@ -123,7 +123,7 @@ def chain_schedule(m: int, k: int, n: int, *, itemsize: int = 2, transpose_w: bo
 def _transposed(m: int, k: int, n: int, itemsize: int) -> ChainSchedule | None:
     """Returns the schedule of a product with (N, K) weights, whose first arguments are as checked above."""
     few = n <= _FEWER_COLUMNS
-    if n > _FEW_COLUMNS:
+    if n > _FEW_COLUMNS or k * itemsize % _STEP_BYTES:
         return None
     if itemsize == 4:
         schedule = ChainSchedule(32, 32, 128, 6, "memory")

@@ -53,19 +53,19 @@ def residual_steps(s: MatmulSchedule, m: int, k: int, n: int, same: bool) -> int
     """Returns how many steps of a tile bring the residual after those that bring the operands.
 
     A step brings what a step of the activations would, a swizzled row of the residual for each row of the tile. 0 if it
-    is fetched into the buffers of the result, which costs stages: where tiles end inside of the result, its dtype is
-    not that of the operands, or its rows are wgmma's columns.
+    is fetched into the buffers of the result, which costs stages: where tiles end inside of the result, `same` is
+    false, or the schedule is none of those with which the bits were compared on a GPU.
 
     Args:
         s: Schedule.
         m: Rows of the result.
         k: Length of the contracted dimension.
         n: Columns of the result.
-        same: Whether operands, of 2 bytes an element, and residual have one dtype.
+        same: Whether operands and residual are matrices of bfloat16.
     """
     whole = m % s.block_m == k % s.k_step == n % s.block_n == 0
-    fits = s.k_step == _STEP_COLUMNS and s.block_columns % _STEP_COLUMNS == 0 and same
-    return s.block_columns // _STEP_COLUMNS if whole and fits and not s.swap else 0
+    compared = (s.swap, s.split, s.warpgroups, s.block_columns, s.k_step) == (False, "rows", 2, 128, _STEP_COLUMNS)
+    return s.block_columns // _STEP_COLUMNS if whole and compared and same else 0
 
 
 def for_residual(schedule: MatmulSchedule, m: int, k: int, n: int, same: bool) -> MatmulSchedule:
