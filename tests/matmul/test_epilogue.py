@@ -35,6 +35,8 @@ RESIDUALS = {
     "wide persistent": ((130, 128, 136), True, "bfloat16", dataclasses.replace(WIDE, blocks=2)),
     "in turn": ((70, 128, 144), False, "float32", dataclasses.replace(WIDE, split="tiles", blocks=2)),
     "narrow ragged": ((13, 136, 72), True, "float32", NARROW),
+    "whole tiles": ((256, 192, 256), False, "bfloat16", dataclasses.replace(WIDE, tile_columns=128, blocks=3)),
+    "whole tiles in turn": ((128, 128, 192), True, "bfloat16", dataclasses.replace(WIDE, split="tiles", blocks=2)),
     "padded": ((9, 77, 21), False, "bfloat16", None),
 }
 PAIRS = {
@@ -57,7 +59,7 @@ SPLITS = {
 }
 
 
-@pytest.mark.tier("full", fast=("in turn",))
+@pytest.mark.tier("full", fast=("in turn", "whole tiles in turn"))
 @pytest.mark.parametrize("name", RESIDUALS)
 def test_activation_and_residual(name: str, races: Races) -> None:
     (m, k, n), transpose_w, out, schedule = RESIDUALS[name]

@@ -94,7 +94,7 @@ def test_every_schedule_finishes_the_float32_product(case: int) -> None:
             **common,
         )
 
-    found = fitting(some(SCHEDULES, case, 3), out, with_residual)
+    found = fitting(some(SCHEDULES, case, 3), out, (m, k, n) if with_residual else None)
     operands = [(array(kind, (m, k)), weights(k, n, transpose_w)) for kind in KINDS]
     compare(reference, {f"{label}, {s}": run(s) for label, s in {**found, "default": None}.items()}, operands)
 
@@ -226,9 +226,12 @@ def some(schedules: dict[str, MatmulSchedule], case: int, of: int) -> dict[str, 
     return {name: schedules[name] for name in list(schedules)[case % of :: of]}
 
 
-def fitting(schedules: dict[str, MatmulSchedule], out: str, residual: bool = False) -> dict[str, MatmulSchedule]:
+def fitting(
+    schedules: dict[str, MatmulSchedule], out: str, residual: tuple[int, int, int] | None = None
+) -> dict[str, MatmulSchedule]:
+    """The schedules that fit, with a residual for a product of this shape."""
     size = jnp.dtype(out).itemsize
-    held = {name: for_residual(s) if residual else s for name, s in schedules.items()}
+    held = {name: s if residual is None else for_residual(s, *residual, size == 2) for name, s in schedules.items()}
     return {name: schedules[name] for name, s in held.items() if s.shared_bytes(2, size) <= SHARED_BYTES}
 
 

@@ -40,6 +40,14 @@ CHAINS = [
     ChainSchedule(32, 8, 64, 4),
     ChainSchedule(64, 16, 128, 3),
 ]
+TRANSPOSED_CHAINS = [
+    ChainSchedule(8, 8, 256, 4),
+    ChainSchedule(64, 16, 128, 3),
+    ChainSchedule(16, 8, 256, 6, "memory"),
+    ChainSchedule(32, 32, 128, 4, "memory"),
+    ChainSchedule(32, 8, 256, 4, "both"),
+    ChainSchedule(16, 16, 256, 4, "both", 2),
+]
 KINDS = ("normal", "wide", "cancelling", "linspace", "inf")
 
 
@@ -80,7 +88,7 @@ def schedules(precision: str, m: int, k: int, n: int, transpose_w: bool) -> list
         [Tf32Schedule(dataclasses.replace(tiles, **change)) for change in changes],
         [s for s in found if not s.transposers and not s.from_registers],
         [s for s in found if s.transposers or s.from_registers],
-        [] if transpose_w else CHAINS,
+        TRANSPOSED_CHAINS if transpose_w else CHAINS,
     ]
 
 

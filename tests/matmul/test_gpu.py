@@ -56,6 +56,15 @@ CHAINS = {
     "64 columns": ChainSchedule(64, 32, 128, 4),
     "32 columns, 64 rows": ChainSchedule(32, 64, 256, 4),
 }
+# The same of weights stored as (N, K), also with wgmma's rows from shared memory.
+TRANSPOSED_CHAINS = {
+    **CHAINS,
+    "8 columns": ChainSchedule(8, 8, 512, 6),
+    "in memory": ChainSchedule(16, 16, 128, 6, "memory"),
+    "64 columns in memory": ChainSchedule(64, 8, 128, 4, "memory"),
+    "in both": ChainSchedule(32, 8, 256, 6, "both"),
+    "16 columns in both": ChainSchedule(16, 32, 512, 4, "both", 2),
+}
 
 
 def schedules(name: str, out_itemsize: int, every: int) -> dict[str, MatmulSchedule | ChainSchedule]:
@@ -66,7 +75,8 @@ def schedules(name: str, out_itemsize: int, every: int) -> dict[str, MatmulSched
         ranked = candidates(rows, k, n, transpose_w=transpose_w, out_itemsize=out_itemsize)
         found |= {f"{rows} rows: {label}": schedule for label, schedule in ranked.items()}
     found |= OTHERS
-    found |= {} if transpose_w else {f"in registers: {label}": schedule for label, schedule in CHAINS.items()}
+    chains = TRANSPOSED_CHAINS if transpose_w else CHAINS
+    found |= {f"in registers: {label}": schedule for label, schedule in chains.items()}
     distinct = {schedule: label for label, schedule in found.items()}
     return {label: schedule for schedule, label in list(distinct.items())[::every]}
 

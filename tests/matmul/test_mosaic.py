@@ -41,6 +41,10 @@ INTERPRETED = {
     "columns in registers": ((5, 264, 80), False, "bfloat16", ChainSchedule(32, 8, 128, 2)),
     "columns in registers, ragged": ((20, 136, 48), False, "float32", ChainSchedule(16, 16, 64, 3)),
     "columns in registers, padded": ((9, 77, 21), False, "float32", ChainSchedule(64, 8, 128, 2)),
+    "columns in registers, transposed": ((5, 264, 80), True, "bfloat16", ChainSchedule(8, 8, 128, 2)),
+    "columns in memory": ((5, 256, 80), True, "float32", ChainSchedule(16, 8, 128, 3, "memory")),
+    "columns in both": ((13, 384, 72), True, "float32", ChainSchedule(32, 8, 128, 2, "both", 2)),
+    "columns in both, ragged": ((9, 264, 20), True, "bfloat16", ChainSchedule(16, 8, 128, 3, "both", 2)),
     "padded": ((9, 77, 21), False, "float32", None),
     "padded, transposed": ((9, 77, 21), True, "float32", None),
 }
@@ -156,8 +160,8 @@ def test_unaligned_operands_are_padded() -> None:
         ({"out_dtype": "float64"}, "expected out_dtype"),
         ({"schedule": dataclasses.replace(WIDE, stages=60)}, "shared memory"),
         ({"schedule": ChainSchedule(32, 8, 256, 60)}, "shared memory"),
-        ({"schedule": ChainSchedule(8, 8, 256, 3)}, "rows of them of at least 32 bytes"),
-        ({"schedule": ChainSchedule(32, 8, 256, 3), "transpose_w": True}, r"weights \(K, N\) for a ChainSchedule"),
+        ({"schedule": ChainSchedule(8, 8, 256, 3)}, r"rows of \(K, N\) weights of at least 32 bytes"),
+        ({"schedule": ChainSchedule(32, 8, 256, 3, "memory")}, r"with \(N, K\) weights for others"),
         ({"schedule": ChainSchedule(32, 8, 256, 3), "residual": ones((2, 8), jnp.bfloat16)}, "or a residual"),
     ],
 )

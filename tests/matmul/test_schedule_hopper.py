@@ -94,10 +94,17 @@ def test_few_rows_of_few_columns_are_read_into_registers(itemsize: int) -> None:
     of_16_bits = (chain_schedule(m, 8192, 1280) for m in (32, 64))
     for schedule in (*found, *(of_16_bits if itemsize == 2 else ())):
         assert schedule is not None
-        assert schedule.fits(itemsize)
+        assert schedule.fits(itemsize, transpose_w=False)
+        assert schedule.shared_bytes(itemsize) <= SHARED_BYTES
+    for m in (1, 16, 32, 64) if itemsize == 4 else (1, 16, 32):
+        schedule = chain_schedule(m, 4096, 1024, itemsize=itemsize, transpose_w=True)
+        assert schedule is not None
+        assert schedule.fits(itemsize, transpose_w=True)
         assert schedule.shared_bytes(itemsize) <= SHARED_BYTES
     others = ((65, 8192, 1280), (8, 2048, 2048), (8, 4096, 512), (8, 4096, 14336), (4096, 4096, 4096))
-    assert [chain_schedule(*shape, itemsize=itemsize) for shape in others] == [None] * len(others)
+    assert chain_schedule(8, 4100, 1024, itemsize=itemsize, transpose_w=True) is None  # K is no whole swizzled rows
+    for stored in ({}, {"transpose_w": True}):
+        assert [chain_schedule(*shape, itemsize=itemsize, **stored) for shape in others] == [None] * len(others)
 
 
 @pytest.mark.parametrize(

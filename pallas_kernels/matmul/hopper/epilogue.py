@@ -98,6 +98,7 @@ class Store:
         ragged: Whether a block is stored as unswizzled rows: the result does not divide into whole (8, swizzle) tiles,
             or is one tile wide (see `make_store`).
         buffers: Blocks whose stores can be in flight.
+        fetches: Whether a residual is fetched into the buffers.
     """
 
     rows: int
@@ -105,6 +106,7 @@ class Store:
     swizzle: int
     ragged: bool
     buffers: int
+    fetches: bool = False
 
     @property
     def pieces(self) -> list[tuple[int, int]]:
@@ -183,7 +185,15 @@ class Store:
 
 
 def make_store(
-    s: MatmulSchedule, shape: tuple[int, int], m: int, n: int, dtype: Any, epilogue: Epilogue, in_groups: bool = False
+    s: MatmulSchedule,
+    shape: tuple[int, int],
+    m: int,
+    n: int,
+    dtype: Any,
+    epilogue: Epilogue,
+    *,
+    in_groups: bool = False,
+    fetches: bool = False,
 ) -> Store:
     """Returns how warpgroups with accumulators of `shape` store an (M, N) result of `dtype`.
 
@@ -191,20 +201,20 @@ def make_store(
     from the copy: a block outside the result would overwrite the one inside. Such blocks are stored as plain rows,
     which keep every index.
 
-    A residual is fetched while the products are summed, so every block of the tile then has its own buffer. With rows
-    in groups, a block may store only its first rows, which are stored as plain rows.
+    If a residual is fetched into the buffers while the products are summed, every block of the tile has its own. With
+    rows in groups, a block may store only its first rows, which are stored as plain rows.
     """
     covered_m, covered_n = s.block_m, s.block_n // (2 if epilogue.gated else 1)
     s = replace(s, tile_rows=shape[0], tile_columns=shape[1])
     (rows, width, buffers), swizzle = s.out_blocks(dtype.itemsize), SWIZZLE_BYTES // dtype.itemsize
-    if epilogue.residual is not None:
+    if fetches:
         buffers = shape[0] * shape[1] // (rows * width)
     if s.swap:
         ragged = (m % ROWS != 0 and m > ROWS) or n % swizzle != 0
     else:
         swizzle, ragged = width, m % ROWS != 0 or n % width != 0
     outside = (m <= ROWS == rows < covered_m) or (n <= swizzle == width < covered_n)
-    return Store(rows, width, swizzle, ragged or outside or in_groups, buffers)
+    return Store(rows, width, swizzle, ragged or outside or in_groups, buffers, fetches)
 
 
 @dataclass(frozen=True)
@@ -233,7 +243,7 @@ class Ending:
 
     def begin(self, place: Any, row: Any, column: Any, shape: tuple[int, int]) -> None:
         """Starts to fetch the residual of the tile of `shape` at wgmma's `row` and `column`."""
-        if self.epilogue.residual is None:
+        if not self.store.fetches:
             return
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # every block of the previous tile has left its buffer
         source = in_stack(self.epilogue.residual, place)
@@ -242,7 +252,15 @@ class Ending:
         for slot, (i, j) in enumerate(self._blocks(shape)):
             self.store.fetch(*self._buffer(slot), source, row + i, column + j, self.fetched)
 
-    def finish(self, tiles: tuple[Any, ...], place: Any, row: Any, column: Any, valid: Any = None) -> None:
+    def finish(
+        self,
+        tiles: tuple[Any, ...],
+        place: Any,
+        row: Any,
+        column: Any,
+        valid: Any = None,
+        residual: Callable[[int, int], Any] | None = None,
+    ) -> None:
         """Finishes the float32 tiles at wgmma's `row` and `column`, and starts their stores.
 
         Args:
@@ -251,6 +269,8 @@ class Ending:
             row: First row.
             column: First column.
             valid: Number of rows of the result to store; None for all.
+            residual: Shared memory of the residual of the block at a row and a column of the tile, if it is not in the
+                buffers.
         """
         if self.epilogue.scales is not None:
             tiles = (self._rescaled(tiles[0], self.epilogue.scales, place, row, column),)
@@ -258,14 +278,14 @@ class Ending:
         if self.epilogue.bias is not None:
             bias = _broadcast_bias(self.epilogue.bias, row if self.swap else column, tiles[0].shape, self.swap)
         tile = self.epilogue.before_residual(tiles, bias, plgpu.Layout.WGMMA, self.interpret)
-        if self.epilogue.residual is None:
-            tile = tile.astype(self.out.dtype)
-        else:
+        if self.store.fetches:
             plgpu.barrier_wait(self.fetched)
+        elif residual is None:
+            tile = tile.astype(self.out.dtype)
         if self.swap:
             row, column = column, row
             tile = plgpu.layout_cast(tile, plgpu.Layout.WGMMA_TRANSPOSED)
-        self._put(tile, in_stack(self.out, place), row, column, valid)
+        self._put(tile, in_stack(self.out, place), row, column, valid, residual)
 
     def _rescaled(self, tile: Any, scales: tuple[Any, Any], place: Any, row: Any, column: Any) -> Any:
         """Returns an integer tile multiplied by its row scales, then by its column scales."""
@@ -288,7 +308,15 @@ class Ending:
             tile = plgpu.layout_cast(tile, plgpu.Layout.WGMMA_TRANSPOSED)
         self._put(tile, self.out, row, column, None)
 
-    def _put(self, tile: Any, out: Any, row: Any, column: Any, valid: Any) -> None:
+    def _put(
+        self,
+        tile: Any,
+        out: Any,
+        row: Any,
+        column: Any,
+        valid: Any,
+        residual: Callable[[int, int], Any] | None = None,
+    ) -> None:
         """Writes a tile at (row, column) of the result, transposed with `swap`, block by block."""
         store, blocks = self.store, self._blocks(tile.shape)
 
@@ -302,7 +330,7 @@ class Ending:
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # every block of the previous tile has left its buffer
         if len(blocks) <= store.buffers:
             for index, block in enumerate(blocks):
-                self._write(tile, index, *block)
+                self._write(tile, index, *block, residual)
             plgpu.commit_smem()
             for index, block in enumerate(blocks):
                 send(index, *block)
@@ -310,20 +338,21 @@ class Ending:
         for index, block in enumerate(blocks):
             if index >= store.buffers:
                 plgpu.wait_smem_to_gmem(store.buffers - 1, wait_read_only=True)
-            self._write(tile, index, *block)
+            self._write(tile, index, *block, residual)
             plgpu.commit_smem()
             send(index, *block)
 
-    def _write(self, tile: Any, index: int, i: int, j: int) -> None:
-        """Writes a block into its buffer, added to the residual in it."""
+    def _write(self, tile: Any, index: int, i: int, j: int, residual: Callable[[int, int], Any] | None = None) -> None:
+        """Writes a block into its buffer, added to its residual in shared memory."""
         block = slice(i, i + self.store.rows), slice(j, j + self.store.width)
         buffer = self._buffer(index % self.store.buffers)[0]
         layout = plgpu.Layout.WGMMA
         if self.swap:
             block, buffer, layout = block[::-1], buffer.transpose((1, 0)), plgpu.Layout.WGMMA_TRANSPOSED
         part = tile if tile.shape == buffer.shape else tile[block]
-        if self.epilogue.residual is not None:
-            part = (part + plgpu.load(buffer, layout=layout).astype(jnp.float32)).astype(buffer.dtype)
+        if self.store.fetches or residual is not None:
+            source = buffer if residual is None else residual(i, j)
+            part = (part + plgpu.load(source, layout=layout).astype(jnp.float32)).astype(buffer.dtype)
         buffer[...] = part
 
     def _blocks(self, shape: tuple[int, int]) -> list[tuple[int, int]]:

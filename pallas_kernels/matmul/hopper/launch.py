@@ -46,6 +46,7 @@ from pallas_kernels.matmul.schedule.hopper.fused_matmul import (
     residual_schedule,
     rows_at_once,
     split_k_schedules,
+    with_buffers,
 )
 from pallas_kernels.matmul.schedule.hopper.matmul import gradient_schedule, matmul_schedule
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
@@ -94,7 +95,7 @@ def matmul(
         residual: (M, N) or (..., M, N) of `out_dtype`, added after the activation.
         out_dtype: bfloat16, float16 or float32; that of `x` by default. The float32 value is rounded once.
         schedule: Tiles; chosen from the shape by default. The bits do not depend on it. A `SplitKSchedule` for split-K
-            contracts; a `ChainSchedule` for a single product with (K, N) weights and no residual.
+            contracts; a `ChainSchedule` for a single product without a residual.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU.
 
     Returns:
@@ -151,22 +152,32 @@ def matmul(
     else:
         if isinstance(schedule, SplitKSchedule):
             raise UnsupportedError(f"{_OP}: expected a MatmulSchedule where K is not cut, got {schedule}.")
-        if schedule is None and not (lead or transpose_w) and residual is None:
-            schedule = chain_schedule(m, k, n, itemsize=x.dtype.itemsize)
+        # Of (N, K) weights, bfloat16 alone has been compared on a GPU.
+        served = not (lead or (transpose_w and x.dtype != jnp.bfloat16))
+        if schedule is None and served and residual is None:
+            schedule = chain_schedule(m, k, n, itemsize=x.dtype.itemsize, transpose_w=transpose_w)
         if isinstance(schedule, ChainSchedule):
             if lead or residual is not None:
                 raise UnsupportedError(
                     f"{_OP}: expected a MatmulSchedule for a stack of products or a residual, got {schedule}."
                 )
             check_chain(_OP, schedule, x.dtype.itemsize, transpose_w)
-            common = {"schedule": schedule, "out_dtype": out_dtype, "interpret": interpret}
-            w = pad(w, -1, schedule.columns)
+            common = {
+                "schedule": schedule,
+                "transpose_w": transpose_w,
+                "out_dtype": out_dtype,
+                "interpret": interpret,
+            }
+            w = w if transpose_w else pad(w, -1, schedule.columns)
             return unpad(chain_matmul(x, w, epilogue.padded(schedule.columns), **common), m, n)
         sizes = {"itemsize": x.dtype.itemsize, "out_itemsize": out_dtype.itemsize}
+        same = not lead and x.dtype == out_dtype == jnp.bfloat16
         if schedule is None:
             choose = matmul_schedule if residual is None else residual_schedule
-            schedule = choose(m, k, n, stack=stack, transpose_w=transpose_w, **sizes)
-        schedule = schedule if residual is None else for_residual(schedule)
+            more = {} if residual is None else {"same": same}
+            schedule = choose(m, k, n, stack=stack, transpose_w=transpose_w, **sizes, **more)
+        if residual is not None:
+            schedule = for_residual(schedule, m, x.shape[-1], residual.shape[-1], same)
         _check_schedule(schedule, **sizes)
         out = ring_matmul(
             x,
@@ -303,7 +314,7 @@ def _split(
         )
     parts, tiles = schedule
     if epilogue.residual is not None and parts == 1:
-        tiles = for_residual(tiles)
+        tiles = with_buffers(tiles)
     splits = KSplits(count, length, parts)
     common: dict[str, Any] = {"schedule": tiles, "transpose_w": transpose_w, "interpret": interpret, "splits": splits}
     if parts == 1:

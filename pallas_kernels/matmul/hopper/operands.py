@@ -81,10 +81,11 @@ def check_shared_memory(op: str, schedule: Any, needed: int) -> None:
 
 def check_chain(op: str, schedule: ChainSchedule, itemsize: int, transpose_w: bool) -> None:
     """Raises `UnsupportedError` if a schedule of few rows does not suit operands of a size."""
-    if transpose_w or not schedule.fits(itemsize):
+    if not schedule.fits(itemsize, transpose_w):
         raise UnsupportedError(
-            f"{op}: expected weights (K, N) for a ChainSchedule, rows of them of at least 32 bytes, and a k_step of 128"
-            f" to 1024 bytes, got {schedule}, {transpose_w=} and {itemsize} bytes an element; use a MatmulSchedule."
+            f"{op}: expected a ChainSchedule with rows of (K, N) weights of at least 32 bytes, with (N, K) weights for"
+            f" others than registers, and a k_step of 128 to 1024 bytes, got {schedule}, {transpose_w=} and {itemsize}"
+            " bytes an element; use a MatmulSchedule."
         )
     check_shared_memory(op, schedule, schedule.shared_bytes(itemsize))
 

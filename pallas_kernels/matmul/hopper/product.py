@@ -130,7 +130,7 @@ class Product:
             out=out,
             tiled=tiled.at[warpgroup],
             plain=None if plain is None else plain.at[warpgroup],
-            fetched=None if epilogue.residual is None else scratch.fetched.at[warpgroup],
+            fetched=scratch.fetched.at[warpgroup] if self.store.fetches else None,
             interpret=self.interpret,
         )
 

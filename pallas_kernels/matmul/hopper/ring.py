@@ -28,6 +28,7 @@ from pallas_kernels.matmul.hopper.operand import SWIZZLE_BYTES, Operand, in_stac
 from pallas_kernels.matmul.hopper.pipeline import Place, Ring, Roles, TileScheduler, here, sum_steps
 from pallas_kernels.matmul.hopper.product import Product, Scratch, fill_table
 from pallas_kernels.matmul.hopper.transpose_bytes import transpose_bytes
+from pallas_kernels.matmul.schedule.hopper.fused_matmul import residual_steps
 from pallas_kernels.matmul.schedule.hopper.leaf_levels import shared_bytes, waiting_bytes
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, SMS, MatmulSchedule
@@ -116,17 +117,20 @@ def ring_matmul(
     rows, columns = (w_side, x_side) if s.swap else (x_side, w_side)
     if sizes is None:
         scheduler = TileScheduler(stack, rows.tiles, columns.tiles, rows.tile, columns.tile, s.group, s.blocks)
-    chain_steps = -(-length // s.k_step)
+    chain_steps, more_steps = -(-length // s.k_step), 0
+    if epilogue.residual is not None and not (stack or splits or folded or transpose_x or sizes is not None):
+        more_steps = residual_steps(s, m, k, n, x.dtype == out_dtype == jnp.bfloat16)
     shape = (s.tile_rows // rows.sources, s.tile_columns // columns.sources)
     kind = "quant_matmul" if x.dtype == jnp.int8 else "gated_matmul" if epilogue.gated else "matmul"
-    store = make_store(s, shape, m, n, jnp.dtype(out_dtype), epilogue, sizes is not None)
+    fetches = epilogue.residual is not None and not more_steps
+    store = make_store(s, shape, m, n, jnp.dtype(out_dtype), epilogue, in_groups=sizes is not None, fetches=fetches)
     plan = _Plan(
         name=kind if sizes is None else f"group_{kind}",
         schedule=s,
         rows=rows,
         columns=columns,
         scheduler=scheduler,
-        ring=Ring.of(scheduler, chains * chain_steps, s.stages),
+        ring=Ring.of(scheduler, chains * chain_steps + more_steps, s.stages),
         roles=Roles(s.warpgroups, 0 if transposed_w is None else 1),
         shape=shape,
         store=store,
@@ -134,6 +138,7 @@ def ring_matmul(
         transposed_w=transposed_w,
         chains=chains,
         chain_steps=chain_steps,
+        more_steps=more_steps,
         part_length=part_length,
         sums=jnp.int32 if x.dtype == jnp.int8 else jnp.float32,
         folded=folded,
@@ -199,6 +204,7 @@ class _Plan(Product):
         transposed_w: The weights as they are copied if a warpgroup transposes them before they are read; else None.
         chains: Chains over K in a tile, added as a tree or in ascending order.
         chain_steps: Steps of one chain.
+        more_steps: Steps after those of all chains, which bring the residual into the stages of the rows.
         part_length: Elements of the part of K that a stack entry represents; None for a stack of results.
         sums: Dtype of the sums.
         folded: Whether the chains are added in ascending order.
@@ -209,6 +215,7 @@ class _Plan(Product):
     transposed_w: Operand | None
     chains: int
     chain_steps: int
+    more_steps: int
     part_length: int | None
     sums: Any
     folded: bool
@@ -253,7 +260,7 @@ class _Plan(Product):
             empty=plgpu.Barrier(num_arrivals=self.schedule.warpgroups // self.consumers, num_barriers=stages),
             waiting=self.sums_memory if self.interpret else None,
         )
-        if epilogue.residual is not None:
+        if self.store.fetches:
             barrier = self.store.barrier(self.schedule.warpgroups, self.plain(self.store))
             scratch = scratch._replace(fetched=barrier)
         if self.transposed_w is not None:
@@ -303,6 +310,14 @@ def _kernel(
 
         def copy(begun: tuple[Place, Any], tile: Any, step: Any, slot: Any) -> None:
             place, start = begun
+            if not plan.more_steps:
+                copy_operands(place, start, tile, step, slot)
+                return
+            operands = step < plan.chains * plan.chain_steps
+            pl.when(operands)(lambda: copy_operands(place, start, tile, step, slot))
+            pl.when(~operands)(lambda: _copy_residual(plan, scratch, epilogue, rows[1], place, tile, step, slot))
+
+        def copy_operands(place: Place, start: Any, tile: Any, step: Any, slot: Any) -> None:
             starts = place.row, place.column
             for operand, arrays, (_, target), first in zip(plan.copied, sources, (rows, columns), starts, strict=True):
                 k, full = start + step * s.k_step, plan.full(scratch, tile, slot)
@@ -358,11 +373,36 @@ def _kernel(
             else:
                 sums = lax.fori_loop(1, plan.chains, lambda i, sums: add_tiles(sums, chain(i)), chain(0))
             # The valid rows are counted from the first row of this warpgroup.
-            ending.finish(sums, entry, row, column, valid if valid is None or s.swap else valid - offset)
+            valid = valid if valid is None or s.swap else valid - offset
+            slots = [ring.slot(tile, plan.chains * plan.chain_steps + i) for i in range(plan.more_steps)]
+            for slot in slots:
+                plgpu.barrier_wait(plan.full(scratch, tile, slot))
+
+            def residual(i: int, j: int) -> Any:
+                at = pl.ds(offset + i, ending.store.rows)
+                return stages.rows.at[slots[j // s.k_step], 0, at]
+
+            ending.finish(sums, entry, row, column, valid, residual if slots else None)
+            for slot in slots:  # every warp has read: the tile has been written to shared memory since
+                plgpu.barrier_arrive(scratch.empty.at[slot])
 
         if sizes is not None:
             _fill_rest(plan, scheduler, ending, warpgroup, block, count)
         plgpu.wait_smem_to_gmem(0)
+
+
+def _copy_residual(
+    plan: _Plan, scratch: Scratch, epilogue: Epilogue, rows: Any, place: Place, tile: Any, step: Any, slot: Any
+) -> None:
+    """Starts the copies of 64 columns of a tile's residual, as many as a stage has operands."""
+    s, full = plan.schedule, plan.full(scratch, tile, slot)
+    column = place.column + (step - plan.chains * plan.chain_steps) * s.k_step
+    pieces = sum(operand.arrivals for operand in plan.copied)
+    height = s.block_rows // pieces
+    source = in_stack(epilogue.residual, place.entry)
+    for i in range(pieces):
+        at = pl.ds(place.row + i * height, height), pl.ds(column, s.k_step)
+        plgpu.copy_gmem_to_smem(source.at[at], rows.at[slot, 0, pl.ds(i * height, height)], full)
 
 
 def _turn(plan: _Plan, source: Any, target: Any) -> None:

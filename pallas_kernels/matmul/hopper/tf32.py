@@ -65,7 +65,7 @@ def matmul(
         bias: (N,) of any floating dtype, added to the float32 sum.
         out_dtype: bfloat16, float16 or float32 (the default). The float32 value is rounded once.
         schedule: Tiles; chosen from the shape by default. The bits do not depend on it. A `ChainSchedule` for a single
-            product with (K, N) weights.
+            product.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU (where operands are not
             truncated).
 
@@ -97,15 +97,15 @@ def matmul(
         return empty((*lead, m, n), bias, out_dtype)
     stack = math.prod(lead)
     arguments: dict[str, Any] = {"out_dtype": out_dtype, "interpret": interpret}
-    if schedule is None and not (lead or transpose_w):
-        schedule = chain_schedule(m, k, n, itemsize=4)
+    if schedule is None and not lead:
+        schedule = chain_schedule(m, k, n, itemsize=4, transpose_w=transpose_w)
     if isinstance(schedule, ChainSchedule):
         if lead:
             raise UnsupportedError(f"{_OP}: expected a Tf32Schedule for a stack of products, got {schedule}.")
         check_chain(_OP, schedule, 4, transpose_w)
-        epilogue = Epilogue(bias).padded(schedule.columns)
-        x, w = pad(x, -1, _TRANSPOSED_K), pad_weights(w, False, _TRANSPOSED_K, max(_COLUMNS, schedule.columns))
-        return unpad(chain_matmul(x, w, epilogue, schedule=schedule, **arguments), m, n)
+        epilogue, columns = Epilogue(bias).padded(schedule.columns), _COLUMNS if transpose_w else schedule.columns
+        x, w = pad(x, -1, _TRANSPOSED_K), pad_weights(w, transpose_w, _TRANSPOSED_K, columns)
+        return unpad(chain_matmul(x, w, epilogue, schedule=schedule, transpose_w=transpose_w, **arguments), m, n)
     if schedule is None:
         schedule = tf32_schedule(m, k, n, stack=stack, transpose_w=transpose_w, out_itemsize=out_dtype.itemsize)
     check_shared_memory(_OP, schedule, schedule.shared_bytes(out_dtype.itemsize))

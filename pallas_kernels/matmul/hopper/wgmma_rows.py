@@ -1,4 +1,4 @@
-"""Products with wgmma's rows from registers, loaded from (K, N) weights of 8 to 64 columns in shared memory.
+"""Products with wgmma's rows from registers, loaded from 8 to 64 columns of weights in shared memory.
 
 An instruction of wgmma waits for the one before only as long as the tensor core takes if its rows are in registers;
 from shared memory it reads 2 KiB of rows first. The columns of the weights are the rows; where there are fewer than 64,
@@ -18,7 +18,7 @@ from jax.experimental.mosaic.gpu import utils
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, nvvm, vector
 
-from pallas_kernels.matmul.hopper.narrow_tile import column_of
+from pallas_kernels.matmul.hopper.narrow_tile import Columns, column_of
 from pallas_kernels.parts.hopper.inline import fragmented, held, inline
 from pallas_kernels.parts.hopper.products import accumulated, accumulator
 from pallas_kernels.parts.hopper.registers import joined
@@ -38,21 +38,61 @@ def load_rows(tile: Any, first: int, k: int, transforms: Any) -> jax.Array:
 
     Args:
         tile: (K, n) in shared memory, n from 8 (16 for 2-byte elements) to 64, in tiles of 8 rows swizzled over up to
-            128 bytes.
-        first: First row that is read, a multiple of an instruction's.
-        k: Rows that are read, the same.
+            128 bytes; or (pieces, n, K / pieces), swizzled over 128 bytes.
+        first: First element of K that is read, a multiple of an instruction's.
+        k: Elements of K that are read, the same.
         transforms: Transforms of `tile`.
 
     Returns:
         A bundle of registers in the order that `begin` expects.
     """
-    n, size = tile.shape[1], jnp.dtype(tile.dtype).itemsize
+    shape, size = tile.shape, jnp.dtype(tile.dtype).itemsize
 
     @inline(plgpu.RefType(transforms), result=held((64, k * size // 4), plgpu.Layout.WGMMA))
     def load(tile: Any) -> Any:
-        return bundle([word for read in _reads(tile, first, k, n, size) for word in read()])
+        return bundle([word for read in _reads(tile, shape, first, k, size) for word in read()])
 
     return load(tile)
+
+
+def begin_in_memory(
+    total: jax.Array, tile: Any, columns: Any, first: int, length: int, head: int, transforms: Any
+) -> jax.Array:
+    """Starts to add the first products of some rows in shared memory, and waits until no others are in flight.
+
+    These products wait in line, so what comes until others follow is hidden.
+
+    Args:
+        total: (64, columns), float32.
+        tile: (1, n, length), weights in shared memory along K, swizzled over 128 bytes. If n is less than 64, what lies
+            after them is read as further rows, which are meaningless.
+        columns: (pieces, columns, length / pieces), the same.
+        first: The first element of K.
+        length: Elements of K of the stage.
+        head: Number of instructions.
+        transforms: Transforms of both.
+
+    Returns:
+        The accumulator, to which the products are still being added: see `finish`.
+    """
+    layout, shape = plgpu.Layout.WGMMA, tile.shape
+
+    @inline(layout, *[plgpu.RefType(transforms)] * 2, result=held(total.shape, layout))
+    def add(sums: Any, tile: Any, columns: Any) -> Any:
+        sums = mgpu.optimization_barrier(sums)
+        nvvm.wgmma_fence_aligned()
+        numbers, size = accumulated(sums), total.shape[1]
+        kind = ir.MemRefType(columns.type).element_type
+        width = mgpu.utils.bitwidth(kind) // 8
+        step = _STEP_BYTES // width
+        left, right = _places(tile, length, shape[1], 1 if shape[1] == 64 else 2), _places(columns, length, size)
+        for i in range(first // step, first // step + head):
+            numbers = _wgmma(numbers, [left(i)], right(i), step, "tf32" if width == 4 else str(kind))
+        nvvm.wgmma_commit_group_sync_aligned()
+        nvvm.wgmma_wait_group_sync_aligned(1)
+        return accumulator(numbers, size)
+
+    return add(total, tile, columns)
 
 
 def begin(
@@ -102,6 +142,7 @@ def go_on(
     tile: Any,
     next_first: int,
     transforms: tuple[Any, Any],
+    apart: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """Starts to add the other products of some rows, and meanwhile reads as many rows for the next.
 
@@ -118,21 +159,23 @@ def go_on(
         tile: The next rows, as for `load_rows`.
         next_first: The first row of `tile`.
         transforms: Transforms of `columns` and of `tile`.
+        apart: Whether `begin_in_memory` has issued the first instructions, whose rows are left out.
 
     Returns:
         The accumulator, and the next rows.
     """
-    layout, n, size = plgpu.Layout.WGMMA, tile.shape[1], jnp.dtype(tile.dtype).itemsize
+    layout, shape, size = plgpu.Layout.WGMMA, tile.shape, jnp.dtype(tile.dtype).itemsize
     types = held(total.shape, layout), held(rows.shape, layout)
 
     @inline(layout, layout, *(plgpu.RefType(one) for one in transforms), result=types)
     def add(sums: Any, rows: Any, columns: Any, tile: Any) -> Any:
         numbers, parts = accumulated(sums), _words(rows)
-        issue = _issuer(columns, first, length, total.shape[1])
-        steps = len(parts) // _REGISTERS
-        reads, words = _reads(tile, next_first, steps * _STEP_BYTES // size, n, size), []
-        each = -(-steps // max(1, steps - head - _LAST))
-        for i in range(head, steps):
+        left_out = head * _STEP_BYTES // size if apart else 0
+        issue = _issuer(columns, first + left_out, length, total.shape[1])
+        steps, start = len(parts) // _REGISTERS, 0 if apart else head
+        reads, words = _reads(tile, shape, next_first + left_out, steps * _STEP_BYTES // size, size), []
+        each = -(-steps // max(1, steps - start - _LAST))
+        for i in range(start, steps):
             numbers = issue(numbers, parts, i)
             words += [word for read in reads[:each] for word in read()]
             reads = reads[each:]
@@ -141,6 +184,28 @@ def go_on(
         return accumulator(numbers, total.shape[1]), bundle(words)
 
     return add(total, rows, columns, tile)
+
+
+def _places(ref: Any, length: int, size: int, rows: int = 1) -> Any:
+    """Returns a function that returns wgmma's descriptor for a step.
+
+    Args:
+        ref: An operand in shared memory, along K.
+        length: Elements of K.
+        size: Rows or columns.
+        rows: wgmma's rows for one of the operand's: with 2, every second 8 are meaningless, as where `load_rows` reads.
+    """
+    kind, pieces = ir.MemRefType(ref.type).element_type, ir.MemRefType(ref.type).shape[0]
+    width = mgpu.utils.bitwidth(kind) // 8
+    square, step = _ROW_BYTES // width, _STEP_BYTES // width
+    descriptor = _descriptor(ref, length // pieces // square * _TILE_BYTES // rows)
+
+    def place(i: int) -> Any:
+        at = i * step
+        offset = at // square * (_TILE_BYTES if pieces == 1 else size * _ROW_BYTES) + at % square * width
+        return llvm.add(descriptor, _long(offset >> 4), overflow_flags=_NO_FLAGS)
+
+    return place
 
 
 def _issuer(columns: Any, first: int, length: int, size: int) -> Any:
@@ -228,9 +293,11 @@ def bundle(registers: list[Any]) -> Any:
     return fragmented(array.reshape(mgpu.WGMMA_LAYOUT.registers_shape((64, 2 * len(numbers)))), mgpu.WGMMA_LAYOUT)
 
 
-def _reads(tile: Any, first: int, k: int, n: int, size: int) -> list[Callable[[], list[Any]]]:
+def _reads(tile: Any, shape: tuple[int, ...], first: int, k: int, size: int) -> list[Callable[[], list[Any]]]:
     """Returns for every step of K a function that reads a thread's four registers of it."""
-    thread = thread_of_warpgroup()
+    thread, n = thread_of_warpgroup(), shape[1]
+    if len(shape) == 3:
+        return _reads_along_k(tile, shape, first, k, size)
     if size == 4:
         return _reads_of_words(tile, first, k, n, thread)
     lane, warp = arith.andi(thread, i32(31)), arith.shrui(thread, i32(5))
@@ -259,7 +326,7 @@ def _reads_of_words(tile: Any, first: int, k: int, n: int, thread: Any) -> list[
     base, places = _shared_address(tile), []
     for upper in (0, 1):
         for half in (0, 1) if n == 64 else (0,):
-            column = arith.andi(column_of(half, n, 4), i32(n - 1))
+            column = arith.andi(column_of(half, Columns(n, dealt=True)), i32(n - 1))
             inside, line = arith.andi(column, i32(square - 1)), arith.addi(t, i32(4 * upper))
             turn = arith.andi(arith.shrui(arith.muli(line, i32(row_bytes)), i32(7)), i32(square // 4 - 1))
             chunk = arith.xori(arith.shrui(inside, i32(2)), turn)
@@ -274,6 +341,39 @@ def _reads_of_words(tile: Any, first: int, k: int, n: int, thread: Any) -> list[
         return " ".join(f"ld.shared.b32 ${r}, [${_REGISTERS + i}+{offset}];" for i, r in enumerate(results))
 
     return [functools.partial(_read, text(at), places) for at in range(first, first + k, 8)]
+
+
+def _reads_along_k(tile: Any, shape: tuple[int, ...], first: int, k: int, size: int) -> list[Callable[[], list[Any]]]:
+    """The same for weights stored along K, of 2 or 4 bytes an element: `ldmatrix` gives thread (g, t) word t of line g.
+
+    A warp with 16 columns reads a step at once: 16 bytes of its first 8 columns and of its others, then the next 16.
+    """
+    (pieces, n, width), thread, square = shape, thread_of_warpgroup(), _ROW_BYTES // size
+    group_bytes = width // square * _TILE_BYTES
+    square_bytes = _TILE_BYTES if pieces == 1 else n * _ROW_BYTES
+    lane, group = arith.andi(thread, i32(31)), arith.shrui(thread, i32(5))
+    line, matrix = arith.andi(lane, i32(7)), arith.shrui(lane, i32(3))
+    chunk, chunks = i32(0), _ROW_BYTES // _CHUNK
+    load = "ldmatrix.sync.aligned.m8n8.x1.shared.b16"
+    if n == 64:
+        chunk, chunks = arith.shrui(matrix, i32(1)), chunks // 2
+        group = arith.addi(arith.muli(group, i32(2)), arith.andi(matrix, i32(1)))
+        load = "ldmatrix.sync.aligned.m8n8.x4.shared.b16"
+    place = arith.muli(arith.andi(group, i32(n // 8 - 1)), i32(group_bytes))
+    place = arith.addi(place, arith.muli(line, i32(_ROW_BYTES)))
+    place = arith.addi(place, arith.muli(arith.xori(chunk, line), i32(_CHUNK)))
+    base, each = arith.addi(_shared_address(tile), place), _ROW_BYTES // chunks
+    # A swizzled row is 1024-byte aligned, so other chunks of it differ in a few bits of the address.
+    places = [arith.xori(base, i32(at)) for at in range(0, _ROW_BYTES, each)]
+
+    def read(at: int) -> list[Any]:
+        first, offset = at % square * size // each, at // square * square_bytes
+        if n == 64:
+            return _read(f"{load} {{$0, $1, $2, $3}}, [$4+{offset}];", [places[first]])
+        text = f"{load} {{$0}}, [$4+{offset}]; {load} {{$2}}, [$5+{offset}];"
+        return _read(text, places[first : first + 2])
+
+    return [functools.partial(read, at) for at in range(first, first + k, _STEP_BYTES // size)]
 
 
 def _read(text: str, addresses: list[Any]) -> list[Any]:
@@ -313,17 +413,18 @@ def _descriptor(columns: Any, group_bytes: int) -> Any:
 
 def _wgmma(sums: list[Any], rows: list[Any], descriptor: Any, k: int, kind: str) -> list[Any]:
     """Issues one instruction: (64, k) rows in registers by (k, N) columns."""
-    count = len(sums)
+    count, shared = len(sums), len(rows) == 1
     outputs = ",".join(f"${i}" for i in range(count))
-    inputs = ",".join(f"${i}" for i in range(2 * count, 2 * count + _REGISTERS))
-    flags = "p, 1, 1" if kind == "tf32" else "p, 1, 1, 0"
+    inputs = ",".join(f"${i}" for i in range(2 * count, 2 * count + len(rows)))
+    inputs = inputs if shared else f"{{{inputs}}}"
+    flags = "p, 1, 1" if kind == "tf32" else "p, 1, 1, 0, 0" if shared else "p, 1, 1, 0"
     number = ir.F32Type.get()
     struct = llvm.inline_asm(
         llvm.StructType.get_literal([number] * count),
         [*sums, *rows, descriptor],
         f"{{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n{2 * count}k{k}.f32.{kind}.{kind}"
-        f" {{{outputs}}}, {{{inputs}}}, ${2 * count + _REGISTERS}, {flags}; }}",
-        ",".join(["=f"] * count + [str(i) for i in range(count)] + ["r"] * _REGISTERS + ["l"]),
+        f" {{{outputs}}}, {inputs}, ${2 * count + len(rows)}, {flags}; }}",
+        ",".join(["=f"] * count + [str(i) for i in range(count)] + ["l" if shared else "r"] * len(rows) + ["l"]),
         asm_dialect=0,
         has_side_effects=True,
     )

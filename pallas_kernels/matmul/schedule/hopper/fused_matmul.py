@@ -13,6 +13,7 @@ from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, SMS, MatmulSchedu
 
 _FEWEST_STAGES: Final = 3
 _ALL_BLOCKS: Final = 64  # more than a tile has
+_STEP_COLUMNS: Final = 64  # of a residual in a step: a swizzled row
 _FLOAT32: Final = 4  # bytes
 _THREADS: Final = 128
 _SUM_REGISTERS: Final = 192  # of a thread, for tiles of sums
@@ -48,30 +49,64 @@ class SplitKSchedule(NamedTuple):
     tiles: MatmulSchedule
 
 
-def for_residual(schedule: MatmulSchedule) -> MatmulSchedule:
-    """Returns the schedule with a buffer for every block of the result, into which a residual is fetched."""
+def residual_steps(s: MatmulSchedule, m: int, k: int, n: int, same: bool) -> int:
+    """Returns how many steps of a tile bring the residual after those that bring the operands.
+
+    A step brings what a step of the activations would, a swizzled row of the residual for each row of the tile. 0 if it
+    is fetched into the buffers of the result, which costs stages: where tiles end inside of the result, `same` is
+    false, or the schedule is none of those with which the bits were compared on a GPU.
+
+    Args:
+        s: Schedule.
+        m: Rows of the result.
+        k: Length of the contracted dimension.
+        n: Columns of the result.
+        same: Whether operands and residual are matrices of bfloat16.
+    """
+    whole = m % s.block_m == k % s.k_step == n % s.block_n == 0
+    compared = (s.swap, s.split, s.warpgroups, s.block_columns, s.k_step) == (False, "rows", 2, 128, _STEP_COLUMNS)
+    return s.block_columns // _STEP_COLUMNS if whole and compared and same else 0
+
+
+def for_residual(schedule: MatmulSchedule, m: int, k: int, n: int, same: bool) -> MatmulSchedule:
+    """Returns the schedule with a buffer for every block of the result if a residual is fetched into them.
+
+    Arguments as for `residual_steps`.
+    """
+    return schedule if residual_steps(schedule, m, k, n, same) else with_buffers(schedule)
+
+
+def with_buffers(schedule: MatmulSchedule) -> MatmulSchedule:
+    """Returns the schedule with a buffer for every block of the result."""
     return replace(schedule, out_buffers=_ALL_BLOCKS)
 
 
 def residual_schedule(
-    m: int, k: int, n: int, *, stack: int = 1, transpose_w: bool = False, itemsize: int = 2, out_itemsize: int = 2
+    m: int,
+    k: int,
+    n: int,
+    *,
+    stack: int = 1,
+    transpose_w: bool = False,
+    itemsize: int = 2,
+    out_itemsize: int = 2,
+    same: bool = True,
 ) -> MatmulSchedule:
     """Returns the schedule of a matmul with a residual: the matmul's schedule, with fewer stages if necessary.
 
-    Arguments as for `matmul_schedule`; the residual has the result's dtype.
+    Arguments as for `matmul_schedule` and `residual_steps`; the residual has the result's dtype.
     """
     sizes: dict[str, Any] = {"stack": stack, "itemsize": itemsize, "out_itemsize": out_itemsize}
     ranked = candidates(m, k, n, transpose_w=transpose_w, **sizes).values()
     for schedule in (matmul_schedule(m, k, n, transpose_w=transpose_w, **sizes), *ranked):
-        fitted = _with_residual(schedule, itemsize, out_itemsize)
+        fitted = _fewer_stages(for_residual(schedule, m, k, n, same), itemsize, out_itemsize)
         if fitted is not None:
             return fitted
     raise ValueError(f"no schedule fits with a residual, got {(m, k, n)=}, {itemsize=}, {out_itemsize=}.")
 
 
-def _with_residual(schedule: MatmulSchedule, itemsize: int, out_itemsize: int) -> MatmulSchedule | None:
-    """Returns the schedule with buffers for a residual, with fewer stages if necessary; None if too few are left."""
-    schedule = for_residual(schedule)
+def _fewer_stages(schedule: MatmulSchedule, itemsize: int, out_itemsize: int) -> MatmulSchedule | None:
+    """Returns the schedule with fewer stages if necessary; None if too few are left."""
     missing = schedule.shared_bytes(itemsize, out_itemsize) - SHARED_BYTES
     stages = schedule.stages - max(0, -(-missing // _stage_bytes(schedule, itemsize)))
     return replace(schedule, stages=stages) if stages >= _FEWEST_STAGES else None
@@ -136,7 +171,7 @@ def split_k_schedules(
         problem = Problem(parts, m, splits // parts * length, *shape[2:], out_itemsize if parts == 1 else _FLOAT32)
         for s in _tiles(problem, _SEVERAL if m > _FEW_ROWS or parts == 1 else ()):
             if residual and parts == 1:
-                fitted = _with_residual(s, itemsize, out_itemsize)
+                fitted = _fewer_stages(with_buffers(s), itemsize, out_itemsize)
             else:
                 fitted = _with_sums(s, splits // parts, problem)
             if fitted is not None and 2 * s.tile_rows * s.tile_columns <= _SUM_REGISTERS * _THREADS:
