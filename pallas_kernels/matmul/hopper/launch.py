@@ -171,7 +171,7 @@ def matmul(
             w = w if transpose_w else pad(w, -1, schedule.columns)
             return unpad(chain_matmul(x, w, epilogue.padded(schedule.columns), **common), m, n)
         sizes = {"itemsize": x.dtype.itemsize, "out_itemsize": out_dtype.itemsize}
-        same = not lead and x.dtype == out_dtype == jnp.bfloat16
+        same = not (lead or transpose_w) and x.dtype == out_dtype == jnp.bfloat16
         if schedule is None:
             choose = matmul_schedule if residual is None else residual_schedule
             more = {} if residual is None else {"same": same}

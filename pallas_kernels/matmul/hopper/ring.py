@@ -119,7 +119,7 @@ def ring_matmul(
         scheduler = TileScheduler(stack, rows.tiles, columns.tiles, rows.tile, columns.tile, s.group, s.blocks)
     chain_steps, more_steps = -(-length // s.k_step), 0
     if epilogue.residual is not None and not (stack or splits or folded or transpose_x or sizes is not None):
-        more_steps = residual_steps(s, m, k, n, x.dtype == out_dtype == jnp.bfloat16)
+        more_steps = residual_steps(s, m, k, n, not transpose_w and x.dtype == out_dtype == jnp.bfloat16)
     shape = (s.tile_rows // rows.sources, s.tile_columns // columns.sources)
     kind = "quant_matmul" if x.dtype == jnp.int8 else "gated_matmul" if epilogue.gated else "matmul"
     fetches = epilogue.residual is not None and not more_steps

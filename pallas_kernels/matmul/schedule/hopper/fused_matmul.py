@@ -61,7 +61,7 @@ def residual_steps(s: MatmulSchedule, m: int, k: int, n: int, same: bool) -> int
         m: Rows of the result.
         k: Length of the contracted dimension.
         n: Columns of the result.
-        same: Whether operands and residual are matrices of bfloat16.
+        same: Whether operands and residual are matrices of bfloat16, the weights (K, N).
     """
     whole = m % s.block_m == k % s.k_step == n % s.block_n == 0
     compared = (s.swap, s.split, s.warpgroups, s.block_columns, s.k_step) == (False, "rows", 2, 128, _STEP_COLUMNS)
