@@ -171,11 +171,12 @@ def run_rows(
         how: dict[str, Any] = {"picked": apart, "plain": plain, "sums": counter.sums}
         schedule = row_schedule(m, c, lanes, sizes, wide_sizes, len(vectors), counter.passes, **how)
     by_warp = schedule.rows_per_warp > 0 and not interpret
-    vector = WARP_VECTOR if by_warp else schedule.vector or row_vector(lanes, (*sizes, *wide_sizes))
+    vector = schedule.vector or (WARP_VECTOR if by_warp else row_vector(lanes, (*sizes, *wide_sizes)))
+    vector = 1 if interpret and schedule.rows_per_warp else vector
     schedule = replace(schedule, blocks=min(schedule.blocks, -(-m // schedule.rows_per_block)))
     _check_schedule(schedule, m, c, lanes, vector, sizes)
     spread = schedule.strips(lanes, vector) if schedule.spread and not interpret else 0
-    held = {"threads": WARP if by_warp else WARPGROUP, "spread": spread}
+    held = {"threads": schedule.threads if by_warp else WARPGROUP, "spread": spread}
     direct = schedule.stages == 0
     pieces = Pieces.of(c, c if direct else schedule.stage)
     blocks, team, cluster = schedule.blocks, schedule.team, schedule.cluster
@@ -221,6 +222,9 @@ def run_rows(
         if companion is None:
             _run_block(program, launch, m)
         else:
+            if schedule.ahead:
+                later = companion.turn(block + schedule.ahead)
+                launch.prefetch(later.row, (later.place >= 0) & (later.row < m))
             result = written[len(wanted) + numbers]
             turn.run(m, lambda: program(Row(launch, first_row, 0)), member, schedule.members, others, result, memory)
 
@@ -253,19 +257,21 @@ def _run_block(program: Program, launch: Launch, m: int) -> None:
     if schedule.rows_per_warp:
         _run_by_warp(program, launch, m)
     elif schedule.blocks == m:
+        if schedule.ahead:
+            launch.prefetch(first + schedule.ahead, first + schedule.ahead < m)
         program(Row(launch, first, 0))
     else:
         pl.loop(0, launch.rows)(lambda i: program(Row(launch, first + i * schedule.blocks, i)))
 
 
 def _run_by_warp(program: Program, launch: Launch, m: int) -> None:
-    """Processes the rows of a block, each in one warp; the interpreter, which has no warps, processes all of them."""
+    """Processes the rows of a block, each in a warp or a part of one; the interpreter, which has no warps, all of them."""
     each = launch.schedule.rows_per_warp
     own: Sequence[Any] = range(launch.schedule.rows_per_block)
     if not launch.team.interpret:
-        warp = part_of_warpgroup()
-        own = [warp * each + i for i in range(each)]
-    # Past the last row, a warp repeats that row.
+        part = part_of_warpgroup(launch.schedule.threads)
+        own = [part * each + i for i in range(each)]
+    # Past the last row, the threads of another one repeat that row.
     numbers = [launch.first_row * launch.schedule.rows_per_block + i for i in own]
     rows = [Row(launch, jnp.minimum(number, m - 1), i) for i, number in enumerate(numbers)]
     for row in rows:

@@ -10,6 +10,7 @@ from jax import lax
 
 from pallas_kernels.parts.hopper.arithmetic import WARPGROUP
 from pallas_kernels.parts.hopper.pieces import Pieces, copy_piece
+from pallas_kernels.parts.hopper.prefetch import prefetch_row
 from pallas_kernels.parts.hopper.strip import Strip
 from pallas_kernels.parts.hopper.team import Team
 from pallas_kernels.schedule.hopper.rows import RowSchedule
@@ -220,13 +221,13 @@ class Launch:
         """Pieces that are fetched for one row."""
         return self.pieces.count * (1 if self.kept else self.passes)
 
-    def strips(self, place: Place, *, spread: bool = True) -> Iterator[Strip]:
+    def strips(self, place: Place, *, spread: bool = True, once: bool = False) -> Iterator[Strip]:
         """Returns this warpgroup's part of a block; not spread unless wanted, whatever the schedule."""
-        width = WARPGROUP * self.vector
+        width = self.team.threads * self.vector
         strips = self.team.spread if spread else 0
         for i, first in enumerate(range(0, self.share, width)):
             lane = self.lane if strips else self.lane + first
-            held = {"threads": self.team.threads, "spread": strips, "number": i}
+            held: dict[str, Any] = {"threads": self.team.threads, "spread": strips, "number": i, "once": once}
             yield Strip(place.block, lane, place.columns, self.lanes, self.vector, place.whole, **held)
 
     def once(self, action: Callable[[], None]) -> None:
@@ -243,7 +244,7 @@ class Launch:
         key = (number, place.column(self), part) if self.schedule.preload else None
         if key is not None and key in self.preloaded:
             return self.preloaded[key]
-        shifted = replace(strip, block=place.column(self), columns=self.columns)
+        shifted = replace(strip, block=place.column(self), columns=self.columns, once=False)
         return shifted.load(self.vectors[number][0], row, self.team.interpret)
 
     def preload(self) -> None:
@@ -257,6 +258,12 @@ class Launch:
                     for number in range(len(self.vectors)):
                         loaded = self.load_vector(number, None, place, i, strip)
                         self.preloaded[number, place.column(self), i] = loaded
+
+    def prefetch(self, row: Any, wanted: Any) -> None:
+        """Asks the L2 cache to fetch a row, if it exists."""
+        for source, place in self.sources:
+            if place is None:
+                prefetch_row(source, row, wanted, self.member, self.schedule.members, self.team.interpret)
 
     def fetch(self, position: Any) -> None:
         """Starts the copies of the piece at a position of this block's sequence, if it exists."""

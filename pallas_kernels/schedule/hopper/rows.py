@@ -10,6 +10,8 @@ GROUP: Final = 128
 MOST_TEAM: Final = 8
 WARPS: Final = 4
 """Warps of a warpgroup."""
+WARP: Final = 32
+"""Threads of a warp."""
 WARP_VECTOR: Final = 4
 """Neighbouring columns that a thread holds where each warp has a row of its own."""
 COPY_BYTES: Final = 128
@@ -57,10 +59,16 @@ class RowSchedule:
         cluster: Blocks that share a row; more than one only if `stages` is 0.
         rows_per_warp: Rows that each warp of a block processes by itself, with the loads of all of them in flight; 0 if
             a team shares a row. Only for rows of 128 lanes that are held, one warpgroup a block, and `stages` of 0.
+        threads: With `rows_per_warp`, threads that have a row: those of a warp, or fewer, so that a warp has several
+            times as many rows. Their strips are at the greatest distances, so that a thread adds the first levels of
+            the tree by itself.
         vector: Neighbouring columns that a thread holds; 0 for `row_vector`. With fewer, more warpgroups can share a
             row.
         spread: Give a thread columns of one group of 128 lanes, so that it adds most of them by itself. Only for sums,
             and a block or a cluster of one block a row.
+        once: Read the row for the last time, and write results, such that the L2 cache gives them up first.
+        ahead: Blocks (or clusters) after its own whose row each one asks the L2 cache to fetch; 0 for none. Only for a
+            block (or cluster) a row that reads directly from memory.
     """
 
     team: int
@@ -72,13 +80,16 @@ class RowSchedule:
     unroll: int = 2
     cluster: int = 1
     rows_per_warp: int = 0
+    threads: int = WARP
     vector: int = 0
     spread: bool = False
+    once: bool = False
+    ahead: int = 0
 
     @property
     def rows_per_block(self) -> int:
         """Rows that a block (or cluster) has at once."""
-        return max(1, WARPS * self.rows_per_warp)
+        return max(1, WARPS * self.rows_per_warp * (WARP // self.threads))
 
     @property
     def members(self) -> int:

@@ -37,6 +37,35 @@ MOST_PAIRS: Final = 1 << 25
 """Maximum number of comparisons that take less time than XLA's sort or scatter."""
 
 
+SEARCHED: Final = 1024
+"""Maximum number of rows that each block of a sum of expert rows searches by itself; for more, a scatter is faster."""
+
+
+@dataclass(frozen=True)
+class SumTile:
+    """The columns of a token that one thread block adds.
+
+    Attributes:
+        piece: Columns of a block; a power of two.
+        warps: Warps of a block.
+        chunk: Offsets that a block searches at once; a power of two.
+    """
+
+    piece: int
+    warps: int
+    chunk: int
+
+
+def sum_tile(rows: int) -> SumTile:
+    """Returns the columns of a token that one thread block adds, of `rows` rows of experts.
+
+    Example:
+        >>> sum_tile(64).piece, sum_tile(16384).piece
+        (2048, 512)
+    """
+    return SumTile(2048, 8, 512) if rows <= SEARCHED else SumTile(512, 2, 512)
+
+
 @dataclass(frozen=True)
 class TopTile:
     """The parts of a row that one thread block holds.
