@@ -16,7 +16,6 @@ from pallas_kernels.parts.xla.last_and_first import last_and_first_rows
 Arrays = tuple[jax.Array, ...]
 
 
-
 def sort_by_expert(number: jax.Array, *, first: int, end: int, allocated: int, topk: int = 1) -> Arrays:
     """Assigns rows to the places of the experts in [first, end), sorted by expert and then by place.
 

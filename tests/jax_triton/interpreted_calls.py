@@ -106,8 +106,8 @@ def compare_experts() -> int:
         found = expert_rows_triton.rows_by_count(counts, rows=rows, target=TARGET)
         compared += compare(found, expert_rows.rows_by_count(counts, rows=rows))
         assert bool(found[1]) == (name == "some")
-    for case in SUMS:
-        arrays = rows_to_add(*case)
+    for sums in SUMS:
+        arrays = rows_to_add(*sums)
         # In float32: the interpreter's conversion to 16 bits drops bits.
         found = expert_rows_triton.add_expert_rows(*arrays, dtype="float32", target=TARGET)
         compared += compare(found, expert_rows.add_expert_rows(*arrays, dtype="float32"))

@@ -62,9 +62,13 @@ def test_rows_of_experts() -> None:
         assert_same(expert_rows_triton.rows_of_tokens, expert_rows.rows_of_tokens, given, places=places)
 
 
-@pytest.mark.parametrize("case", [*SUMS, ("bfloat16", 64, 8, 512, 7168, "some"), ("bfloat16", 512, 8, 4096, 7168, "some")])
+@pytest.mark.parametrize(
+    "case", [*SUMS, ("bfloat16", 64, 8, 512, 7168, "some"), ("bfloat16", 512, 8, 4096, 7168, "some")]
+)
 def test_sums_of_expert_rows(case: tuple[Any, ...]) -> None:
-    assert_same(expert_rows_triton.add_expert_rows, expert_rows.add_expert_rows_on_gpu, *rows_to_add(*case), dtype=case[0])
+    assert_same(
+        expert_rows_triton.add_expert_rows, expert_rows.add_expert_rows_on_gpu, *rows_to_add(*case), dtype=case[0]
+    )
 
 
 @pytest.mark.parametrize(("dtype", "columns"), [("bfloat16", 7168), ("bfloat16", 768), ("int8", 64), ("float32", 32)])

@@ -5,9 +5,9 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.expert_rows.jax_triton.kernels import count_kernel, place_kernel, sort_kernel, spread_kernel
 from pallas_kernels.contract import XLA_FUNCTIONS, ElementwiseContract, honour
-from pallas_kernels.expert_rows.jax_triton.sum_kernels import add_found_kernel, add_searched_kernel
+from pallas_kernels.expert_rows.jax_triton.kernels import count_kernel, place_kernel, sort_kernel, spread_kernel
+from pallas_kernels.expert_rows.jax_triton.sum_kernel import add_found_kernel, add_searched_kernel
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.parts.jax_triton.launch import launch
 from pallas_kernels.parts.served import served_if

@@ -46,9 +46,7 @@ def prefetch_row(source: Any, row: Any, wanted: jax.Array, member: Any, members:
             offset = arith.muli(arith.extsi(i64, row.registers.item()), mgpu.c(size, i64))
             base = llvm.ptrtoint(i64, mgpu.utils.memref_ptr(source))
             address = arith.addi(base, arith.addi(offset, arith.extsi(i64, first)))
-            mgpu.utils.inline_ptx(
-                "cp.async.bulk.prefetch.L2.global [$0], $1;", address, left, has_side_effects=True
-            )
+            mgpu.utils.inline_ptx("cp.async.bulk.prefetch.L2.global [$0], $1;", address, left, has_side_effects=True)
 
     numbers = (jnp.asarray(x, jnp.int32) for x in (row, wanted, member))
     prefetch(source, *numbers)

@@ -46,7 +46,7 @@ from pallas_kernels.parts.hopper.row_launch import Launch
 from pallas_kernels.parts.hopper.row_launch import Parted as Parted
 from pallas_kernels.parts.hopper.row_launch import Picked as Picked
 from pallas_kernels.parts.hopper.team import Team
-from pallas_kernels.parts.hopper.tile import WARP, part_of_warpgroup
+from pallas_kernels.parts.hopper.tile import part_of_warpgroup
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.schedule.hopper.rows import COPY_BYTES, WARP_VECTOR, RowSchedule, row_schedule, row_vector
 
@@ -265,7 +265,7 @@ def _run_block(program: Program, launch: Launch, m: int) -> None:
 
 
 def _run_by_warp(program: Program, launch: Launch, m: int) -> None:
-    """Processes the rows of a block, each in a warp or a part of one; the interpreter, which has no warps, all of them."""
+    """Processes the rows of a block, each in a warp or a part of one; the interpreter has no warps."""
     each = launch.schedule.rows_per_warp
     own: Sequence[Any] = range(launch.schedule.rows_per_block)
     if not launch.team.interpret:

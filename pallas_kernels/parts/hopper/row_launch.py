@@ -8,7 +8,6 @@ import jax
 import jax.experimental.pallas as pl
 from jax import lax
 
-from pallas_kernels.parts.hopper.arithmetic import WARPGROUP
 from pallas_kernels.parts.hopper.pieces import Pieces, copy_piece
 from pallas_kernels.parts.hopper.prefetch import prefetch_row
 from pallas_kernels.parts.hopper.strip import Strip
