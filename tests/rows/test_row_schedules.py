@@ -29,6 +29,8 @@ SCHEDULES = {
     "cluster": RowSchedule(1, 1, hold=True, cluster=2),
     "a row a warp": RowSchedule(1, 2, hold=True, preload=True, rows_per_warp=1),
     "two rows a warp": RowSchedule(1, 1, hold=True, rows_per_warp=2),
+    "four rows a warp, by eight threads": RowSchedule(1, 1, hold=True, rows_per_warp=1, threads=8, vector=8),
+    "rows asked for ahead": RowSchedule(2, 3, hold=True, ahead=2),
 }
 
 

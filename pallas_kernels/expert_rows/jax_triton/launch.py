@@ -16,6 +16,7 @@ from pallas_kernels.parts.xla.tiles import next_power_of_two
 from pallas_kernels.schedule.jax_triton.routing import (
     COPIED,
     MOST_PAIRS,
+    MOST_PLACED,
     PAIR_TILE,
     SEARCHED,
     copies_rows,
@@ -122,10 +123,10 @@ def rows_by_count(count: jax.Array, *, rows: int, target: Target) -> Arrays:
 
 
 def _serves_places(offset: Any, *, places: int, **_: Any) -> bool:
-    return bool(min(offset.size, places) > 0 and offset.size * places <= MOST_PAIRS)
+    return bool(min(offset.size, places) > 0 and offset.size * places <= MOST_PLACED)
 
 
-@served_if(_serves_places, _FEW)
+@served_if(_serves_places, f"at least one row, and at most {MOST_PLACED} pairs of them")
 @in_32_bits
 def rows_of_tokens(offset: jax.Array, *, places: int, target: Target) -> jax.Array:
     """Equal to `portable.rows_of_tokens`."""

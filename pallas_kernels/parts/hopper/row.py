@@ -149,8 +149,10 @@ class Row:
         wanted = range(len(launch.vectors)) if vectors is None else vectors
 
         def write(carry: None, places: Sequence[Place]) -> None:
-            how = {"spread": launch.schedule.hold, "once": launch.schedule.once}
-            strips = [(place, i, strip) for place in places for i, strip in enumerate(launch.strips(place, **how))]
+            spread = launch.schedule.hold
+            strips = [
+                (place, i, strip) for place in places for i, strip in enumerate(launch.strips(place, spread=spread))
+            ]
             for batch in itertools.batched(strips, _BATCH):
                 # The compiler does not move loads across stores, so issue the loads first to overlap them.
                 loaded = [self._load(place, i, strip, wanted) for place, i, strip in batch]

@@ -170,13 +170,9 @@ def run_rows(
         apart = any(x.place is not None for x in (*sources, *shared))
         how: dict[str, Any] = {"picked": apart, "plain": plain, "sums": counter.sums}
         schedule = row_schedule(m, c, lanes, sizes, wide_sizes, len(vectors), counter.passes, **how)
-    by_warp = schedule.rows_per_warp > 0 and not interpret
-    vector = schedule.vector or (WARP_VECTOR if by_warp else row_vector(lanes, (*sizes, *wide_sizes)))
-    vector = 1 if interpret and schedule.rows_per_warp else vector
     schedule = replace(schedule, blocks=min(schedule.blocks, -(-m // schedule.rows_per_block)))
+    vector, held = _threads(schedule, lanes, (*sizes, *wide_sizes), interpret)
     _check_schedule(schedule, m, c, lanes, vector, sizes)
-    spread = schedule.strips(lanes, vector) if schedule.spread and not interpret else 0
-    held = {"threads": schedule.threads if by_warp else WARPGROUP, "spread": spread}
     direct = schedule.stages == 0
     pieces = Pieces.of(c, c if direct else schedule.stage)
     blocks, team, cluster = schedule.blocks, schedule.team, schedule.cluster
@@ -222,9 +218,8 @@ def run_rows(
         if companion is None:
             _run_block(program, launch, m)
         else:
-            if schedule.ahead:
-                later = companion.turn(block + schedule.ahead)
-                launch.prefetch(later.row, (later.place >= 0) & (later.row < m))
+            later = companion.turn(block + schedule.ahead)
+            launch.prefetch(later.row, (later.place >= 0) & (later.row < m))
             result = written[len(wanted) + numbers]
             turn.run(m, lambda: program(Row(launch, first_row, 0)), member, schedule.members, others, result, memory)
 
@@ -257,8 +252,7 @@ def _run_block(program: Program, launch: Launch, m: int) -> None:
     if schedule.rows_per_warp:
         _run_by_warp(program, launch, m)
     elif schedule.blocks == m:
-        if schedule.ahead:
-            launch.prefetch(first + schedule.ahead, first + schedule.ahead < m)
+        launch.prefetch(first + schedule.ahead, first + schedule.ahead < m)
         program(Row(launch, first, 0))
     else:
         pl.loop(0, launch.rows)(lambda i: program(Row(launch, first + i * schedule.blocks, i)))
@@ -314,6 +308,17 @@ class _Scratch(NamedTuple):
         )
 
 
+def _threads(schedule: RowSchedule, lanes: int, itemsizes: Sequence[int], interpret: Any) -> tuple[int, dict[str, int]]:
+    """Returns the neighbouring columns of a thread, and the arguments of `Team` that say which threads have a row."""
+    if not schedule.rows_per_warp:
+        vector = schedule.vector or row_vector(lanes, itemsizes)
+        spread = schedule.strips(lanes, vector) if schedule.spread and not interpret else 0
+        return vector, {"threads": WARPGROUP, "spread": spread}
+    if interpret:  # it has no warps
+        return 1, {"threads": WARPGROUP, "spread": 0}
+    return schedule.vector or WARP_VECTOR, {"threads": schedule.threads, "spread": 0}
+
+
 def _check_schedule(
     schedule: RowSchedule, rows: int, columns: int, lanes: int, vector: int, sizes: Sequence[int]
 ) -> None:
@@ -322,6 +327,8 @@ def _check_schedule(
     if each:
         if lanes != WARPGROUP or schedule.members > 1 or not direct or not schedule.hold:
             raise ValueError(f"rows of {columns} columns and {lanes} lanes do not allow {schedule}.")
+        if columns % max(1, vector) or schedule.threads * vector > lanes:
+            raise ValueError(f"rows of {columns} columns do not allow {schedule}.")
         if schedule.blocks * schedule.rows_per_block < rows:
             raise ValueError(f"expected blocks for {rows} rows, got {schedule}.")
         return

@@ -220,13 +220,13 @@ class Launch:
         """Pieces that are fetched for one row."""
         return self.pieces.count * (1 if self.kept else self.passes)
 
-    def strips(self, place: Place, *, spread: bool = True, once: bool = False) -> Iterator[Strip]:
+    def strips(self, place: Place, *, spread: bool = True) -> Iterator[Strip]:
         """Returns this warpgroup's part of a block; not spread unless wanted, whatever the schedule."""
         width = self.team.threads * self.vector
         strips = self.team.spread if spread else 0
         for i, first in enumerate(range(0, self.share, width)):
             lane = self.lane if strips else self.lane + first
-            held: dict[str, Any] = {"threads": self.team.threads, "spread": strips, "number": i, "once": once}
+            held = {"threads": self.team.threads, "spread": strips, "number": i}
             yield Strip(place.block, lane, place.columns, self.lanes, self.vector, place.whole, **held)
 
     def once(self, action: Callable[[], None]) -> None:
@@ -243,7 +243,7 @@ class Launch:
         key = (number, place.column(self), part) if self.schedule.preload else None
         if key is not None and key in self.preloaded:
             return self.preloaded[key]
-        shifted = replace(strip, block=place.column(self), columns=self.columns, once=False)
+        shifted = replace(strip, block=place.column(self), columns=self.columns)
         return shifted.load(self.vectors[number][0], row, self.team.interpret)
 
     def preload(self) -> None:
@@ -259,9 +259,9 @@ class Launch:
                         self.preloaded[number, place.column(self), i] = loaded
 
     def prefetch(self, row: Any, wanted: Any) -> None:
-        """Asks the L2 cache to fetch a row, if it exists."""
+        """Asks the L2 cache to fetch a row, if the schedule says so and it exists."""
         for source, place in self.sources:
-            if place is None:
+            if self.schedule.ahead and place is None:
                 prefetch_row(source, row, wanted, self.member, self.schedule.members, self.team.interpret)
 
     def fetch(self, position: Any) -> None:

@@ -46,7 +46,6 @@ class Strip:
         spread: Strips of a block that a warpgroup holds if they are spread: a thread then holds columns of one group of
             128 lanes. 0 if a strip is neighbouring columns.
         number: The strip's number among those, if they are spread.
-        once: Whether nothing soon needs again what is read or written: the L2 cache then gives it up first.
     """
 
     block: Any
@@ -58,7 +57,6 @@ class Strip:
     threads: int = WARPGROUP
     spread: int = 0
     number: int = 0
-    once: bool = False
 
     @property
     def width(self) -> int:
@@ -85,11 +83,8 @@ class Strip:
                 column = arith.minsi(column, i32(self.columns - self.vector))
             address, kind, align = self._address(source, row, column)
             registers = np.array([None], dtype=object)
-            if self.once and not mgpu.utils.is_smem_ref(source):
-                registers[0] = _load_once(address, kind)
-            else:
-                # The arrays that a row program reads are read-only.
-                registers[0] = llvm.load(kind, address, alignment=align, invariant=not mgpu.utils.is_smem_ref(source))
+            # The arrays that a row program reads are read-only.
+            registers[0] = llvm.load(kind, address, alignment=align, invariant=not mgpu.utils.is_smem_ref(source))
             return fragmented(registers, layout.to_mgpu())
 
         return load(source, *self._place(row))
@@ -113,18 +108,11 @@ class Strip:
         def store(target: Any, row: Any, start: Any, value: Any) -> None:
             column = self._column(start)
             address, _, align = self._address(target, row, column)
-
-            def write() -> None:
-                if self.once:
-                    _store_once(value.registers.item(), address)
-                else:
-                    llvm.store(value.registers.item(), address, alignment=align)
-
             if self.whole:
-                write()
+                llvm.store(value.registers.item(), address, alignment=align)
                 return
             with mgpu.when(self._inside(column)):
-                write()
+                llvm.store(value.registers.item(), address, alignment=align)
 
         store(target, *self._place(row), value)
 
@@ -216,40 +204,3 @@ def spread_lane(thread: Any, strips: int, vector: int, number: int) -> Any:
 
 def _window(source: Any, row: Any, columns: Any) -> Any:
     return source.at[columns] if row is None else source.at[row, columns]
-
-
-def _load_once(address: Any, kind: Any) -> Any:
-    """Loads a vector of whole words from GPU memory that nothing soon reads again."""
-    words = _words(kind)
-    listed = ", ".join(f"${i}" for i in range(words))
-    found = mgpu.utils.inline_ptx(
-        f"ld.global.cs.nc.v{words}.b32 {{{listed}}}, [${words}];",
-        llvm.ptrtoint(ir.IntegerType.get_signless(64), address),
-        result_types=[ir.IntegerType.get_signless(32)] * words,
-    )
-    joined = llvm.mlir_undef(ir.VectorType.get((words,), ir.IntegerType.get_signless(32)))
-    for i, word in enumerate(found):
-        joined = vectors.insert(word, joined, dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([i]))
-    return vectors.bitcast(kind, joined)
-
-
-def _store_once(value: Any, address: Any) -> None:
-    """Writes a vector of whole words to GPU memory that nothing soon reads."""
-    words = _words(value.type)
-    whole = vectors.bitcast(ir.VectorType.get((words,), ir.IntegerType.get_signless(32)), value)
-    parts = [
-        vectors.extract(whole, dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([i])) for i in range(words)
-    ]
-    listed = ", ".join(f"${i + 1}" for i in range(words))
-    mgpu.utils.inline_ptx(
-        f"st.global.cs.v{words}.b32 [$0], {{{listed}}};",
-        llvm.ptrtoint(ir.IntegerType.get_signless(64), address),
-        *parts,
-        has_side_effects=True,
-    )
-
-
-def _words(kind: Any) -> int:
-    """Returns the 32-bit words of a vector."""
-    shaped = ir.VectorType(kind)
-    return int(shaped.shape[0] * mgpu.utils.bitwidth(shaped.element_type) // 32)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from pallas_kernels.schedule.hopper.tiles import SMS
 
@@ -41,6 +41,9 @@ _SPREAD_STRIPS: Final = 4  # of a thread
 _PARTS_OF_FEW: Final = (2, 8, 4)  # warpgroups, blocks and columns a thread of two arrays of very few long rows
 _PARTS_OF_LONG: Final = (2, 8, 4)  # the same for rows that are read in both passes
 _LONG_UNROLL: Final = 4
+_LANES_OF_SUM: Final = 2048  # of a warpgroup: 16 columns a thread
+_ROWS_FOR_PARTS: Final = 512  # of 128 columns; measured
+_ROWS_FOR_FEW_THREADS: Final = 8192
 _PICKED_COLUMNS: Final = 1024  # of all arrays, for programs that could also have more lanes
 
 
@@ -66,7 +69,6 @@ class RowSchedule:
             row.
         spread: Give a thread columns of one group of 128 lanes, so that it adds most of them by itself. Only for sums,
             and a block or a cluster of one block a row.
-        once: Read the row for the last time, and write results, such that the L2 cache gives them up first.
         ahead: Blocks (or clusters) after its own whose row each one asks the L2 cache to fetch; 0 for none. Only for a
             block (or cluster) a row that reads directly from memory.
     """
@@ -83,7 +85,6 @@ class RowSchedule:
     threads: int = WARP
     vector: int = 0
     spread: bool = False
-    once: bool = False
     ahead: int = 0
 
     @property
@@ -172,18 +173,29 @@ def row_schedule(
         RowSchedule(team=1, blocks=8, stage=0, stages=0, hold=True, preload=True, unroll=2, cluster=1, ...)
         >>> row_schedule(40960, 128, 128, (2,), (2,), 1).rows_per_warp
         2
+        >>> row_schedule(40960, 128, 128, (2,), (2,), 1, sums=1).threads
+        4
         >>> row_schedule(4096, 8192, 8192, (2,), (2,), 2, 3, plain=True, sums=2).spread
         True
     """
     sizes = tuple(itemsizes)
-    found = _neighbouring(rows, columns, lanes, sizes, tuple(result_sizes), vectors, passes, picked=picked, plain=plain)
+    how: dict[str, Any] = {"picked": picked, "plain": plain, "sums": sums}
+    found = _neighbouring(rows, columns, lanes, sizes, tuple(result_sizes), vectors, passes, **how)
     held = found.hold or (found.stages == 1 and found.stage == columns)
     strips = found.strips(lanes, row_vector(lanes, (*itemsizes, *result_sizes)))
     if not sums or not held or found.cluster > 1 or found.rows_per_warp or strips < 2:
         return found
     # A thread of many spread strips reads and writes parts of 32 bytes; two sums pay for larger parts.
     few, shared = rows <= SMS and len(sizes) == 1, not found.hold
+    if _is_one_sum(rows, columns, lanes, sizes, len(result_sizes), passes):
+        team = min(_TEAMS[-1], max(1, lanes // _LANES_OF_SUM))
+        return RowSchedule(team, rows, hold=True, spread=True)
     return replace(found, spread=few or shared or (sums > 1 and strips <= _SPREAD_STRIPS))
+
+
+def _is_one_sum(rows: int, columns: int, lanes: int, itemsizes: tuple[int, ...], results: int, passes: int) -> bool:
+    """Whether a program only adds rows, so short that few strips hold them."""
+    return rows > SMS and passes == 1 and len(itemsizes) == 1 and not results and columns <= lanes + GROUP
 
 
 def _neighbouring(
@@ -197,11 +209,18 @@ def _neighbouring(
     *,
     picked: bool,
     plain: bool,
+    sums: int,
 ) -> RowSchedule:
     """Returns the schedule for strips of neighbouring columns."""
     if picked:
-        found = _neighbouring(rows, columns, lanes, itemsizes, result_sizes, vectors, passes, picked=False, plain=False)
+        how: dict[str, Any] = {"picked": False, "plain": False, "sums": 0}
+        found = _neighbouring(rows, columns, lanes, itemsizes, result_sizes, vectors, passes, **how)
         return replace(found, blocks=rows if found.stages else found.blocks, stage=0, stages=0, preload=False)
+    widest = max(*itemsizes, *result_sizes, 0)
+    if lanes == columns == GROUP and sums and rows > _ROWS_FOR_PARTS and widest in (2, 4):
+        threads = 4 if widest == 2 and rows >= _ROWS_FOR_FEW_THREADS else 8
+        found = RowSchedule(1, 1, hold=True, preload=True, rows_per_warp=1, threads=threads, vector=16 // widest)
+        return replace(found, blocks=-(-rows // found.rows_per_block))
     if lanes == GROUP and (each := _rows_per_warp(rows, columns, itemsizes)):
         return RowSchedule(1, -(-rows // (WARPS * each)), hold=True, preload=True, rows_per_warp=each)
     wide = sum(itemsizes)
