@@ -30,7 +30,7 @@ SCHEDULES = {
     "a row a warp": RowSchedule(1, 2, hold=True, preload=True, rows_per_warp=1),
     "two rows a warp": RowSchedule(1, 1, hold=True, rows_per_warp=2),
     "four rows a warp, by eight threads": RowSchedule(1, 1, hold=True, rows_per_warp=1, threads=8, vector=8),
-    "rows asked for ahead": RowSchedule(2, 3, hold=True, ahead=2),
+    "rows asked for ahead, written from the end": RowSchedule(2, 3, unroll=1, ahead=2, back=True),
 }
 
 
@@ -82,7 +82,7 @@ def test_every_schedule_gives_the_bits_of_the_contract(name: str, races: Races) 
 )
 def test_every_schedule_lowers_for_a_gpu(schedule: RowSchedule) -> None:
     columns = columns_for(schedule)
-    x, w = jax.ShapeDtypeStruct((4, columns), jnp.bfloat16), jax.ShapeDtypeStruct((columns,), jnp.bfloat16)
+    x, w = jax.ShapeDtypeStruct((3, columns), jnp.bfloat16), jax.ShapeDtypeStruct((columns,), jnp.bfloat16)
     program = jax.jit(lambda x, w: run(x, w, schedule, False)).trace(x, w)
     assert "mosaic_gpu" in program.lower(lowering_platforms=("cuda",)).as_text()
 
@@ -128,6 +128,12 @@ def test_spread_strips_are_for_sums_of_one_block() -> None:
 
 def test_a_row_has_lanes_for_all_that_share_it() -> None:
     x = jnp.zeros((2, 2048), jnp.float32)
+    with pytest.raises(ValueError, match="directly from memory"):
+        run_sum(x, RowSchedule(1, 2, 2048, 1, back=True), False)
+    with pytest.raises(ValueError, match="for each of 2 rows"):
+        run_sum(x, RowSchedule(1, 1, ahead=1), False)
+    with pytest.raises(ValueError, match="do not allow"):
+        run_sum(x[:, :128], RowSchedule(1, 2, hold=True, rows_per_warp=1, threads=32, vector=8), False)
     with pytest.raises(ValueError, match="do not allow"):
         run_sum(x, RowSchedule(8, 2), False)
     with pytest.raises(ValueError, match="do not allow"):
