@@ -34,9 +34,8 @@ def add_found_kernel(
     for i in tl.static_range(TOPK):
         place = token * TOPK + i
         row, first = tl.load(found_ptr + 2 * place), tl.load(found_ptr + 2 * place + 1)
-        used = row >= 0
-        wrong = wrong | (used & (row != -first))
-        term = _term(rows_ptr, weight_ptr, place, row, used, column, inside, COLUMNS)
+        wrong = wrong | ((row >= 0) & (row != -first))
+        term = _term(rows_ptr, weight_ptr, place, row, column, inside, COLUMNS)
         total = term if i == 0 else total + term
     _write(out_ptr, token, column, inside, total, wrong, COLUMNS)
 
@@ -75,18 +74,18 @@ def add_searched_kernel(
     total = tl.zeros((PIECE,), tl.float32)
     for i in tl.static_range(TOPK):
         row = tl.max(tl.where(slot == i, rows, _BEFORE_ALL), axis=0)
-        used = row >= 0
-        term = _term(rows_ptr, weight_ptr, token * TOPK + i, row, used, column, inside, COLUMNS)
+        term = _term(rows_ptr, weight_ptr, token * TOPK + i, row, column, inside, COLUMNS)
         total = term if i == 0 else total + term
     _write(out_ptr, token, column, inside, total, wrong, COLUMNS)
 
 
 @triton.jit
-def _term(rows_ptr, weight_ptr, place, row, used, column, inside, COLUMNS: tl.constexpr):
+def _term(rows_ptr, weight_ptr, place, row, column, inside, COLUMNS: tl.constexpr):
     """Returns the columns of a row times its weight; zeros where there is no row."""
     weight = tl.load(weight_ptr + place).to(tl.float32)
-    start = tl.where(used, row, 0).to(tl.int64) * COLUMNS
-    x = tl.load(rows_ptr + start + column, mask=inside, other=0).to(tl.float32)  # of row 0 if there is none
+    start = tl.where(row >= 0, row, 0).to(tl.int64) * COLUMNS
+    used = tl.broadcast_to(row, column.shape) >= 0
+    x = tl.load(rows_ptr + start + column, mask=inside & used, other=0).to(tl.float32)
     return tl.where(used, x * weight, 0.0)
 
 

@@ -164,7 +164,7 @@ class Row:
                             row, value = parted.row(self._index, part), next(values).astype(result.dtype)
                             shifted.store(result, row, value, launch.team.interpret)
 
-        self._over_pieces(write, None, back=launch.schedule.back)
+        self._over_pieces(write, None)
         self._leave(met=False)
 
     def _join(self, kind: Fold, total: jax.Array, value: jax.Array) -> jax.Array:
@@ -226,8 +226,8 @@ class Row:
             return None if shared else self._index
         return self._places[place]
 
-    def _over_pieces(self, visit: Callable[[Any, Sequence[Place]], Any], carry: Any, *, back: bool = False) -> Any:
-        """Visits the blocks of the row in ascending order; in the opposite order, if `back` and it is one piece."""
+    def _over_pieces(self, visit: Callable[[Any, Sequence[Place]], Any], carry: Any) -> Any:
+        """Visits the blocks of the row in ascending order."""
         launch, pieces = self._launch, self._launch.pieces
         self._passes += 1
         if launch.schedule.hold:
@@ -242,11 +242,9 @@ class Row:
                 carry = lax.fori_loop(
                     1, pieces.count - 1, lambda i, carry: self._over_piece(visit, carry, i, pieces.size), carry
                 )
-        return self._over_piece(visit, carry, pieces.count - 1, pieces.last, back=back and pieces.count == 1)
+        return self._over_piece(visit, carry, pieces.count - 1, pieces.last)
 
-    def _over_piece(
-        self, visit: Callable[[Any, Sequence[Place]], Any], carry: Any, piece: Any, columns: int, *, back: bool = False
-    ) -> Any:
+    def _over_piece(self, visit: Callable[[Any, Sequence[Place]], Any], carry: Any, piece: Any, columns: int) -> Any:
         launch, lanes = self._launch, self._launch.lanes
         place = functools.partial(Place, piece, slot=self._open(piece), columns=columns)
         whole, unroll = columns // lanes, launch.schedule.unroll
@@ -257,18 +255,14 @@ class Row:
         def group(i: Any, carry: Any) -> Any:
             return visit(carry, [place(block=(i * unroll + j) * lanes, whole=True) for j in range(unroll)])
 
-        left = [place(block=j * lanes, whole=True) for j in range(groups * unroll, whole)]
-        if columns % lanes:
-            left.append(place(block=whole * lanes, whole=False))
-        if left and back:
-            carry = visit(carry, left)
-        if back:
-            return lax.fori_loop(0, groups, lambda i, carry: group(groups - 1 - i, carry), carry) if groups else carry
         begun = 0
         if groups and carry is None:
             carry, begun = group(0, None), 1
         if begun < groups:
             carry = lax.fori_loop(begun, groups, group, carry)
+        left = [place(block=j * lanes, whole=True) for j in range(groups * unroll, whole)]
+        if columns % lanes:
+            left.append(place(block=whole * lanes, whole=False))
         if left:
             carry = visit(carry, left)
         if launch.ring and not launch.kept:

@@ -340,8 +340,6 @@ def _check_schedule(
         )
     if schedule.spread and (lanes == WARPGROUP or schedule.cluster > 1 or (schedule.preload and not schedule.hold)):
         raise ValueError(f"rows of {columns} columns and {lanes} lanes do not allow {schedule}.")
-    if schedule.back and not direct:
-        raise ValueError(f"expected rows that are read directly from memory, or stages=0, got {schedule}.")
     if schedule.ahead and schedule.blocks != rows:
         raise ValueError(f"expected a block or a cluster for each of {rows} rows, got {schedule}.")
     if not direct and any(columns * size % COPY_BYTES for size in sizes):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from pallas_kernels.schedule.hopper.ahead import asks_ahead, rows_ahead
+from pallas_kernels.schedule.hopper.ahead import rows_ahead
 from pallas_kernels.schedule.hopper.tiles import SMS
 
 GROUP: Final = 128
@@ -41,8 +41,10 @@ _SPREAD_STRIPS: Final = 4  # of a thread
 _PARTS_OF_FEW: Final = (2, 8, 4)  # warpgroups, blocks and columns a thread of two arrays of very few long rows
 _PARTS_OF_LONG: Final = (2, 8, 4)  # the same for rows that are read in both passes
 _LONG_UNROLL: Final = 4
+_HELD_LONG: Final = 65_536  # columns of float32; between the measured 32000 and 128256
 _LANES_OF_SUM: Final = 2048  # of a warpgroup: 16 columns a thread
-_ROWS_FOR_PARTS: Final = 512  # of 128 columns; measured
+_SHORTEST: Final = 192  # columns; measured
+_ROWS_FOR_PARTS: Final = 512  # of these columns; measured
 _ROWS_FOR_FEW_THREADS: Final = 8192
 
 
@@ -70,8 +72,6 @@ class RowSchedule:
             and a block or a cluster of one block a row.
         ahead: Each block (or cluster) asks the L2 cache to fetch the row of the block that comes so many places after
             it; 0 for none. Only for a block (or cluster) a row.
-        back: Write the results of a row that is not held from its end to its beginning: what was read last is in the
-            L1 cache. Only for rows that are read directly from memory.
     """
 
     team: int
@@ -87,7 +87,6 @@ class RowSchedule:
     vector: int = 0
     spread: bool = False
     ahead: int = 0
-    back: bool = False
 
     @property
     def rows_per_block(self) -> int:
@@ -148,8 +147,9 @@ def row_schedule(
         2
         >>> row_schedule(40960, 128, 128, (2,), (2,), 1, sums=1).threads
         4
-        >>> row_schedule(4096, 8192, 8192, (2,), (2,), 2, 3, plain=True, sums=2).spread
-        True
+        >>> found = row_schedule(4096, 8192, 8192, (2,), (2,), 2, 3, plain=True, sums=2)
+        >>> found.spread, found.ahead
+        (True, 264)
     """
     found = _without_prefetch(
         rows,
@@ -163,8 +163,11 @@ def row_schedule(
         plain=plain,
         sums=sums,
     )
-    wanted = sums and result_sizes and not picked and asks_ahead(rows, columns, itemsizes)
-    return replace(found, ahead=rows_ahead(columns, itemsizes)) if wanted and found.blocks == rows else found
+    if not sums or not result_sizes or picked or found.blocks != rows:
+        return found
+    # Measured: held in the registers of a cluster, float32 rows are read at the speed of memory without it.
+    near = max(itemsizes) > 2 and found.cluster > 1 and found.hold
+    return found if near else replace(found, ahead=rows_ahead(rows, columns, itemsizes))
 
 
 def _without_prefetch(
@@ -219,8 +222,9 @@ def _neighbouring(
         found = _neighbouring(rows, columns, lanes, itemsizes, result_sizes, vectors, passes, **how)
         return replace(found, blocks=rows if found.stages else found.blocks, stage=0, stages=0, preload=False)
     widest = max(*itemsizes, *result_sizes, 0)
-    if lanes == columns == GROUP and sums and rows > _ROWS_FOR_PARTS and widest in (2, 4):
-        threads = 4 if widest == 2 and rows >= _ROWS_FOR_FEW_THREADS else 8
+    if lanes == GROUP and columns <= _SHORTEST and sums and rows >= _ROWS_FOR_PARTS and widest in (2, 4):
+        few = columns == GROUP and rows >= _ROWS_FOR_FEW_THREADS and result_sizes
+        threads = 4 if widest == 2 and few else 8
         found = RowSchedule(1, 1, hold=True, preload=True, rows_per_warp=1, threads=threads, vector=16 // widest)
         return replace(found, blocks=-(-rows // found.rows_per_block))
     if lanes == GROUP and (each := _rows_per_warp(rows, columns, itemsizes)):
@@ -254,7 +258,8 @@ def _neighbouring(
         # Spread over the caches of several multiprocessors, where later passes find the row.
         cluster = max(1, members // _CLUSTER_TEAM)
         hold = registers / members <= (HELD if passes > 1 else _HELD_CLUSTER)
-        if not hold and passes == 2 and lanes == MOST_LANES and max(itemsizes) == 2:
+        longest = columns > _HELD_LONG and len(itemsizes) == 1
+        if passes == 2 and lanes == MOST_LANES and (longest if max(itemsizes) > 2 else not hold):
             group, parts, vector = _PARTS_OF_LONG
             return RowSchedule(group, rows, cluster=parts, vector=vector, unroll=_LONG_UNROLL)
         return RowSchedule(members // cluster, rows, hold=hold, cluster=cluster)
