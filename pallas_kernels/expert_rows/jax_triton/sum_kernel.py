@@ -9,9 +9,10 @@ from typing import Final
 import triton
 import triton.language as tl
 
-from pallas_kernels.parts.no_row import BEFORE_ALL
+from pallas_kernels.parts.no_row import BEFORE_ALL, NO_ROW
 
 _BEFORE_ALL: Final = tl.constexpr(BEFORE_ALL)
+_NO_ROW: Final = tl.constexpr(NO_ROW)
 
 
 @triton.jit
@@ -34,8 +35,10 @@ def add_found_kernel(
     for i in tl.static_range(TOPK):
         place = token * TOPK + i
         row, first = tl.load(found_ptr + 2 * place), tl.load(found_ptr + 2 * place + 1)
-        wrong = wrong | ((row >= 0) & (row != -first))
-        term = _term(rows_ptr, weight_ptr, place, row, column, inside, COLUMNS)
+        used = row != _BEFORE_ALL
+        wrong = wrong | (used & (row != -first))
+        here = tl.broadcast_to(row, column.shape) != _BEFORE_ALL
+        term = _term(rows_ptr, weight_ptr, place, tl.where(used, row, 0), here, column, inside, COLUMNS)
         total = term if i == 0 else total + term
     _write(out_ptr, token, column, inside, total, wrong, COLUMNS)
 
@@ -59,33 +62,36 @@ def add_searched_kernel(
     column = tl.program_id(0) * PIECE + tl.arange(0, PIECE)
     inside = column < COLUMNS
     slot = tl.arange(0, SLOTS)
-    last = tl.full((CHUNK, SLOTS), _BEFORE_ALL, tl.int32)
+    last = tl.full((CHUNK, SLOTS), _NO_ROW, tl.int32)
     number = tl.zeros((CHUNK, SLOTS), tl.int32)
     outside = tl.zeros((CHUNK,), tl.int32)
     for start in tl.static_range(0, GIVEN, CHUNK):
         other = start + tl.arange(0, CHUNK)
-        read = tl.load(offset_ptr + other, mask=other < GIVEN, other=-1)
-        mine = (read[:, None] == (token * TOPK + slot)[None, :]) & (slot < TOPK)[None, :]
-        last = tl.maximum(last, tl.where(mine, other[:, None], _BEFORE_ALL))
+        read = tl.load(offset_ptr + other, mask=other < GIVEN, other=_NO_ROW)
+        mine = read[:, None] == (token * TOPK + slot)[None, :]
+        if SLOTS > TOPK:
+            mine = mine & (slot < TOPK)[None, :]
+        last = tl.maximum(last, tl.where(mine, other[:, None], _NO_ROW))
         number += mine.to(tl.int32)
         outside = tl.maximum(outside, (read >= PLACES).to(tl.int32))
     rows = tl.max(last, axis=0)
     wrong = (tl.max(tl.sum(number, axis=0), axis=0) > 1) | (tl.max(outside, axis=0) > 0)
     total = tl.zeros((PIECE,), tl.float32)
     for i in tl.static_range(TOPK):
-        row = tl.max(tl.where(slot == i, rows, _BEFORE_ALL), axis=0)
-        term = _term(rows_ptr, weight_ptr, token * TOPK + i, row, column, inside, COLUMNS)
+        row = tl.sum(tl.where(slot == i, rows, 0), axis=0)
+        here = tl.broadcast_to(row, column.shape) >= 0
+        term = _term(
+            rows_ptr, weight_ptr, token * TOPK + i, tl.where(row >= 0, row, 0), here, column, inside, COLUMNS
+        )
         total = term if i == 0 else total + term
     _write(out_ptr, token, column, inside, total, wrong, COLUMNS)
 
 
 @triton.jit
-def _term(rows_ptr, weight_ptr, place, row, column, inside, COLUMNS: tl.constexpr):
+def _term(rows_ptr, weight_ptr, place, row, used, column, inside, COLUMNS: tl.constexpr):
     """Returns the columns of a row times its weight; zeros where there is no row."""
     weight = tl.load(weight_ptr + place).to(tl.float32)
-    start = tl.where(row >= 0, row, 0).to(tl.int64) * COLUMNS
-    used = tl.broadcast_to(row, column.shape) >= 0
-    x = tl.load(rows_ptr + start + column, mask=inside & used, other=0).to(tl.float32)
+    x = tl.load(rows_ptr + row.to(tl.int64) * COLUMNS + column, mask=inside & used, other=0).to(tl.float32)
     return tl.where(used, x * weight, 0.0)
 
 
