@@ -80,9 +80,7 @@ def add_searched_kernel(
     for i in tl.static_range(TOPK):
         row = tl.sum(tl.where(slot == i, rows, 0), axis=0)
         here = tl.broadcast_to(row, column.shape) >= 0
-        term = _term(
-            rows_ptr, weight_ptr, token * TOPK + i, tl.where(row >= 0, row, 0), here, column, inside, COLUMNS
-        )
+        term = _term(rows_ptr, weight_ptr, token * TOPK + i, tl.where(row >= 0, row, 0), here, column, inside, COLUMNS)
         total = term if i == 0 else total + term
     _write(out_ptr, token, column, inside, total, wrong, COLUMNS)
 

@@ -218,8 +218,9 @@ def run_rows(
         if companion is None:
             _run_block(program, launch, m)
         else:
-            later = companion.turn(block + schedule.ahead)
-            launch.prefetch(later.row, (later.place >= 0) & (later.row < m))
+            if schedule.ahead:
+                later = companion.turn(block + schedule.ahead)
+                launch.prefetch(later.row, (later.place >= 0) & (later.row < m))
             result = written[len(wanted) + numbers]
             turn.run(m, lambda: program(Row(launch, first_row, 0)), member, schedule.members, others, result, memory)
 
@@ -252,7 +253,8 @@ def _run_block(program: Program, launch: Launch, m: int) -> None:
     if schedule.rows_per_warp:
         _run_by_warp(program, launch, m)
     elif schedule.blocks == m:
-        launch.prefetch(first + schedule.ahead, first + schedule.ahead < m)
+        if schedule.ahead:
+            launch.prefetch(first + schedule.ahead, first + schedule.ahead < m)
         program(Row(launch, first, 0))
     else:
         pl.loop(0, launch.rows)(lambda i: program(Row(launch, first + i * schedule.blocks, i)))

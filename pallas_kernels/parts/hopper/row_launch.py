@@ -259,9 +259,9 @@ class Launch:
                         self.preloaded[number, place.column(self), i] = loaded
 
     def prefetch(self, row: Any, wanted: Any) -> None:
-        """Asks the L2 cache to fetch a row, if the schedule says so and it exists."""
+        """Asks the L2 cache to fetch a row, if it exists."""
         for source, place in self.sources:
-            if self.schedule.ahead and place is None:
+            if place is None:
                 prefetch_row(source, row, wanted, self.member, self.schedule.members, self.team.interpret)
 
     def fetch(self, position: Any) -> None:

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from typing import Final
 
 _LONG_ROW: Final = 1_024  # columns
+_LONGEST_PAIR: Final = 8_192  # columns of several arrays; longer ones were not measured
+_MANY_ROWS: Final = 512
 _MANY_BYTES: Final = 16_000_000
 _BYTES_AHEAD: Final = 528 * 8192  # measured with rows of 1024 to 128256 columns
 
@@ -23,4 +25,6 @@ def rows_ahead(rows: int, columns: int, itemsizes: Sequence[int]) -> int:
         (528, 16, 0)
     """
     size = columns * sum(itemsizes)
-    return max(1, _BYTES_AHEAD // size) if columns >= _LONG_ROW and rows * size >= _MANY_BYTES else 0
+    long = columns >= _LONG_ROW and (len(itemsizes) == 1 or columns <= _LONGEST_PAIR)
+    many = rows >= _MANY_ROWS and rows * size >= _MANY_BYTES
+    return max(2, _BYTES_AHEAD // size // 2 * 2) if long and many else 0  # even numbers were measured

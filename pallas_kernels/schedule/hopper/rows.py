@@ -43,7 +43,7 @@ _PARTS_OF_LONG: Final = (2, 8, 4)  # the same for rows that are read in both pas
 _LONG_UNROLL: Final = 4
 _HELD_LONG: Final = 65_536  # columns of float32; between the measured 32000 and 128256
 _LANES_OF_SUM: Final = 2048  # of a warpgroup: 16 columns a thread
-_SHORTEST: Final = 192  # columns; measured
+_SHORTEST: Final = {2: 192, 4: 128}  # columns, for each size of an element; measured
 _ROWS_FOR_PARTS: Final = 512  # of these columns; measured
 _ROWS_FOR_FEW_THREADS: Final = 8192
 
@@ -222,7 +222,8 @@ def _neighbouring(
         found = _neighbouring(rows, columns, lanes, itemsizes, result_sizes, vectors, passes, **how)
         return replace(found, blocks=rows if found.stages else found.blocks, stage=0, stages=0, preload=False)
     widest = max(*itemsizes, *result_sizes, 0)
-    if lanes == GROUP and columns <= _SHORTEST and sums and rows >= _ROWS_FOR_PARTS and widest in (2, 4):
+    one_by_one = sums and sums == passes - bool(result_sizes)
+    if lanes == GROUP and columns <= _SHORTEST.get(widest, 0) and one_by_one and rows >= _ROWS_FOR_PARTS:
         few = columns == GROUP and rows >= _ROWS_FOR_FEW_THREADS and result_sizes
         threads = 4 if widest == 2 and few else 8
         found = RowSchedule(1, 1, hold=True, preload=True, rows_per_warp=1, threads=threads, vector=16 // widest)
@@ -258,7 +259,7 @@ def _neighbouring(
         # Spread over the caches of several multiprocessors, where later passes find the row.
         cluster = max(1, members // _CLUSTER_TEAM)
         hold = registers / members <= (HELD if passes > 1 else _HELD_CLUSTER)
-        longest = columns > _HELD_LONG and len(itemsizes) == 1
+        longest = columns > _HELD_LONG and len(itemsizes) == 1 and sums
         if passes == 2 and lanes == MOST_LANES and (longest if max(itemsizes) > 2 else not hold):
             group, parts, vector = _PARTS_OF_LONG
             return RowSchedule(group, rows, cluster=parts, vector=vector, unroll=_LONG_UNROLL)
