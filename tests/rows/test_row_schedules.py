@@ -115,6 +115,24 @@ def test_strips_are_spread_where_rows_wait_for_their_sums() -> None:
     assert not spread(4096, 576, **layer_norm)
 
 
+def test_norms_of_long_rows_ask_for_rows_ahead_and_short_rows_have_few_threads() -> None:
+    def schedule(rows: int, columns: int, itemsizes: tuple[int, ...] = (2,), vectors: int = 1) -> RowSchedule:
+        lanes = row_contract().lanes(columns)
+        return row_schedule(rows, columns, lanes, itemsizes, itemsizes[:1], vectors, 2, sums=1)
+
+    assert schedule(4096, 4096).ahead * 4096 * 2 == schedule(16384, 2048).ahead * 2048 * 2 == 528 * 8192
+    assert schedule(512, 128256).ahead == 16
+    assert not schedule(1024, 4096).ahead  # few
+    assert not schedule(4096, 4096, vectors=0).ahead  # not a norm
+    assert not schedule(4096, 32000, (4,)).ahead  # held in registers
+    assert [schedule(rows, 128).threads for rows in (64, 1024, 16384)] == [32, 8, 4]
+    assert [schedule(16384, columns, (4,)).threads for columns in (128, 192)] == [8, 32]
+    assert schedule(16384, 192).threads == 8
+    assert schedule(16384, 192, vectors=0).threads == 32
+    total = row_schedule(512, 8192, 8192, (2,), passes=1, sums=1)
+    assert (total.spread, total.team) == (True, 4)
+
+
 def test_spread_strips_are_for_sums_of_one_block() -> None:
     x, w = jnp.zeros((2, 8192), jnp.bfloat16), jnp.zeros(8192, jnp.bfloat16)
     for schedule in (RowSchedule(1, 2, cluster=2, spread=True), RowSchedule(1, 2, preload=True, spread=True)):

@@ -5,7 +5,8 @@ from typing import Final
 
 _LONG_ROW: Final = 1_024  # columns
 _LONGEST_PAIR: Final = 8_192  # columns of several arrays; longer ones were not measured
-_MANY_ROWS: Final = 512
+_MANY_ROWS: Final = 2_048
+_VERY_LONG: Final = 65_536  # columns, for which fewer rows are many; between the measured 32000 and 128256
 _MANY_BYTES: Final = 16_000_000
 _BYTES_AHEAD: Final = 528 * 8192  # measured with rows of 1024 to 128256 columns
 
@@ -26,5 +27,5 @@ def rows_ahead(rows: int, columns: int, itemsizes: Sequence[int]) -> int:
     """
     size = columns * sum(itemsizes)
     long = columns >= _LONG_ROW and (len(itemsizes) == 1 or columns <= _LONGEST_PAIR)
-    many = rows >= _MANY_ROWS and rows * size >= _MANY_BYTES
+    many = rows * size >= _MANY_BYTES and (rows >= _MANY_ROWS or columns > _VERY_LONG)
     return max(2, _BYTES_AHEAD // size // 2 * 2) if long and many else 0  # even numbers were measured

@@ -163,10 +163,10 @@ def row_schedule(
         plain=plain,
         sums=sums,
     )
-    if not sums or not result_sizes or picked or found.blocks != rows:
-        return found
-    # Measured: held in the registers of a cluster, float32 rows are read at the speed of memory without it.
-    near = max(itemsizes) > 2 and found.cluster > 1 and found.hold
+    if not sums or not vectors or not result_sizes or picked or found.blocks != rows:
+        return found  # only norms were measured
+    # Measured: long float32 rows that are held in registers are read more slowly with it.
+    near = max(itemsizes) > 2 and found.hold and columns > MOST_LANES
     return found if near else replace(found, ahead=rows_ahead(rows, columns, itemsizes))
 
 
@@ -192,7 +192,7 @@ def _without_prefetch(
         return found
     # A thread of many spread strips reads and writes parts of 32 bytes; two sums pay for larger parts.
     few, shared = rows <= SMS and len(sizes) == 1, not found.hold
-    if _is_one_sum(rows, columns, lanes, sizes, len(result_sizes), passes):
+    if not picked and _is_one_sum(rows, columns, lanes, sizes, len(result_sizes), passes):
         team = min(TEAMS[-1], max(1, lanes // _LANES_OF_SUM))
         return RowSchedule(team, rows, hold=True, spread=True)
     return replace(found, spread=few or shared or (sums > 1 and strips <= _SPREAD_STRIPS))
@@ -222,10 +222,10 @@ def _neighbouring(
         found = _neighbouring(rows, columns, lanes, itemsizes, result_sizes, vectors, passes, **how)
         return replace(found, blocks=rows if found.stages else found.blocks, stage=0, stages=0, preload=False)
     widest = max(*itemsizes, *result_sizes, 0)
-    one_by_one = sums and sums == passes - bool(result_sizes)
+    one_by_one = sums and sums == passes - bool(result_sizes) and (vectors or not result_sizes)
     if lanes == GROUP and columns <= _SHORTEST.get(widest, 0) and one_by_one and rows >= _ROWS_FOR_PARTS:
-        few = columns == GROUP and rows >= _ROWS_FOR_FEW_THREADS and result_sizes
-        threads = 4 if widest == 2 and few else 8
+        many = columns == GROUP and rows >= _ROWS_FOR_FEW_THREADS and len(result_sizes) > 0
+        threads = 4 if widest == 2 and many else 8
         found = RowSchedule(1, 1, hold=True, preload=True, rows_per_warp=1, threads=threads, vector=16 // widest)
         return replace(found, blocks=-(-rows // found.rows_per_block))
     if lanes == GROUP and (each := _rows_per_warp(rows, columns, itemsizes)):
