@@ -1,6 +1,6 @@
-"""Token routing as primitives: top-k scores, the rows of each expert, and row copies.
+"""Token routing as primitives: top-k scores, the rows of each expert, their sums, and row copies.
 
-All of it is exact, so there is no contract: every kernel has the same results.
+All of it but the sums of a token's rows is exact, so there is no contract: every kernel has the same results.
 """
 
 from typing import Any, Final
@@ -44,6 +44,9 @@ rows_by_count_kernel: Final = define_kernel("rows_by_count", backend_of("rows_by
 
 rows_of_tokens_kernel: Final = define_kernel("rows_of_tokens", backend_of("rows_of_tokens"))
 """(A,) int32 and `places`, see `expert_rows.portable.rows_of_tokens`."""
+
+add_rows_kernel: Final = define_kernel("add_expert_rows", backend_of("add_expert_rows"))
+"""(R, C), (R,) int32, (T, topk) int32, (T, topk) and `dtype`, see `expert_rows.portable.add_expert_rows`."""
 
 pick_kernel: Final = define_kernel("pick_rows", backend_of("pick_rows"))
 """(S, C), (M, 1) int32 and possibly an order (M, 1) int32, see `pick.portable.pick_rows`."""

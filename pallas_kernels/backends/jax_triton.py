@@ -266,6 +266,7 @@ KERNELS: Final = (
     _on_all("spread_to_experts", f"{_EXPERTS}:spread_to_experts"),
     _on_all("rows_by_count", f"{_EXPERTS}:rows_by_count"),
     _on_all("rows_of_tokens", f"{_EXPERTS}:rows_of_tokens"),
+    _on_all("add_expert_rows", f"{_EXPERTS}:add_expert_rows", None, XLA_FUNCTIONS),
     _on_all("pick_rows", "pick.jax_triton.launch:pick_rows"),
     _on_all("rotate_and_store", "rotary.jax_triton.launch:rotate_and_store", None, XLA_FUNCTIONS),
     _on_all("causal_conv", f"{_CONV}:causal_conv", None, XLA_FUNCTIONS),

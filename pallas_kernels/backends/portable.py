@@ -79,6 +79,8 @@ KERNELS: Final = (
     Kernel("sort_by_expert", _ON, f"{_OPS}.expert_rows.portable:sort_by_expert"),
     Kernel("rows_by_count", _ON, f"{_OPS}.expert_rows.portable:rows_by_count"),
     Kernel("rows_of_tokens", _ON, f"{_OPS}.expert_rows.portable:rows_of_tokens"),
+    Kernel("add_expert_rows", "cpu", f"{_OPS}.expert_rows.portable:add_expert_rows", None, XLA_FUNCTIONS),
+    Kernel("add_expert_rows", "cuda", f"{_OPS}.expert_rows.portable:add_expert_rows_on_gpu", None, XLA_FUNCTIONS),
     Kernel("pick_rows", "cpu", f"{_OPS}.pick.cpu:pick_rows"),
     Kernel("pick_rows", "cuda", f"{_OPS}.pick.portable:pick_rows"),
     Kernel("embed_gradient", "cpu", f"{_OPS}.embedding.portable:table_gradient", _CHUNKS),

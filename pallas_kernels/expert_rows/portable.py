@@ -1,18 +1,19 @@
-"""The layout of expert rows by XLA's sorts, searches and scatters, on any platform."""
+"""The layout of expert rows by XLA's sorts, searches and scatters, and their sums, on any platform."""
 
-from typing import Final
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from pallas_kernels.parts.no_row import NO_ROW, WRONG
+from pallas_kernels.contract import XLA_FUNCTIONS, ElementwiseContract, honour
+from pallas_kernels.parts.no_row import BEFORE_ALL, NO_ROW, WRONG
+from pallas_kernels.parts.xla.lanes import run_flat
+from pallas_kernels.parts.xla.last_and_first import last_and_first_rows
 
 Arrays = tuple[jax.Array, ...]
-
-_BEFORE_ALL: Final = np.iinfo(np.int32).min
-"""Less than the number of any row and its negative."""
 
 
 def sort_by_expert(number: jax.Array, *, first: int, end: int, allocated: int, topk: int = 1) -> Arrays:
@@ -124,14 +125,79 @@ def rows_of_tokens(offset: jax.Array, *, places: int) -> jax.Array:
         >>> rows_of_tokens(jnp.array([2, -1, 0, 2]), places=3).tolist()
         [2, -1, -2]
     """
-    # One scatter finds the first and the last row of every place, and of a place for all offsets after the last one.
-    slots = jnp.where(offset >= 0, jnp.minimum(offset, places), places + 1)
-    number = jnp.arange(offset.size, dtype=jnp.int32)
-    found = jnp.full((places + 1, 2), _BEFORE_ALL, jnp.int32)
-    found = found.at[slots].max(jnp.stack([number, -number], 1), mode="drop")
+    found = last_and_first_rows(offset, places=places)
     last, first = found[:places, 0], -found[:places, 1]
-    row = jnp.where(last == _BEFORE_ALL, NO_ROW, last)
-    return jnp.where(((last != first) & (row != NO_ROW)) | (found[places, 0] != _BEFORE_ALL), WRONG, row)
+    row = jnp.where(last == BEFORE_ALL, NO_ROW, last)
+    return jnp.where(((last != first) & (row != NO_ROW)) | (found[places, 0] != BEFORE_ALL), WRONG, row)
+
+
+def add_expert_rows(
+    rows: jax.Array,
+    offset: jax.Array,
+    row: jax.Array,
+    weights: jax.Array,
+    *,
+    dtype: str,
+    functions: ElementwiseContract = XLA_FUNCTIONS,
+) -> jax.Array:
+    """Adds each token's rows in float32, by rank in its top k, each times its weight.
+
+    Args:
+        rows: (R, C), at least one row.
+        offset: (R,) int32, the place of each row, negative for unused rows.
+        row: (T, topk) int32, `rows_of_tokens(offset, places=T * topk)`; topk at least 1.
+        weights: (T, topk).
+        dtype: Dtype of the result.
+        functions: How element-wise code is computed.
+
+    Returns:
+        (T, C), rounded once; +0 rather than -0. A missing row counts as zero; a token with a place of several rows is
+        nan, and so are all tokens if an offset is out of range.
+
+    Guarantee: row-invariant, a row being a token.
+
+    Example:
+        >>> offset = jnp.array([1, 2, 0])
+        >>> row = rows_of_tokens(offset, places=4).reshape(2, 2)
+        >>> rows, weights = jnp.array([[1.0], [2.0], [3.0]]), jnp.array([[0.5, 2.0], [1.0, 1.0]])
+        >>> add_expert_rows(rows, offset, row, weights, dtype="float32").tolist()
+        [[3.5], [2.0]]
+    """
+    honour("add_expert_rows", functions, XLA_FUNCTIONS)
+    del offset
+    return _added(run_flat, rows, row, weights, dtype)
+
+
+def add_expert_rows_on_gpu(
+    rows: jax.Array,
+    offset: jax.Array,
+    row: jax.Array,
+    weights: jax.Array,
+    *,
+    dtype: str,
+    functions: ElementwiseContract = XLA_FUNCTIONS,
+) -> jax.Array:
+    """Does what `add_expert_rows` does: fences in the lowering preserve the bits in any fusion."""
+    honour("add_expert_rows", functions, XLA_FUNCTIONS)
+    del offset
+    return _added(lambda program, *arrays: program(*arrays), rows, row, weights, dtype)
+
+
+def _added(run: Callable[..., Arrays], rows: jax.Array, row: jax.Array, weights: jax.Array, dtype: str) -> jax.Array:
+    def weighted(x: jax.Array, weight: jax.Array, used: jax.Array) -> Arrays:
+        return (jnp.where(used, x.astype(jnp.float32) * weight.astype(jnp.float32), jnp.float32(0)),)
+
+    def add(*terms: jax.Array) -> Arrays:
+        total = functools.reduce(lambda a, b: a + b, terms)
+        # The sign of a zero would tell which experts are on other ranks.
+        return (jnp.where(total == 0, jnp.float32(0), total).astype(dtype),)
+
+    picked = jnp.take(rows, row, axis=0, mode="clip")
+    wide = [jnp.broadcast_to(a[..., None], picked.shape) for a in (weights, row >= 0)]
+    (parts,) = run(weighted, picked, *wide)  # products and sums are two steps, or a compiler could contract them
+    (y,) = run(add, *(parts[:, i] for i in range(row.shape[1])))
+    wrong: Any = jnp.any(row == WRONG, axis=1, keepdims=True)
+    return jnp.where(wrong, jnp.asarray(jnp.nan, y.dtype), y)
 
 
 def _sorted_with_places(numbers: jax.Array, end: int) -> tuple[jax.Array, jax.Array]:

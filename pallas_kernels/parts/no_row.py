@@ -10,3 +10,6 @@ WRONG: Final = -2
 
 UNREAD: Final = -3
 """No row, and nobody reads what is there: a GPU leaves it unwritten, other backends write zeros."""
+
+BEFORE_ALL: Final = -(2**31)
+"""Less than the number of any row and its negative."""

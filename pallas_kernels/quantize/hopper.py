@@ -22,7 +22,7 @@ from pallas_kernels.parts.hopper.row import Row
 from pallas_kernels.parts.hopper.row_engine import NEEDS, Picked, run_rows, supports
 from pallas_kernels.parts.served import served_if
 from pallas_kernels.parts.xla.lanes import Arrays
-from pallas_kernels.schedule.hopper.rows import row_lanes
+from pallas_kernels.schedule.hopper.row_lanes import row_lanes
 
 _SMALLEST: Final = np.finfo(np.float32).tiny
 

@@ -31,7 +31,7 @@ from pallas_kernels.topk import portable as topk
 from pallas_kernels.topk.jax_triton import launch as topk_triton
 from tests.jax_triton.interpreted import interpret_launches
 from tests.jax_triton.interpreter_instructions import interpret_instructions
-from tests.moe.routing_cases import COUNTS, PLACES, SORTS, numbers, rows_and_places, scores
+from tests.moe.routing_cases import COUNTS, PLACES, SORTS, SUMS, numbers, rows_and_places, rows_to_add, scores
 from tests.rotary.cases import case
 from tests.rows.row_emulation import add_row, halve
 from tests.sampling.draw_cases import COLUMNS, ROWS, given, wrong
@@ -106,6 +106,11 @@ def compare_experts() -> int:
         found = expert_rows_triton.rows_by_count(counts, rows=rows, target=TARGET)
         compared += compare(found, expert_rows.rows_by_count(counts, rows=rows))
         assert bool(found[1]) == (name == "some")
+    for sums in SUMS:
+        arrays = rows_to_add(*sums)
+        # In float32: the interpreter's conversion to 16 bits drops bits.
+        found = expert_rows_triton.add_expert_rows(*arrays, dtype="float32", target=TARGET)
+        compared += compare(found, expert_rows.add_expert_rows(*arrays, dtype="float32"))
     for name, (offset, places) in PLACES.items():
         offsets = jnp.array(offset, jnp.int32)
         row = expert_rows_triton.rows_of_tokens(offsets, places=places, target=TARGET)

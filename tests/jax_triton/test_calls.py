@@ -21,7 +21,7 @@ if importlib.util.find_spec("triton"):
     from pallas_kernels.sampling.jax_triton.launch import draw
     from pallas_kernels.topk.jax_triton.launch import largest
 
-COMPARED = {"largest": 2, "select": 9, "experts": 12, "invalid": 6, "pick": 12, "rotate": 12, "draw": 4}
+COMPARED = {"largest": 2, "select": 9, "experts": 17, "invalid": 6, "pick": 12, "rotate": 12, "draw": 4}
 
 
 @needs_triton
@@ -68,6 +68,14 @@ CALLS: dict[str, tuple[Callable[[Target], Any], tuple[jax.ShapeDtypeStruct, ...]
     ),
     "count": (lambda t: lambda x: expert_rows.rows_by_count(x, rows=4096, target=t), _shapes(((1024,), "int32"))),
     "place": (lambda t: lambda x: expert_rows.rows_of_tokens(x, places=4096, target=t), _shapes(((4096,), "int32"))),
+    "add searched rows": (
+        lambda t: lambda *x: expert_rows.add_expert_rows(*x, dtype="bfloat16", target=t),
+        _shapes(((512, 7168), "bfloat16"), ((512,), "int32"), ((64, 8), "int32"), ((64, 8), "float32")),
+    ),
+    "add found rows": (
+        lambda t: lambda *x: expert_rows.add_expert_rows(*x, dtype="float32", target=t),
+        _shapes(((4096, 768), "float16"), ((4096,), "int32"), ((512, 8), "int32"), ((512, 8), "float16")),
+    ),
     "invalid": (
         lambda t: lambda y, i: nan_if_invalid(y, i, target=t),
         _shapes(((4, 2048, 32, 128), "bfloat16"), ((4,), "bool")),

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels.expert_rows.portable import rows_of_tokens
 from tests.arrays import on_device
 
 
@@ -44,3 +45,32 @@ PLACES: dict[str, tuple[list[int], int]] = {
 def rows_and_places(dtype: str, columns: int) -> tuple[Any, Any]:
     x = on_device(np.random.default_rng(2).integers(-100, 100, (5, columns))).astype(dtype)
     return x, numbers(9, -2, 5)[:, None]
+
+
+SUMS = [
+    ("bfloat16", 7, 3, 24, 100, "some"),
+    ("float32", 5, 8, 41, 2100, "twice"),
+    ("float16", 4, 1, 4, 513, "after the last"),
+    ("bfloat16", 9, 4, 1030, 24, "twice"),
+    ("float32", 6, 5, 1100, 600, "some"),
+]
+"""Dtype, tokens, places of each, rows, columns, and what is wrong with the rows' places."""
+
+
+def rows_to_add(dtype: str, tokens: int, topk: int, size: int, columns: int, wrong: str) -> tuple[Any, ...]:
+    """Returns rows with nan, infinities, both zeros and subnormal numbers, their places, and weights."""
+    draw = np.random.default_rng(3)
+    rows = draw.standard_normal((size, columns)) * np.exp2(draw.integers(-12, 12, (size, 1)))
+    rows[0], rows[1, ::3], rows[2], rows[3] = np.nan, np.inf, -0.0, rows[3] * 1e-39
+    places = np.full(size, -1)
+    used = draw.permutation(tokens * topk)[: max(1, tokens * topk - 3)]
+    places[draw.permutation(size)[: used.size]] = used[:size]
+    if wrong == "twice":
+        places[np.flatnonzero(places < 0)[0]] = used[0]
+    elif wrong == "after the last":
+        places[1] = tokens * topk
+    weights = draw.standard_normal((tokens, topk)).astype(np.float32)
+    weights[0], weights[-1, 0] = -0.0, np.inf
+    offset = on_device(places, jnp.int32)
+    row = rows_of_tokens(offset, places=tokens * topk).reshape(tokens, topk)
+    return on_device(rows, jnp.float32).astype(dtype), offset, row, on_device(weights)

@@ -17,7 +17,7 @@ from pallas_kernels.parts.no_row import UNREAD
 from pallas_kernels.pick import portable as pick
 from pallas_kernels.topk import portable as topk
 from tests.jax_triton.packages import launches_in
-from tests.moe.routing_cases import COUNTS, PLACES, SORTS, numbers, rows_and_places, scores
+from tests.moe.routing_cases import COUNTS, PLACES, SORTS, SUMS, numbers, rows_and_places, rows_to_add, scores
 
 pytestmark = pytest.mark.gpu
 pytest.importorskip("jax_triton")
@@ -60,6 +60,15 @@ def test_rows_of_experts() -> None:
     for offset, places in (*PLACES.values(), (shuffled, 4096)):
         given = jnp.array(offset, jnp.int32)
         assert_same(expert_rows_triton.rows_of_tokens, expert_rows.rows_of_tokens, given, places=places)
+
+
+@pytest.mark.parametrize(
+    "case", [*SUMS, ("bfloat16", 64, 8, 512, 7168, "some"), ("bfloat16", 512, 8, 4096, 7168, "some")]
+)
+def test_sums_of_expert_rows(case: tuple[Any, ...]) -> None:
+    assert_same(
+        expert_rows_triton.add_expert_rows, expert_rows.add_expert_rows_on_gpu, *rows_to_add(*case), dtype=case[0]
+    )
 
 
 @pytest.mark.parametrize(("dtype", "columns"), [("bfloat16", 7168), ("bfloat16", 768), ("int8", 64), ("float32", 32)])

@@ -86,6 +86,39 @@ def test_spread_strips_give_the_same_bits(columns: int, dtype: str) -> None:
         assert_bits_equal(other, first, err_msg=str(schedule))
 
 
+@pytest.mark.parametrize(
+    ("columns", "dtype"), [(128, "bfloat16"), (128, "float32"), (200, "float16"), (960, "bfloat16")]
+)
+def test_parts_of_a_warp_give_the_same_bits(columns: int, dtype: str) -> None:
+    x = jnp.concatenate([jnp.asarray(hostile_rows(0, (3, columns), dtype)[kind]) for kind in (*KINDS, "inf", "nan")])
+    w = jnp.asarray(hostile_rows(1, (columns,), dtype)["normal"])
+
+    def run(schedule: RowSchedule) -> Any:
+        def program(row: Any) -> None:
+            most = row.fold(lambda x: x, combine="max", unit=-jnp.inf)
+            total, product = row.fold(lambda x, w: (x - most, row.product(x, w)), combine=("add", "add"), vectors=(0,))
+            row.put(0, total)
+            row.put(1, product)
+            row.emit(lambda x, w: (row.product(x, total) + w,))
+
+        def call(x: jax.Array, w: jax.Array) -> Any:
+            return run_rows(program, [x], [w], [x.dtype], numbers=2, interpret=False, schedule=schedule)
+
+        return jax.jit(call)(x, w)
+
+    vector = 4 if dtype == "float32" else 8
+    short = [
+        RowSchedule(1, len(x), hold=True, preload=preload, rows_per_warp=each, threads=threads, vector=vector)
+        for threads in (4, 8, 16)
+        for each, preload in ((1, True), (2, False))
+    ]
+    every = [RowSchedule(1, len(x), hold=True), RowSchedule(1, len(x), hold=True, rows_per_warp=1), *short]
+    with ThreadPoolExecutor(THREADS) as pool:
+        first, *others = pool.map(run, every)
+    for schedule, other in zip(every[1:], others, strict=True):
+        assert_bits_equal(other, first, err_msg=str(schedule))
+
+
 @pytest.mark.parametrize(("m", "columns"), [(17, 640), (128, 640), (300, 2048), (1000, 321)])
 def test_every_cut_of_a_sum_over_rows(m: int, columns: int) -> None:
     x, g = (hostile_rows(seed, (m, columns), "bfloat16")["wide"] for seed in (0, 1))

@@ -29,6 +29,8 @@ SCHEDULES = {
     "cluster": RowSchedule(1, 1, hold=True, cluster=2),
     "a row a warp": RowSchedule(1, 2, hold=True, preload=True, rows_per_warp=1),
     "two rows a warp": RowSchedule(1, 1, hold=True, rows_per_warp=2),
+    "four rows a warp, by eight threads": RowSchedule(1, 1, hold=True, rows_per_warp=1, threads=8, vector=8),
+    "rows asked for ahead": RowSchedule(2, 3, unroll=1, ahead=2),
 }
 
 
@@ -80,7 +82,7 @@ def test_every_schedule_gives_the_bits_of_the_contract(name: str, races: Races) 
 )
 def test_every_schedule_lowers_for_a_gpu(schedule: RowSchedule) -> None:
     columns = columns_for(schedule)
-    x, w = jax.ShapeDtypeStruct((4, columns), jnp.bfloat16), jax.ShapeDtypeStruct((columns,), jnp.bfloat16)
+    x, w = jax.ShapeDtypeStruct((3, columns), jnp.bfloat16), jax.ShapeDtypeStruct((columns,), jnp.bfloat16)
     program = jax.jit(lambda x, w: run(x, w, schedule, False)).trace(x, w)
     assert "mosaic_gpu" in program.lower(lowering_platforms=("cuda",)).as_text()
 
@@ -113,6 +115,24 @@ def test_strips_are_spread_where_rows_wait_for_their_sums() -> None:
     assert not spread(4096, 576, **layer_norm)
 
 
+def test_norms_of_long_rows_ask_for_rows_ahead_and_short_rows_have_few_threads() -> None:
+    def schedule(rows: int, columns: int, itemsizes: tuple[int, ...] = (2,), vectors: int = 1) -> RowSchedule:
+        lanes = row_contract().lanes(columns)
+        return row_schedule(rows, columns, lanes, itemsizes, itemsizes[:1], vectors, 2, sums=1)
+
+    assert schedule(4096, 4096).ahead * 4096 * 2 == schedule(16384, 2048).ahead * 2048 * 2 == 528 * 8192
+    assert schedule(512, 128256).ahead == 16
+    assert not schedule(1024, 4096).ahead  # few
+    assert not schedule(4096, 4096, vectors=0).ahead  # not a norm
+    assert not schedule(4096, 32000, (4,)).ahead  # held in registers
+    assert [schedule(rows, 128).threads for rows in (64, 1024, 16384)] == [32, 8, 4]
+    assert [schedule(16384, columns, (4,)).threads for columns in (128, 192)] == [8, 32]
+    assert schedule(16384, 192).threads == 8
+    assert schedule(16384, 192, vectors=0).threads == 32
+    total = row_schedule(512, 8192, 8192, (2,), passes=1, sums=1)
+    assert (total.spread, total.team) == (True, 4)
+
+
 def test_spread_strips_are_for_sums_of_one_block() -> None:
     x, w = jnp.zeros((2, 8192), jnp.bfloat16), jnp.zeros(8192, jnp.bfloat16)
     for schedule in (RowSchedule(1, 2, cluster=2, spread=True), RowSchedule(1, 2, preload=True, spread=True)):
@@ -126,6 +146,10 @@ def test_spread_strips_are_for_sums_of_one_block() -> None:
 
 def test_a_row_has_lanes_for_all_that_share_it() -> None:
     x = jnp.zeros((2, 2048), jnp.float32)
+    with pytest.raises(ValueError, match="for each of 2 rows"):
+        run_sum(x, RowSchedule(1, 1, ahead=1), False)
+    with pytest.raises(ValueError, match="do not allow"):
+        run_sum(x[:, :128], RowSchedule(1, 2, hold=True, rows_per_warp=1, threads=32, vector=8), False)
     with pytest.raises(ValueError, match="do not allow"):
         run_sum(x, RowSchedule(8, 2), False)
     with pytest.raises(ValueError, match="do not allow"):

@@ -10,6 +10,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from bijax.core.checks import describe, float_array, float_dtype, integer_array
 from bijax.core.derivative import custom_vjp
+from bijax.dispatch.routing import add_rows_kernel
 from bijax.ops._engine_arguments import check_known, check_shape, is_known, narrowed
 from bijax.ops.elementwise.call import elementwise
 from bijax.ops.moe._experts import Shared, combine, rows_of_tokens, rows_or_any, shared_experts
@@ -84,7 +85,10 @@ def moe_gather(
             f" scatter_tokens {describe(rows)} and token_offset {describe(offset)}."
         )
     _check_offsets(offset, tokens * topk)
-    row = rows_of_tokens(_as_int32(offset, tokens * topk), tokens, topk)
+    offset = _as_int32(offset, tokens * topk)
+    row = rows_of_tokens(offset, tokens, topk)
+    if not shared.rows and min(rows.size, weights.size) > 0:
+        return _add(rows, weights, row, offset, dtype)
     y = _gather(rows, weights, row, shared, dtype)
     wrong = functools.reduce(lambda a, b: a | b, [row[:, i] == WRONG for i in range(topk)], jnp.zeros((), bool))
     return jnp.where(wrong[..., None], jnp.asarray(jnp.nan, y.dtype), y)
@@ -125,6 +129,25 @@ def _gather(rows: jax.Array, weights: jax.Array, row: jax.Array, shared: Shared,
 def _forward(rows: jax.Array, weights: jax.Array, row: jax.Array, shared: Shared, dtype: Any) -> tuple[jax.Array, Any]:
     return combine(rows, row, weights, shared, dtype), (rows, weights, row)
 
+
+@custom_vjp(nondiff_argnums=(4,))
+def _add(rows: jax.Array, weights: jax.Array, row: jax.Array, offset: jax.Array, dtype: Any) -> jax.Array:
+    return add_rows_kernel(rows, offset, row, weights, dtype=jnp.dtype(dtype).name)[0]
+
+
+def _forward_of_sum(
+    rows: jax.Array, weights: jax.Array, row: jax.Array, offset: jax.Array, dtype: Any
+) -> tuple[jax.Array, Any]:
+    return _add(rows, weights, row, offset, dtype), (rows, weights, row)
+
+
+def _backward_of_sum(dtype: Any, saved: Any, g: jax.Array) -> tuple[jax.Array, jax.Array, None, None]:
+    wrong = jnp.any(saved[2] == WRONG, axis=1, keepdims=True)
+    g = jnp.where(wrong, jnp.zeros((), g.dtype), g)  # nan whatever the rows are
+    return *_backward(Shared(0, 0, 0), dtype, saved, g)[:2], None, None
+
+
+_add.defvjp(_forward_of_sum, _backward_of_sum)
 
 _product: Any = elementwise(lambda a, b: a.astype(jnp.float32) * b.astype(jnp.float32))
 

@@ -202,6 +202,16 @@ def rows_of_tokens(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]
     return [Value(value.routed, _without_routed(value.mixing), value.scaled) for _ in eqn.outvars]
 
 
+@rule("bijax_add_expert_rows")
+def add_expert_rows(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
+    """Returns sums of rows, each token's own, in the order of the tokens."""
+    if any(v.rows is not None for v in values[:2]):  # in an order that `sort_by_expert` has not made
+        return [_lost(flow, eqn, values, v.aval.shape) for v in eqn.outvars]
+    of_experts = [Value(None, _without_routed(v.mixing), v.scaled, v.sums) for v in values[:2]]
+    of_tokens = [dataclasses.replace(v, mixing=_without_routed(v.mixing)) for v in values[2:]]
+    return of_rows(flow, eqn, [*of_experts, *of_tokens])
+
+
 @rule("bijax_pick_rows bijax_group_matmul bijax_quantize_picked bijax_quantized_groups")
 def of_experts(flow: Flow, eqn: Any, values: list[Value]) -> Sequence[Value]:
     """Returns the results of operations on rows in the order of experts."""

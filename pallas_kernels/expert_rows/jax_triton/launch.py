@@ -5,19 +5,25 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.contract import XLA_FUNCTIONS, ElementwiseContract, honour
 from pallas_kernels.expert_rows.jax_triton.kernels import count_kernel, place_kernel, sort_kernel, spread_kernel
+from pallas_kernels.expert_rows.jax_triton.sum_kernel import add_found_kernel, add_searched_kernel
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.parts.jax_triton.launch import launch
 from pallas_kernels.parts.served import served_if
+from pallas_kernels.parts.xla.last_and_first import last_and_first_rows
 from pallas_kernels.parts.xla.tiles import next_power_of_two
 from pallas_kernels.schedule.jax_triton.routing import (
     COPIED,
     MOST_PAIRS,
+    MOST_PLACED,
     PAIR_TILE,
+    SEARCHED,
     copies_rows,
     copy_warps,
     piece_columns,
     pieces_at_once,
+    sum_tile,
 )
 from pallas_kernels.target import Target
 
@@ -26,6 +32,9 @@ Arrays = tuple[jax.Array, ...]
 _FEW: Final = f"at least one row, and at most {MOST_PAIRS} pairs of them"
 _MOST_EXPERTS: Final = 1024
 _MOST_SPREAD: Final = 1024  # each of which is compared with all others
+_MOST_TOKENS: Final = 65535  # of a grid
+_MOST_ADDED: Final = 64
+_ADDED: Final = {"float32", "bfloat16", "float16"}
 
 
 def _serves_sort(number: Any, *, first: int, end: int, allocated: int, **_: Any) -> bool:
@@ -114,10 +123,10 @@ def rows_by_count(count: jax.Array, *, rows: int, target: Target) -> Arrays:
 
 
 def _serves_places(offset: Any, *, places: int, **_: Any) -> bool:
-    return bool(min(offset.size, places) > 0 and offset.size * places <= MOST_PAIRS)
+    return bool(min(offset.size, places) > 0 and offset.size * places <= MOST_PLACED)
 
 
-@served_if(_serves_places, _FEW)
+@served_if(_serves_places, f"at least one row, and at most {MOST_PLACED} pairs of them")
 @in_32_bits
 def rows_of_tokens(offset: jax.Array, *, places: int, target: Target) -> jax.Array:
     """Equal to `portable.rows_of_tokens`."""
@@ -130,6 +139,58 @@ def rows_of_tokens(offset: jax.Array, *, places: int, target: Target) -> jax.Arr
         constants={"GIVEN": offset.size, "PLACES": places, "CHUNK": PAIR_TILE.chunk},
     )
     return row
+
+
+def _serves_sums(rows: Any, offset: Any, row: Any, weights: Any, *, dtype: str, **_: Any) -> bool:
+    tokens, topk = weights.shape
+    return bool(
+        min(rows.size, offset.size, tokens, topk) > 0
+        and rows.shape[0] == offset.size
+        and tokens <= _MOST_TOKENS
+        and topk <= _MOST_ADDED
+        and {x.dtype.name for x in (rows, weights)} | {dtype} <= _ADDED
+    )
+
+
+@served_if(
+    _serves_sums, f"float32, bfloat16 or float16, 1 to {_MOST_TOKENS} tokens of 1 to {_MOST_ADDED} places, and rows"
+)
+@in_32_bits
+def add_expert_rows(
+    rows: jax.Array,
+    offset: jax.Array,
+    row: jax.Array,
+    weights: jax.Array,
+    *,
+    dtype: str,
+    target: Target,
+    functions: ElementwiseContract = XLA_FUNCTIONS,
+) -> jax.Array:
+    """Bit-identical to `portable.add_expert_rows`; it finds the rows by itself, in the offsets.
+
+    Guarantee: row-invariant, a row being a token.
+    """
+    honour("add_expert_rows", functions, XLA_FUNCTIONS)
+    del row
+    (tokens, topk), columns = weights.shape, rows.shape[1]
+    places, tile = tokens * topk, sum_tile(offset.size)
+    options: dict[str, Any] = {
+        "target": target,
+        "out": [jax.ShapeDtypeStruct((tokens, columns), dtype)],
+        "grid": (-(-columns // tile.piece), tokens),
+        "warps": tile.warps,
+        "stages": 1,
+        "fuses": False,
+    }
+    constants = {"PLACES": places, "TOPK": topk, "COLUMNS": columns, "PIECE": tile.piece}
+    if offset.size <= SEARCHED:
+        constants |= {"GIVEN": offset.size, "SLOTS": next_power_of_two(topk)}
+        constants |= {"CHUNK": next_power_of_two(min(offset.size, tile.chunk))}
+        (y,) = launch(add_searched_kernel, rows, offset, weights, **options, constants=constants)
+    else:
+        found = last_and_first_rows(offset, places=places)
+        (y,) = launch(add_found_kernel, rows, found, weights, **options, constants=constants)
+    return y
 
 
 def _blocks(items: int) -> int:

@@ -46,7 +46,7 @@ from pallas_kernels.parts.hopper.row_launch import Launch
 from pallas_kernels.parts.hopper.row_launch import Parted as Parted
 from pallas_kernels.parts.hopper.row_launch import Picked as Picked
 from pallas_kernels.parts.hopper.team import Team
-from pallas_kernels.parts.hopper.tile import WARP, part_of_warpgroup
+from pallas_kernels.parts.hopper.tile import part_of_warpgroup
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.schedule.hopper.rows import COPY_BYTES, WARP_VECTOR, RowSchedule, row_schedule, row_vector
 
@@ -170,12 +170,9 @@ def run_rows(
         apart = any(x.place is not None for x in (*sources, *shared))
         how: dict[str, Any] = {"picked": apart, "plain": plain, "sums": counter.sums}
         schedule = row_schedule(m, c, lanes, sizes, wide_sizes, len(vectors), counter.passes, **how)
-    by_warp = schedule.rows_per_warp > 0 and not interpret
-    vector = WARP_VECTOR if by_warp else schedule.vector or row_vector(lanes, (*sizes, *wide_sizes))
     schedule = replace(schedule, blocks=min(schedule.blocks, -(-m // schedule.rows_per_block)))
+    vector, held = _threads(schedule, lanes, (*sizes, *wide_sizes), interpret)
     _check_schedule(schedule, m, c, lanes, vector, sizes)
-    spread = schedule.strips(lanes, vector) if schedule.spread and not interpret else 0
-    held = {"threads": WARP if by_warp else WARPGROUP, "spread": spread}
     direct = schedule.stages == 0
     pieces = Pieces.of(c, c if direct else schedule.stage)
     blocks, team, cluster = schedule.blocks, schedule.team, schedule.cluster
@@ -221,6 +218,9 @@ def run_rows(
         if companion is None:
             _run_block(program, launch, m)
         else:
+            if schedule.ahead:
+                later = companion.turn(block + schedule.ahead)
+                launch.prefetch(later.row, (later.place >= 0) & (later.row < m))
             result = written[len(wanted) + numbers]
             turn.run(m, lambda: program(Row(launch, first_row, 0)), member, schedule.members, others, result, memory)
 
@@ -253,19 +253,21 @@ def _run_block(program: Program, launch: Launch, m: int) -> None:
     if schedule.rows_per_warp:
         _run_by_warp(program, launch, m)
     elif schedule.blocks == m:
+        if schedule.ahead:
+            launch.prefetch(first + schedule.ahead, first + schedule.ahead < m)
         program(Row(launch, first, 0))
     else:
         pl.loop(0, launch.rows)(lambda i: program(Row(launch, first + i * schedule.blocks, i)))
 
 
 def _run_by_warp(program: Program, launch: Launch, m: int) -> None:
-    """Processes the rows of a block, each in one warp; the interpreter, which has no warps, processes all of them."""
+    """Processes the rows of a block, each in a warp or a part of one; the interpreter has no warps."""
     each = launch.schedule.rows_per_warp
     own: Sequence[Any] = range(launch.schedule.rows_per_block)
     if not launch.team.interpret:
-        warp = part_of_warpgroup()
-        own = [warp * each + i for i in range(each)]
-    # Past the last row, a warp repeats that row.
+        part = part_of_warpgroup(launch.schedule.threads)
+        own = [part * each + i for i in range(each)]
+    # Past the last row, the threads of another one repeat that row.
     numbers = [launch.first_row * launch.schedule.rows_per_block + i for i in own]
     rows = [Row(launch, jnp.minimum(number, m - 1), i) for i, number in enumerate(numbers)]
     for row in rows:
@@ -308,6 +310,17 @@ class _Scratch(NamedTuple):
         )
 
 
+def _threads(schedule: RowSchedule, lanes: int, itemsizes: Sequence[int], interpret: Any) -> tuple[int, dict[str, int]]:
+    """Returns the neighbouring columns of a thread, and the arguments of `Team` that say which threads have a row."""
+    if not schedule.rows_per_warp:
+        vector = schedule.vector or row_vector(lanes, itemsizes)
+        spread = schedule.strips(lanes, vector) if schedule.spread and not interpret else 0
+        return vector, {"threads": WARPGROUP, "spread": spread}
+    if interpret:  # it has no warps
+        return 1, {"threads": WARPGROUP, "spread": 0}
+    return schedule.vector or WARP_VECTOR, {"threads": schedule.threads, "spread": 0}
+
+
 def _check_schedule(
     schedule: RowSchedule, rows: int, columns: int, lanes: int, vector: int, sizes: Sequence[int]
 ) -> None:
@@ -316,6 +329,8 @@ def _check_schedule(
     if each:
         if lanes != WARPGROUP or schedule.members > 1 or not direct or not schedule.hold:
             raise ValueError(f"rows of {columns} columns and {lanes} lanes do not allow {schedule}.")
+        if columns % max(1, vector) or schedule.threads * vector > lanes:
+            raise ValueError(f"rows of {columns} columns do not allow {schedule}.")
         if schedule.blocks * schedule.rows_per_block < rows:
             raise ValueError(f"expected blocks for {rows} rows, got {schedule}.")
         return
@@ -327,6 +342,8 @@ def _check_schedule(
         )
     if schedule.spread and (lanes == WARPGROUP or schedule.cluster > 1 or (schedule.preload and not schedule.hold)):
         raise ValueError(f"rows of {columns} columns and {lanes} lanes do not allow {schedule}.")
+    if schedule.ahead and schedule.blocks != rows:
+        raise ValueError(f"expected a block or a cluster for each of {rows} rows, got {schedule}.")
     if not direct and any(columns * size % COPY_BYTES for size in sizes):
         raise ValueError(
             f"expected rows of whole {COPY_BYTES} bytes, or stages=0, got {columns} columns of {sizes} bytes."

@@ -8,8 +8,8 @@ import jax
 import jax.experimental.pallas as pl
 from jax import lax
 
-from pallas_kernels.parts.hopper.arithmetic import WARPGROUP
 from pallas_kernels.parts.hopper.pieces import Pieces, copy_piece
+from pallas_kernels.parts.hopper.prefetch import prefetch_row
 from pallas_kernels.parts.hopper.strip import Strip
 from pallas_kernels.parts.hopper.team import Team
 from pallas_kernels.schedule.hopper.rows import RowSchedule
@@ -222,7 +222,7 @@ class Launch:
 
     def strips(self, place: Place, *, spread: bool = True) -> Iterator[Strip]:
         """Returns this warpgroup's part of a block; not spread unless wanted, whatever the schedule."""
-        width = WARPGROUP * self.vector
+        width = self.team.threads * self.vector
         strips = self.team.spread if spread else 0
         for i, first in enumerate(range(0, self.share, width)):
             lane = self.lane if strips else self.lane + first
@@ -257,6 +257,12 @@ class Launch:
                     for number in range(len(self.vectors)):
                         loaded = self.load_vector(number, None, place, i, strip)
                         self.preloaded[number, place.column(self), i] = loaded
+
+    def prefetch(self, row: Any, wanted: Any) -> None:
+        """Asks the L2 cache to fetch a row, if it exists."""
+        for source, place in self.sources:
+            if place is None:
+                prefetch_row(source, row, wanted, self.member, self.schedule.members, self.team.interpret)
 
     def fetch(self, position: Any) -> None:
         """Starts the copies of the piece at a position of this block's sequence, if it exists."""

@@ -112,6 +112,8 @@ def combine_team(
             for kind, place in zip(kinds, places, strict=True)
         )
     if kinds[0] in ("greatest", "largest"):
+        if team.threads < WARP:
+            raise ValueError(f"a part of a warp takes sums and plain maxima, got {kinds[0]}.")
         return (_largest(strips[0], lane, team, places[0], signed=kinds[0] == "greatest"),)
     if team.spread and set(kinds) != {"add"}:
         raise ValueError(f"strips are spread for sums only, got {', '.join(kinds)}.")

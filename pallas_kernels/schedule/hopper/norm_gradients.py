@@ -6,6 +6,7 @@ from pallas_kernels.schedule.hopper.batch_sum import ChunkSchedule
 from pallas_kernels.schedule.hopper.rows import RowSchedule
 
 _ROWS: Final = 512
+_AHEAD: Final = 33  # rows of 32000 columns; 66 and 132 are as fast
 _MANY_ROWS: Final = 2048  # between the measured 512 and 4096
 
 
@@ -36,16 +37,23 @@ def gradients_schedule(rows: int, columns: int, itemsizes: tuple[int, int]) -> G
         >>> gradients_schedule(512, 8192, (2, 2)).strips.apart, gradients_schedule(4096, 8192, (2, 2)).strips.apart
         (True, False)
         >>> gradients_schedule(512, 128256, (2, 2)).rows.cluster
-        2
+        8
         >>> gradients_schedule(64, 8192, (2, 2))
     """
     if rows < _ROWS:
         return None
     sizes, many = itemsizes, rows >= _MANY_ROWS
 
-    def held(team: int, cluster: int, vector: int, neighbours: int, *, apart: bool = True) -> GradientsSchedule:
-        row = RowSchedule(team, rows, hold=True, cluster=cluster, vector=vector)
+    def held(
+        team: int, cluster: int, vector: int, neighbours: int, *, apart: bool = True, ahead: int = 0
+    ) -> GradientsSchedule:
+        row = RowSchedule(team, rows, hold=True, cluster=cluster, vector=vector, ahead=ahead)
         return GradientsSchedule(row, ChunkSchedule(neighbours, team, apart))
+
+    def read_twice(team: int, cluster: int, vector: int, unroll: int) -> GradientsSchedule:
+        # As many registers as the columns take leave one block a multiprocessor.
+        row = RowSchedule(team, rows, cluster=cluster, vector=vector, unroll=unroll)
+        return GradientsSchedule(row, ChunkSchedule(4, team, apart=True))
 
     match columns, sizes:
         case 4096, (2, 2):
@@ -57,12 +65,11 @@ def gradients_schedule(rows: int, columns: int, itemsizes: tuple[int, int]) -> G
         case 8192, (4, 4):
             return held(4, 1, 4, 4)
         case 32000, (2, 2):
-            return held(2, 4, 8, 4) if many else held(1, 4, 8, 4)
+            return held(1, 4, 8, 4, ahead=_AHEAD if many else 0)
         case 32000, (4, 4):
             return held(2, 4, 4, 2)
         case 128256, (2, 2):
-            # As many registers as the columns take leave one block a multiprocessor.
-            return GradientsSchedule(RowSchedule(4, rows, cluster=2), ChunkSchedule(4, 4, apart=True))
+            return read_twice(1, 8, 8, 3)
         case 128256, (4, 4):
-            return held(2, 8, 4, 4)
+            return read_twice(4, 4, 4, 4)
     return None

@@ -2,30 +2,32 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
+from pallas_kernels.schedule.hopper.ahead import rows_ahead
 from pallas_kernels.schedule.hopper.tiles import SMS
 
 GROUP: Final = 128
 MOST_TEAM: Final = 8
 WARPS: Final = 4
 """Warps of a warpgroup."""
+WARP: Final = 32
+"""Threads of a warp."""
 WARP_VECTOR: Final = 4
 """Neighbouring columns that a thread holds where each warp has a row of its own."""
 COPY_BYTES: Final = 128
 """Copies into shared memory are multiples of this size: every thread of a warpgroup announces its share."""
 
 _WARPGROUPS: Final = 16  # of a multiprocessor
-_TEAMS: Final = (1, 2, 4)  # with eight warpgroups a thread has at most 64 registers, too few to hold much of a row
-_HELD_COLUMNS: Final = 64  # columns of all arrays that a thread may hold
-_HELD: Final = 32  # registers per thread for its columns, if more warpgroups are available
+TEAMS: Final = (1, 2, 4)  # with eight warpgroups a thread has at most 64 registers, too few to hold much of a row
+HELD_COLUMNS: Final = 64  # columns of all arrays that a thread may hold
+HELD: Final = 32  # registers per thread for its columns, if more warpgroups are available
 _HELD_FEW: Final = 16  # if every row has a multiprocessor
 _HELD_CLUSTER: Final = 128  # if a few rows share the whole GPU
 _HELD_PARTS: Final = 64  # if very few rows share the whole GPU
 _HELD_PRELOADED: Final = 48  # registers per thread for its columns of rows and vectors
 _RING_ROWS: Final = 2
-_LEAST_LANES: Final = 1024  # 8 columns for each thread of a warpgroup
-_MOST_LANES: Final = 8192
+MOST_LANES: Final = 8192
 _CLUSTER_TEAM: Final = 4
 _FEW_CLUSTERS: Final = 32
 _FEW_ROWS: Final = 8
@@ -39,7 +41,11 @@ _SPREAD_STRIPS: Final = 4  # of a thread
 _PARTS_OF_FEW: Final = (2, 8, 4)  # warpgroups, blocks and columns a thread of two arrays of very few long rows
 _PARTS_OF_LONG: Final = (2, 8, 4)  # the same for rows that are read in both passes
 _LONG_UNROLL: Final = 4
-_PICKED_COLUMNS: Final = 1024  # of all arrays, for programs that could also have more lanes
+_HELD_LONG: Final = 65_536  # columns of float32; between the measured 32000 and 128256
+_LANES_OF_SUM: Final = 2048  # of a warpgroup: 16 columns a thread
+_SHORTEST: Final = {2: 192, 4: 128}  # columns, for each size of an element; measured
+_ROWS_FOR_PARTS: Final = 512  # of these columns; measured
+_ROWS_FOR_FEW_THREADS: Final = 8192
 
 
 @dataclass(frozen=True)
@@ -57,10 +63,15 @@ class RowSchedule:
         cluster: Blocks that share a row; more than one only if `stages` is 0.
         rows_per_warp: Rows that each warp of a block processes by itself, with the loads of all of them in flight; 0 if
             a team shares a row. Only for rows of 128 lanes that are held, one warpgroup a block, and `stages` of 0.
+        threads: With `rows_per_warp`, threads that have a row: those of a warp, or fewer, so that a warp has several
+            times as many rows. Their strips are at the greatest distances, so that a thread adds the first levels of
+            the tree by itself.
         vector: Neighbouring columns that a thread holds; 0 for `row_vector`. With fewer, more warpgroups can share a
             row.
         spread: Give a thread columns of one group of 128 lanes, so that it adds most of them by itself. Only for sums,
             and a block or a cluster of one block a row.
+        ahead: Each block (or cluster) asks the L2 cache to fetch the row of the block that comes so many places after
+            it; 0 for none. Only for a block (or cluster) a row.
     """
 
     team: int
@@ -72,13 +83,15 @@ class RowSchedule:
     unroll: int = 2
     cluster: int = 1
     rows_per_warp: int = 0
+    threads: int = WARP
     vector: int = 0
     spread: bool = False
+    ahead: int = 0
 
     @property
     def rows_per_block(self) -> int:
         """Rows that a block (or cluster) has at once."""
-        return max(1, WARPS * self.rows_per_warp)
+        return max(1, WARPS * self.rows_per_warp * (WARP // self.threads))
 
     @property
     def members(self) -> int:
@@ -98,35 +111,6 @@ def row_vector(lanes: int, itemsizes: Sequence[int]) -> int:
         (8, 4, 1)
     """
     return 1 if lanes == GROUP else 4 if max(itemsizes) > 2 else 8
-
-
-def row_lanes(rows: int, columns: int, itemsizes: Sequence[int]) -> int:
-    """Returns the lanes for programs that are exact in any order.
-
-    For many rows that fit, these are the columns that the fewest warpgroups can hold at once, so that few threads pay
-    the fixed cost of a row, an exchange and some divisions; 128 if a warp can process a row.
-
-    Args:
-        rows: Number of rows.
-        columns: Columns of a row.
-        itemsizes: Bytes of an element of each array that is read row by row.
-
-    Example:
-        >>> row_lanes(8192, 7168, (2,)), row_lanes(8, 7168, (2,)), row_lanes(8, 768, (2,)), row_lanes(8192, 768, (2,))
-        (1024, 4096, 1024, 128)
-    """
-    longest = max(_LEAST_LANES, min(_MOST_LANES, 1 << columns.bit_length() - 1))
-    if rows <= SMS:
-        return longest
-    if columns * len(itemsizes) <= _PICKED_COLUMNS and columns < _LEAST_LANES:
-        return GROUP
-    team = next((t for t in _TEAMS if _is_held(columns, itemsizes, t)), None)
-    return longest if team is None else GROUP * (4 if max(itemsizes) > 2 else 8) * team
-
-
-def _is_held(columns: int, itemsizes: Sequence[int], team: int) -> bool:
-    registers, held = columns * sum(itemsizes) / (4 * GROUP), columns * len(itemsizes) / GROUP
-    return max(registers, held) / team <= _HELD_COLUMNS and registers / team <= _HELD
 
 
 def row_schedule(
@@ -161,18 +145,62 @@ def row_schedule(
         RowSchedule(team=1, blocks=8, stage=0, stages=0, hold=True, preload=True, unroll=2, cluster=1, ...)
         >>> row_schedule(40960, 128, 128, (2,), (2,), 1).rows_per_warp
         2
-        >>> row_schedule(4096, 8192, 8192, (2,), (2,), 2, 3, plain=True, sums=2).spread
-        True
+        >>> row_schedule(40960, 128, 128, (2,), (2,), 1, sums=1).threads
+        4
+        >>> found = row_schedule(4096, 8192, 8192, (2,), (2,), 2, 3, plain=True, sums=2)
+        >>> found.spread, found.ahead
+        (True, 264)
     """
-    sizes = tuple(itemsizes)
-    found = _neighbouring(rows, columns, lanes, sizes, tuple(result_sizes), vectors, passes, picked=picked, plain=plain)
+    found = _without_prefetch(
+        rows,
+        columns,
+        lanes,
+        tuple(itemsizes),
+        tuple(result_sizes),
+        vectors,
+        passes,
+        picked=picked,
+        plain=plain,
+        sums=sums,
+    )
+    if not sums or not vectors or not result_sizes or picked or found.blocks != rows:
+        return found  # only norms were measured
+    # Measured: long float32 rows that are held in registers are read more slowly with it.
+    near = max(itemsizes) > 2 and found.hold and columns > MOST_LANES
+    return found if near else replace(found, ahead=rows_ahead(rows, columns, itemsizes))
+
+
+def _without_prefetch(
+    rows: int,
+    columns: int,
+    lanes: int,
+    sizes: tuple[int, ...],
+    result_sizes: tuple[int, ...],
+    vectors: int,
+    passes: int,
+    *,
+    picked: bool,
+    plain: bool,
+    sums: int,
+) -> RowSchedule:
+    """Returns the schedule for rows that are read when they are needed."""
+    how: dict[str, Any] = {"picked": picked, "plain": plain, "sums": sums}
+    found = _neighbouring(rows, columns, lanes, sizes, result_sizes, vectors, passes, **how)
     held = found.hold or (found.stages == 1 and found.stage == columns)
-    strips = found.strips(lanes, row_vector(lanes, (*itemsizes, *result_sizes)))
+    strips = found.strips(lanes, row_vector(lanes, (*sizes, *result_sizes)))
     if not sums or not held or found.cluster > 1 or found.rows_per_warp or strips < 2:
         return found
     # A thread of many spread strips reads and writes parts of 32 bytes; two sums pay for larger parts.
     few, shared = rows <= SMS and len(sizes) == 1, not found.hold
+    if not picked and _is_one_sum(rows, columns, lanes, sizes, len(result_sizes), passes):
+        team = min(TEAMS[-1], max(1, lanes // _LANES_OF_SUM))
+        return RowSchedule(team, rows, hold=True, spread=True)
     return replace(found, spread=few or shared or (sums > 1 and strips <= _SPREAD_STRIPS))
+
+
+def _is_one_sum(rows: int, columns: int, lanes: int, itemsizes: tuple[int, ...], results: int, passes: int) -> bool:
+    """Whether a program only adds rows, so short that few strips hold them."""
+    return rows > SMS and passes == 1 and len(itemsizes) == 1 and not results and columns <= lanes + GROUP
 
 
 def _neighbouring(
@@ -186,11 +214,20 @@ def _neighbouring(
     *,
     picked: bool,
     plain: bool,
+    sums: int,
 ) -> RowSchedule:
     """Returns the schedule for strips of neighbouring columns."""
     if picked:
-        found = _neighbouring(rows, columns, lanes, itemsizes, result_sizes, vectors, passes, picked=False, plain=False)
+        how: dict[str, Any] = {"picked": False, "plain": False, "sums": 0}
+        found = _neighbouring(rows, columns, lanes, itemsizes, result_sizes, vectors, passes, **how)
         return replace(found, blocks=rows if found.stages else found.blocks, stage=0, stages=0, preload=False)
+    widest = max(*itemsizes, *result_sizes, 0)
+    one_by_one = sums and sums == passes - bool(result_sizes) and (vectors or not result_sizes)
+    if lanes == GROUP and columns <= _SHORTEST.get(widest, 0) and one_by_one and rows >= _ROWS_FOR_PARTS:
+        many = columns == GROUP and rows >= _ROWS_FOR_FEW_THREADS and len(result_sizes) > 0
+        threads = 4 if widest == 2 and many else 8
+        found = RowSchedule(1, 1, hold=True, preload=True, rows_per_warp=1, threads=threads, vector=16 // widest)
+        return replace(found, blocks=-(-rows // found.rows_per_block))
     if lanes == GROUP and (each := _rows_per_warp(rows, columns, itemsizes)):
         return RowSchedule(1, -(-rows // (WARPS * each)), hold=True, preload=True, rows_per_warp=each)
     wide = sum(itemsizes)
@@ -200,33 +237,34 @@ def _neighbouring(
     preloaded = registers + vectors * columns / (2 * GROUP)
     if rows <= SMS:
         # Every row has a multiprocessor. Fewer warpgroups make the exchange cheaper.
-        for team in _TEAMS:
+        for team in TEAMS:
             # Measured: it pays for programs that write as much as they read, not for gradients and sums.
             holds = len(result_sizes) >= len(itemsizes) and preloaded / team <= _HELD_PRELOADED
             few = registers / team <= _HELD_FEW or holds
             if team <= members and few:
                 return RowSchedule(team, rows, hold=True, preload=preloaded / team <= _HELD_PRELOADED)
         most = min(MOST_TEAM, members)
-        if members <= _CLUSTER_TEAM or (held / most <= _HELD and not (members > most and rows <= _FEW_CLUSTERS)):
+        if members <= _CLUSTER_TEAM or (held / most <= HELD and not (members > most and rows <= _FEW_CLUSTERS)):
             return RowSchedule(most, rows, hold=True)
         group, parts, vector = _PARTS_OF_FEW
-        two = tuple(itemsizes) == (2, 2) and lanes == _MOST_LANES
+        two = tuple(itemsizes) == (2, 2) and lanes == MOST_LANES
         if rows <= _FEW_ROWS and two and registers / (group * parts) <= _HELD_PARTS:
             return RowSchedule(group, rows, hold=True, cluster=parts, vector=vector)
         cluster = max(2, members // (_CLUSTER_TEAM if rows > _FEW_ROWS and passes > 1 else _CLUSTER_TEAM // 2))
-        hold = registers / members <= (_HELD if rows > _FEW_CLUSTERS and passes > 1 else _HELD_CLUSTER)
+        hold = registers / members <= (HELD if rows > _FEW_CLUSTERS and passes > 1 else _HELD_CLUSTER)
         return RowSchedule(members // cluster, rows, hold=hold, cluster=cluster)
-    teams = [t for t in _TEAMS if t <= members and max(held, registers) / t <= _HELD_COLUMNS]
-    team = next((t for t in teams if registers / t <= _HELD), teams[0] if teams else 0)
+    teams = [t for t in TEAMS if t <= members and max(held, registers) / t <= HELD_COLUMNS]
+    team = next((t for t in teams if registers / t <= HELD), teams[0] if teams else 0)
     if not team:
         # Spread over the caches of several multiprocessors, where later passes find the row.
         cluster = max(1, members // _CLUSTER_TEAM)
-        hold = registers / members <= (_HELD if passes > 1 else _HELD_CLUSTER)
-        if not hold and passes == 2 and lanes == _MOST_LANES and max(itemsizes) == 2:
+        hold = registers / members <= (HELD if passes > 1 else _HELD_CLUSTER)
+        longest = columns > _HELD_LONG and len(itemsizes) == 1 and sums
+        if passes == 2 and lanes == MOST_LANES and (longest if max(itemsizes) > 2 else not hold):
             group, parts, vector = _PARTS_OF_LONG
             return RowSchedule(group, rows, cluster=parts, vector=vector, unroll=_LONG_UNROLL)
         return RowSchedule(members // cluster, rows, hold=hold, cluster=cluster)
-    if team == 1 and members > 1 and len(itemsizes) == 1 and _HELD_FEW < held <= _HELD and rows <= _FEW_WAVES * SMS:
+    if team == 1 and members > 1 and len(itemsizes) == 1 and _HELD_FEW < held <= HELD and rows <= _FEW_WAVES * SMS:
         team = 2  # all rows are in flight at once, also with two warpgroups each
     elif team == 2 and members > 2 and len(itemsizes) == 1 and passes > 2 and rows <= _FEW_WAVES * SMS:
         team = 4
@@ -249,7 +287,7 @@ def _rows_per_warp(rows: int, columns: int, itemsizes: Sequence[int]) -> int:
     which take so many registers that the blocks with one row each would be a wave and the beginning of another.
     """
     registers = columns * sum(itemsizes) / GROUP
-    if registers > _HELD_COLUMNS or (rows <= SMS and columns > _SHORT):
+    if registers > HELD_COLUMNS or (rows <= SMS and columns > _SHORT):
         return 0
     two = not _SHORT < columns <= _LONG and rows > _ROWS_FOR_TWO[columns <= _SHORT]
-    return 2 if two and 2 * registers <= _HELD_COLUMNS else 1
+    return 2 if two and 2 * registers <= HELD_COLUMNS else 1

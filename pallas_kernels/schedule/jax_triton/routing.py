@@ -34,7 +34,42 @@ class PairTile:
 
 PAIR_TILE: Final = PairTile(items=16, chunk=128, warps=4)
 MOST_PAIRS: Final = 1 << 25
-"""Maximum number of comparisons that take less time than XLA's sort or scatter."""
+"""Maximum number of comparisons that take less time than XLA's sort."""
+
+MOST_PLACED: Final = 1 << 20
+"""Maximum number of comparisons that take less time than a scatter."""
+
+
+_FEW_ADDED: Final = 8192  # rows
+SEARCHED: Final = 1024
+"""Maximum number of rows that each block of a sum of expert rows searches by itself; for more, a scatter is faster."""
+
+
+@dataclass(frozen=True)
+class SumTile:
+    """The columns of a token that one thread block adds.
+
+    Attributes:
+        piece: Columns of a block; a power of two.
+        warps: Warps of a block.
+        chunk: Offsets that a block searches at once; a power of two.
+    """
+
+    piece: int
+    warps: int
+    chunk: int
+
+
+def sum_tile(rows: int) -> SumTile:
+    """Returns the columns of a token that one thread block adds, of `rows` rows of experts.
+
+    Example:
+        >>> [sum_tile(rows).piece for rows in (64, 4096, 16384)]
+        [2048, 512, 256]
+    """
+    if rows <= SEARCHED:
+        return SumTile(2048, 8, 512)
+    return SumTile(512, 4, 512) if rows <= _FEW_ADDED else SumTile(256, 1, 512)
 
 
 @dataclass(frozen=True)
