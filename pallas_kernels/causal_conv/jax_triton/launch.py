@@ -53,7 +53,7 @@ class ConvForm:
         phases: Tokens of a row.
         width: Channels of a block.
         apart: Whether the first program of a sequence has code of its own.
-        turned: Whether the weight is float32 and has the taps as rows, not as columns.
+        turned: Whether the weight has the taps as rows, not as columns.
     """
 
     source: int
@@ -160,8 +160,13 @@ def causal_conv_extend(
 
 
 def _turned(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """Returns the weight as the kernel reads it: for many tokens an own array is worth its time."""
-    return weight.T.astype(jnp.float32) if x.shape[1] > _FEW else weight
+    """Returns the weight as the kernel reads it: for many tokens an own array is worth its time.
+
+    Numbers of the size of the tokens' come in the registers in which their products need them.
+    """
+    if x.shape[1] <= _FEW:
+        return weight
+    return weight.T if weight.dtype.itemsize == x.dtype.itemsize else weight.T.astype(jnp.float32)
 
 
 def _results(x: jax.Array, weight: jax.Array, heads: Heads | None) -> list[jax.ShapeDtypeStruct]:
