@@ -256,10 +256,12 @@ def _block(arrays, rows, column, INSIDE: tl.constexpr, form: tl.constexpr):
 
 @triton.jit
 def _weights(pointers, columns, form: tl.constexpr):
-    """Returns the weights of a tap (R, W): a row for each row of tokens, so that no thread has to ask another one."""
+    """Returns the weights of a tap, (1, W), or (R, W) if a thread would else have to ask another one."""
     ROWS: tl.constexpr = form.rows
     CHANNELS: tl.constexpr = form.channels
-    wide = columns[None, :] + tl.zeros((ROWS, 1), tl.int32)
+    wide = columns[None, :]
+    if form.rows_of_weights:
+        wide = wide + tl.zeros((ROWS, 1), tl.int32)
     if CHANNELS % 128 == 0:
         w = tl.load(pointers + wide)
     else:

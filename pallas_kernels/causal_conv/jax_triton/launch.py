@@ -54,6 +54,7 @@ class ConvForm:
         width: Channels of a block.
         apart: Whether the first program of a sequence has code of its own.
         turned: Whether the weight has the taps as rows, not as columns.
+        rows_of_weights: Whether each row of tokens reads the weights, which is faster in bfloat16.
     """
 
     source: int
@@ -73,6 +74,7 @@ class ConvForm:
     width: int
     apart: bool
     turned: bool
+    rows_of_weights: bool
 
 
 def _serves(x: Any, weight: Any, *, heads: Heads | None, contract: RowContract | None = None, **others: Any) -> bool:
@@ -162,11 +164,11 @@ def causal_conv_extend(
 def _turned(x: jax.Array, weight: jax.Array) -> jax.Array:
     """Returns the weight as the kernel reads it: for many tokens an own array is worth its time.
 
-    Numbers of the size of the tokens' come in the registers in which their products need them.
+    Weights and tokens in bfloat16 come into the same registers.
     """
     if x.shape[1] <= _FEW:
         return weight
-    return weight.T if weight.dtype.itemsize == x.dtype.itemsize else weight.T.astype(jnp.float32)
+    return weight.T if x.dtype == weight.dtype == jnp.bfloat16 else weight.T.astype(jnp.float32)
 
 
 def _results(x: jax.Array, weight: jax.Array, heads: Heads | None) -> list[jax.ShapeDtypeStruct]:
@@ -208,6 +210,7 @@ def _options(
         width=schedule.width,
         apart=taps - 1 <= schedule.rows * schedule.phases < tokens,
         turned=tokens > _FEW,
+        rows_of_weights=x.dtype == jnp.bfloat16,
     )
     units = -(-channels // _WIDTH)
     return {
