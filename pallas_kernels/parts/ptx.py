@@ -58,13 +58,17 @@ SILU: Final = f"""{{
 """z / (1 + exp(-z))."""
 
 
-def xla_exponential(result: str, *, negated: bool = False) -> str:
-    """Returns the instructions that XLA has for exp(x), or for exp(-x), and declarations of t, u, r and s.
+def xla_exponential(result: str) -> str:
+    """Returns the instructions that XLA has for exp(x), and declarations of t, u, r and s.
 
     Args:
         result: The register of the result.
-        negated: Whether the operand is negated.
     """
+    return f"{_xla_powers()}\n    mul.rn.f32 {result}, r, u;"
+
+
+def _xla_powers(*, negated: bool = False) -> str:
+    """Returns instructions for exp(x), or for exp(-x), as the product of r and u, which is a power of two."""
     sign = "B" if negated else "3"  # first digit of constants, with the sign and a part of the exponent
     return f"""
     .reg .f32 t, u, r;
@@ -79,19 +83,19 @@ def xla_exponential(result: str, *, negated: bool = False) -> str:
     ex2.approx.ftz.f32 r, r;
     mov.b32 s, t;
     shl.b32 s, s, 23;
-    mov.b32 u, s;
-    mul.rn.f32 {result}, r, u;"""
+    mov.b32 u, s;"""
 
 
 XLA_SILU: Final = (
-    f"{{ {xla_exponential('r', negated=True)}\n    add.rn.f32 r, r, 0f3F800000;"
+    f"{{ {_xla_powers(negated=True)}\n    fma.rn.f32 r, r, u, 0f3F800000;"
     " mul.rn.f32 r, r, 0f3E800000; rcp.approx.ftz.f32 r, r; mul.rn.f32 r, r, 0f3E800000; mul.rn.f32 $0, $1, r; }"
 )
 """z / (1 + exp(-z)) as XLA computes it on a GPU (`pallas_kernels.contract.XLA_FUNCTIONS`): the exponential of CUDA's
 libdevice, an approximate reciprocal, and a product. The contract of programs without kernels of their own.
 
 XLA has `rcp.approx.f32` of the sum itself, which takes four instructions more: it cares for small operands, and this
-one is at least 1. That of a quarter of it is never subnormal. The bits are the same for all numbers."""
+one is at least 1. That of a quarter of it is never subnormal. The exponential's product by a power of two is exact,
+unless it is subnormal and the sum is 1, so a fused sum has the same bits. They are the same for all numbers."""
 
 _QUOTIENT: Final = """
     mul.rn.f32 h, $1, $2;

@@ -16,7 +16,7 @@ from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import MmaDeltaRuleContract
 from pallas_kernels.delta_rule.extend import gated_delta_rule_extend
 from pallas_kernels.delta_rule.hopper.few_form import Arrays, Form
-from pallas_kernels.delta_rule.hopper.few_program import Program
+from pallas_kernels.delta_rule.hopper.few_one import program_of
 from pallas_kernels.delta_rule.schedule.jax_triton import Schedule
 from pallas_kernels.delta_rule.slots import packed, unpacked
 from pallas_kernels.target import Target
@@ -88,7 +88,7 @@ def by_lanes(x: Any, kept: Any, places: Any, form: Form) -> Any:
 
 
 def run(arrays: Arrays, form: Form, block: Any, ops: Any) -> None:
-    Program(ops, arrays, form, block).run()
+    program_of(form)(ops, arrays, form, block).run()
 
 
 def mend_bfloat16() -> None:

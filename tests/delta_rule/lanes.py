@@ -158,6 +158,9 @@ class Lanes:
         assert (at[where, 0] % size == 0).all(), "not aligned"
         return np.where(where[:, None], raw[np.where(where[:, None], at, 0)], np.uint8(0))
 
+    def pinned(self, numbers: Any) -> Any:
+        return numbers
+
     def load(self, place: Any, count: int, where: Any, *, floats: bool = False) -> list[Any]:
         found = np.ascontiguousarray(self._bytes(place, 4 * count, where))
         return list(found.view(np.float32 if floats else np.int32).T)
@@ -185,6 +188,12 @@ class Lanes:
         found = np.ascontiguousarray(self._bytes(source, 16, where)).view(np.uint32)
         self._shared[np.broadcast_to(target + offset, (32,))[:, None] + np.arange(4)] = found
 
+    def copy_where(self, target: Any, offset: int, source: Any, where: Any) -> None:
+        where = np.broadcast_to(where, (32,))
+        found = np.ascontiguousarray(self._bytes(source, 16, where)).view(np.uint32)
+        at = np.broadcast_to(target + offset, (32,))[:, None] + np.arange(4)
+        self._shared[at[where]] = found[where]
+
     def await_copies(self) -> None:
         pass
 
@@ -201,6 +210,10 @@ class Lanes:
         assert (at % count == 0).all(), "not aligned"
         found = self._shared[at[:, None] + np.arange(count)]
         return list(np.ascontiguousarray(found).view(np.float32 if floats else np.int32).T)
+
+    def load_matrices(self, place: Any, offset: int) -> list[Any]:
+        row = self._shared[(np.broadcast_to(place, (32,)) + offset)[:, None] + np.arange(4)]
+        return [row[8 * m + self.lane // 4, self.lane % 4] for m in range(4)]
 
     def store_shared(self, place: Any, words: Sequence[Any], where: Any) -> None:
         at, where = np.broadcast_to(place, (32,)), np.broadcast_to(where, (32,))

@@ -16,6 +16,7 @@ from tests.jax_triton.machine_code import needs_triton
 @pytest.mark.parametrize(
     ("tokens", "columns", "slots"),
     [
+        (1, 32, ""),
         (1, 32, "slots"),
         (1, 64, ""),
         (1, 128, "slots"),

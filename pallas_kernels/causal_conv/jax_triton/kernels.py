@@ -217,10 +217,10 @@ def _block(arrays, rows, column, INSIDE: tl.constexpr, form: tl.constexpr):
     inside = columns < CHANNELS
     if form.turned:
         # Each tap has its weights side by side, as the threads have the channels.
-        w0 = _weights(arrays[1], columns, CHANNELS)
-        w1 = _weights(arrays[1] + CHANNELS, columns, CHANNELS)
-        w2 = _weights(arrays[1] + 2 * CHANNELS, columns, CHANNELS)
-        w3 = _weights(arrays[1] + 3 * CHANNELS, columns, CHANNELS)
+        w0 = _weights(arrays[1], columns, form)
+        w1 = _weights(arrays[1] + CHANNELS, columns, form)
+        w2 = _weights(arrays[1] + 2 * CHANNELS, columns, form)
+        w3 = _weights(arrays[1] + 3 * CHANNELS, columns, form)
     else:
         each = columns[:, None] * TAPS + tl.arange(0, TAPS)[None, :]
         weights = tl.load(arrays[1] + each, mask=inside[:, None], other=0.0).to(tl.float32)
@@ -255,12 +255,18 @@ def _block(arrays, rows, column, INSIDE: tl.constexpr, form: tl.constexpr):
 
 
 @triton.jit
-def _weights(pointers, columns, CHANNELS: tl.constexpr):
+def _weights(pointers, columns, form: tl.constexpr):
+    """Returns the weights of a tap, (1, W), or (R, W) if a thread would else have to ask another one."""
+    ROWS: tl.constexpr = form.rows
+    CHANNELS: tl.constexpr = form.channels
+    wide = columns[None, :]
+    if form.rows_of_weights:
+        wide = wide + tl.zeros((ROWS, 1), tl.int32)
     if CHANNELS % 128 == 0:
-        w = tl.load((pointers + columns)[None, :])
+        w = tl.load(pointers + wide)
     else:
-        w = tl.load((pointers + columns)[None, :], mask=(columns < CHANNELS)[None, :], other=0.0)
-    return w
+        w = tl.load(pointers + wide, mask=wide < CHANNELS, other=0.0)
+    return in_float32(w)
 
 
 @triton.jit

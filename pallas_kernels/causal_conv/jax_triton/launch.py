@@ -53,7 +53,8 @@ class ConvForm:
         phases: Tokens of a row.
         width: Channels of a block.
         apart: Whether the first program of a sequence has code of its own.
-        turned: Whether the weight is float32 and has the taps as rows, not as columns.
+        turned: Whether the weight has the taps as rows, not as columns.
+        rows_of_weights: Whether each row of tokens reads the weights, which is faster in bfloat16.
     """
 
     source: int
@@ -73,6 +74,7 @@ class ConvForm:
     width: int
     apart: bool
     turned: bool
+    rows_of_weights: bool
 
 
 def _serves(x: Any, weight: Any, *, heads: Heads | None, contract: RowContract | None = None, **others: Any) -> bool:
@@ -160,8 +162,13 @@ def causal_conv_extend(
 
 
 def _turned(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """Returns the weight as the kernel reads it: for many tokens an own array is worth its time."""
-    return weight.T.astype(jnp.float32) if x.shape[1] > _FEW else weight
+    """Returns the weight as the kernel reads it: for many tokens an own array is worth its time.
+
+    Weights and tokens in bfloat16 come into the same registers.
+    """
+    if x.shape[1] <= _FEW:
+        return weight
+    return weight.T if x.dtype == weight.dtype == jnp.bfloat16 else weight.T.astype(jnp.float32)
 
 
 def _results(x: jax.Array, weight: jax.Array, heads: Heads | None) -> list[jax.ShapeDtypeStruct]:
@@ -203,6 +210,7 @@ def _options(
         width=schedule.width,
         apart=taps - 1 <= schedule.rows * schedule.phases < tokens,
         turned=tokens > _FEW,
+        rows_of_weights=x.dtype == jnp.bfloat16,
     )
     units = -(-channels // _WIDTH)
     return {

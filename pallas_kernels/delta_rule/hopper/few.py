@@ -9,7 +9,7 @@ from jax import lax
 
 from pallas_kernels.contract import MmaDeltaRuleContract
 from pallas_kernels.delta_rule.hopper.few_form import LANES, WARPS, Arrays, Form
-from pallas_kernels.delta_rule.hopper.few_program import Program
+from pallas_kernels.delta_rule.hopper.few_one import program_of
 from pallas_kernels.parts.hopper.inline import inline
 from pallas_kernels.parts.hopper.lanes import Lanes, Number
 from pallas_kernels.parts.hopper.launch import launch
@@ -48,7 +48,7 @@ def few_rows(
 
         @inline(plgpu.Layout.WG_SPLAT(()), plgpu.RefType(), *[plgpu.RefType()] * len(refs))
         def run(block: Any, shared: Any, *arrays: Any) -> None:
-            Program(Lanes(shared), Arrays(*arrays), form, Number(block.registers.item())).run()
+            program_of(form)(Lanes(shared), Arrays(*arrays), form, Number(block.registers.item())).run()
 
         run(block, shared, *refs)
 

@@ -34,6 +34,7 @@ class Program(Rows):
         self.known = (edge > 0) & (self.count > 0) if form.in_slots else always
         # What does not need the number of tokens is asked for before that is known.
         tokens = self.read()
+        self.ask()
         self.write_edge(edge)
         self.write_nothing()
         crosses = (self.count > 0) & (self.here + self.count > CHUNK)
@@ -41,6 +42,9 @@ class Program(Rows):
         last = first & ops.equal(self.head % form.group, form.group - 1)
         ops.when((self.count > 0) & ~crosses, lambda: self.compute(tokens, (first, last), first=True))
         ops.when(crosses, self.over_edge)
+
+    def ask(self) -> None:
+        """Asks for more that does not need the number of tokens: nothing here."""
 
     def write_edge(self, edge: Any) -> None:
         """Writes the edge of the sequence after its tokens."""

@@ -105,7 +105,7 @@ class Rows:
         old_keys = self.read_keys()
         logs, later = self.read_gates(x.gates)
         t = self.read_inverse()
-        held = self.read_state() if form.held and first else None
+        held = self.of_state(self.numbers_of_state()) if form.held and first else None
         if first and not form.held:
             self.prefetch_residuals()
             self.copy_state()
@@ -113,7 +113,7 @@ class Rows:
         self.share_tokens(x.pairs)
         near = [self.chain([0.0] * 4, x.pairs, tile) for tile in old_keys]
         both = None if held is None else [self.chain([0.0] * 4, x.pairs, tile) for tile in held]
-        fine = ops.less(square, _INF) & ops.less(x.own, _INF) & ops.finite(x.beta)
+        fine = self.is_fine(x, square)
         left, weights = self.coefficients(near, logs, later, ops.select(fine, x.beta, 0.0))
         residuals = self.read_residuals()
         lost, rows = self.solve(left, t)
@@ -126,14 +126,15 @@ class Rows:
         grown = ops.power_of_two(later)
         fresh = self.residuals(both, x.values, factor, grown)
         r = self.with_rows(residuals, fresh)
-        if form.tokens == 1:
-            # Every row is seen: an output is nan where a residual is.
-            self.outputs(both, weights, r, grown, careful=False)
-            return r
         broken = ops.has_nan([word for tile in r for step in tile for word in step])
         ops.when(broken, lambda: self.outputs(both, weights, r, grown, careful=True))
         ops.when(~broken, lambda: self.outputs(both, weights, r, grown, careful=False))
         return r
+
+    def is_fine(self, x: Tokens, square: Any) -> Any:
+        """Returns whether the lane's token is finite, where it has to be."""
+        ops = self.ops
+        return ops.less(square, _INF) & ops.less(x.own, _INF) & ops.finite(x.beta)
 
     def of_quad(self, word: Any) -> Any:
         """Returns the bits that are set in some of the four lanes with the same token."""
@@ -158,20 +159,21 @@ class Rows:
         for i in range(0, form.size, rows):
             ops.copy(target, i * form.pitch, source.at(i * form.size), self.known)
 
-    def read_state(self) -> list[list[list[Any]]]:
-        """Returns the state as right operands, by tiles."""
+    def numbers_of_state(self) -> list[list[list[Any]]]:
+        """Returns the lane's columns of its rows of the state, by steps."""
         ops, form = self.ops, self.form
         place = self.state.at(self.quad * 2 * form.size + self.column + ops.lane // 4 * form.tiles)
-        found: list[list[list[Any]]] = [[] for _ in range(form.tiles)]
-        for step in range(form.size // 16):
-            rows = [
-                ops.load(place.at((16 * step + i) * form.size), form.tiles, self.known, floats=True)
-                for i in (0, 1, 8, 9)
-            ]
-            for j in range(form.tiles):
-                a, b, c, d = (row[j] for row in rows)
-                found[j].append([ops.pack(a, b), ops.pack(c, d)])
-        return found
+        return [
+            [ops.load(place.at((16 * step + i) * form.size), form.tiles, self.known, floats=True) for i in (0, 1, 8, 9)]
+            for step in range(form.size // 16)
+        ]
+
+    def of_state(self, numbers: list[list[list[Any]]]) -> list[list[list[Any]]]:
+        """Returns the state as right operands, by tiles."""
+        ops = self.ops
+        return [
+            [[ops.pack(a[j], b[j]), ops.pack(c[j], d[j])] for a, b, c, d in numbers] for j in range(self.form.tiles)
+        ]
 
     def prefetch_residuals(self) -> None:
         """Asks for the residuals that are kept, which are read when there are registers for them."""
@@ -390,6 +392,20 @@ class Rows:
         ops, form = self.ops, self.form
         row = self.here + self.token
         writes = self.valid & of_head
+        self.write_inverse(rows, row, writes)
+        ops.store(self.decay.at(row), [later], writes & ops.equal(ops.warp, 0) & ops.equal(self.quad, 0))
+        usable = ops.less(square, _INF)
+        place = self.kept_key.at(row * form.size + ops.warp * (16 * TILES) + self.quad * 2)
+        for i in range(TILES):
+            at = ops.lane * 4 + ops.warp * (4 * TILES * LANES) + form.pairs
+            words = ops.load_shared(at, 4, 4 * LANES * i)
+            for half in range(2):
+                word = ops.select(usable, words[2 * half], 0)
+                ops.store(place.at(16 * i + 8 * half), [word], self.valid & of_key)
+
+    def write_inverse(self, rows: list[Any], row: Any, writes: Any) -> None:
+        """Adds the tokens' rows of T to what is kept."""
+        ops, form = self.ops, self.form
         for tile in range(TILES):
             column = self.first_row + self.quad * 2 + 8 * tile
             numbers = ops.unpack(rows[tile])
@@ -400,15 +416,6 @@ class Rows:
                 places = [self.inverse_place(row, column + e, upper=upper) for upper in (True, False)]
                 place = ops.select(row < CHUNK // 2, *places)
                 ops.store(self.inverse.at(place), [number], writes & (column + e <= row))
-        ops.store(self.decay.at(row), [later], writes & ops.equal(ops.warp, 0) & ops.equal(self.quad, 0))
-        usable = ops.less(square, _INF)
-        place = self.kept_key.at(row * form.size + ops.warp * (16 * TILES) + self.quad * 2)
-        for i in range(TILES):
-            at = ops.lane * 4 + ops.warp * (4 * TILES * LANES) + form.pairs
-            words = ops.load_shared(at, 4, 4 * LANES * i)
-            for half in range(2):
-                word = ops.select(usable, words[2 * half], 0)
-                ops.store(place.at(16 * i + 8 * half), [word], self.valid & of_key)
 
     def share_tokens(self, pairs: list[list[Any]]) -> None:
         """Writes the operands of keys and queries to shared memory; they are in all warps, and each writes some."""
@@ -458,13 +465,17 @@ class Rows:
             rows = []
             for i in (0, 1, 8, 9):
                 place = first.at((16 * step + i) * form.size)
-                where = self.quad * 2 + (16 * step + i) < self.here
+                where = self.is_kept(16 * step + i)
                 if form.tiles == 1:
                     rows.append([ops.load_half(place, where)])
                 else:
                     rows.append(ops.load(place, form.tiles // 2, where))
             found.append(rows)
         return found
+
+    def is_kept(self, row: int) -> Any:
+        """Returns whether a row of the lane is kept."""
+        return self.quad * 2 + row < self.here
 
     def residuals(self, both: list[list[Any]], values: list[Any], factor: Any, grown: Any) -> list[Any]:
         """Returns the residuals of the lane's token in its columns, and writes them; two in a word, by columns."""

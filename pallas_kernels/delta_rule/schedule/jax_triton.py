@@ -130,7 +130,7 @@ def decode_schedule(x: Sizes, features: frozenset[str], *, in_slots: bool = Fals
     Example:
         >>> hopper, x = frozenset({"mma", "wgmma"}), Sizes("bfloat16", 128, 128, heads=32, tokens=1)
         >>> [decode_schedule(x._replace(heads=heads), hopper).columns for heads in (32, 64, 2048)]
-        [64, 64, 128]
+        [32, 64, 128]
         >>> [decode_schedule(x._replace(tokens=tokens), hopper, in_slots=True).columns for tokens in (1, 4)]
         [32, 32]
         >>> [decode_schedule(x._replace(heads=heads), frozenset({"mma"})).pieces for heads in (32, 64, 256)]
@@ -140,10 +140,10 @@ def decode_schedule(x: Sizes, features: frozenset[str], *, in_slots: bool = Fals
     """
     if "wgmma" in features and x[:3] == _MEASURED:
         columns = x.value_size
-        if x.tokens == 1 and not in_slots and x.heads <= 2 * _ALONE:
-            columns = 64
-        elif x.heads <= _ALONE:
+        if x.heads <= _ALONE:
             columns = 32
+        elif x.tokens == 1 and not in_slots and x.heads <= 2 * _ALONE:
+            columns = 64
         return Schedule(columns, 4, 1, mosaic=True)
     if x.heads > _APART:
         return Schedule(_WIDE.columns, 4, 1, rows_warps=4)

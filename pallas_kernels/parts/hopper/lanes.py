@@ -270,6 +270,13 @@ class Lanes:
         )
         return _asm(text, "ffff", operands)
 
+    def pinned(self, numbers: Sequence[Sequence[Number]]) -> list[list[Number]]:
+        """Returns float32 numbers that are computed here, and not where they are needed first."""
+        flat = [x.value for row in numbers for x in row]
+        texts = (f"mov.b32 ${i}, ${i + len(flat)};" for i in range(len(flat)))
+        found = iter(_asm(" ".join(texts), "f" * len(flat), flat, memory=True))
+        return [[next(found) for _ in row] for row in numbers]
+
     def load(self, place: Address, count: int, where: Number, *, floats: bool = False) -> list[Number]:
         """Returns words of 32 bits from GPU memory, or float32 numbers; zeros where `where` is false."""
         kind = ("f" if floats else "r") * count
@@ -315,6 +322,15 @@ class Lanes:
         text = f"cp.async.cg.shared.global [$0 + {4 * offset}], [$1 + {source.distance}], 16, $2;"
         _asm(text, "", [place, source.value, size.value], memory=True)
 
+    def copy_where(self, target: Number, offset: int, source: Address, where: Number) -> None:
+        """Does what `copy` does, without writing where `where` is false."""
+        place = arith.addi(self._shared, arith.muli(target.value, i32(4)))
+        text = (
+            "{ .reg .pred p; setp.ne.b32 p, $0, 0;"
+            f" @p cp.async.cg.shared.global [$1 + {4 * offset}], [$2 + {source.distance}], 16; }}"
+        )
+        _asm(text, "", [_predicate(where), place, source.value], memory=True)
+
     def await_copies(self) -> None:
         """Waits for the copies of the warp's lanes."""
         _asm("cp.async.wait_all; bar.warp.sync 0xffffffff;", "", [], memory=True)
@@ -340,6 +356,17 @@ class Lanes:
         at = arith.addi(self._shared, arith.muli(place.value, i32(4)))
         text = f"ld.shared{vector}.b32 {listed}, [${count} + {4 * offset}];"
         return _asm(text, ("f" if floats else "r") * count, [at], memory=True)
+
+    def load_matrices(self, place: Number, offset: int) -> list[Number]:
+        """Returns the lane's words of four matrices (8, 8) of 16-bit numbers in shared memory, see `ldmatrix`.
+
+        Args:
+            place: Where a row of 16 bytes begins, in words: lane i has that of row i % 8 of matrix i // 8.
+            offset: Words from there.
+        """
+        at = arith.addi(self._shared, arith.muli(place.value, i32(4)))
+        text = f"ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{$0, $1, $2, $3}}, [$4 + {4 * offset}];"
+        return _asm(text, "rrrr", [at], memory=True)
 
     def store_shared(self, place: Number, words: Sequence[Number], where: Number) -> None:
         """Writes words to shared memory."""
