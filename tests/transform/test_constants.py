@@ -68,7 +68,28 @@ PROGRAMS: Final[dict[str, Program]] = {
         lambda c: c[0] < 2, lambda c: (c[0] + 1, c[1] * 0.5), (0, rows(OTHER, x))
     )[1],
 }
-FEW: Final = ("sum in bfloat16", "product of usual numbers", "in a function", "bfloat16 of float32", "in a loop")
+# What XLA, or LLVM in the loop below, computes in another way at compile time than at run time.
+FOLDED: Final[dict[str, Program]] = {
+    "test for zero": lambda x: rows(SMALL, x).astype(bool),
+    "test for zero of chosen numbers": lambda x: jnp.where(x > -9, SMALL, 0).astype(bool),
+    "any": lambda x: jnp.any(jnp.where(x > -9, SMALL, 0), axis=-1),
+    "bfloat16 of integers": lambda x: rows(np.arange(WIDTH) + (2**24 + 2**16 + 1), x).astype(jnp.bfloat16),
+    "places": lambda x: rows(np.float32(1), x) * jnp.arange(WIDTH) * np.float32(1e-39),
+    "order with places": lambda x: rows(jnp.argsort(jnp.asarray(OTHER * np.float32([0.1, -0.1] * 6 + [1]))), x),
+    "bits": lambda x: lax.bitcast_convert_type(rows(np.arange(WIDTH) * 2**12, x), jnp.float32) + SMALL,
+    "reduced precision": lambda x: lax.reduce_precision(rows(np.float16([3e-5, 6e-8] * 6 + [1]), x), 5, 2),
+    "sign": lambda x: jnp.sign(jnp.where(x > -9, SMALL, 0)),
+    "sum of chosen numbers": lambda x: jnp.where(x > -9, SMALL, 0) + np.float32(1e-39),
+}
+PROGRAMS |= FOLDED
+FEW: Final = (
+    "sum in bfloat16",
+    "product of usual numbers",
+    "in a function",
+    "bfloat16 of float32",
+    "in a loop",
+    *FOLDED,
+)
 
 
 @pytest.mark.parametrize("name", tiered(PROGRAMS, fast=FEW))
@@ -81,6 +102,8 @@ def test_a_constant_row_is_the_same_for_one_and_for_several(name: str) -> None:
             assert_bits_equal(np.asarray(jax.jit(program)(x[:count]))[:1], alone, err_msg=str(count))
         assert_bits_equal(np.asarray(program(x[:3]))[:1], alone, err_msg="operation by operation")
         assert_bits_equal(np.asarray(jax.jit(jax.vmap(lambda x: program(x[None])[0]))(x))[:1], alone, err_msg="mapped")
+        looped = jax.jit(lambda x: lax.map(lambda row: program(row[None])[0], x))
+        assert_bits_equal(np.asarray(looped(x))[:1], alone, err_msg="in a loop of plain JAX")
 
 
 def test_plain_jax_keeps_subnormal_numbers_of_one_row() -> None:

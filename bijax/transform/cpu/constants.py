@@ -20,26 +20,19 @@ from jax.extend.core import Literal, Primitive, Var
 from jax.interpreters import mlir
 from jax.interpreters.mlir import ir
 
-from bijax.transform.cpu import fences
+from bijax.transform.cpu import fences, spreads
+from bijax.transform.cpu.spreads import MOVING, OF_INTEGERS, floats, limit
 from bijax.transform.hook._jax_private import lower_per_platform
-from bijax.transform.rules._kept import MOVES
-from bijax.transform.rules.registry import is_program, names_of
-
-_FLUSHED: Final = {"bfloat16": 120, "float32": 120, "complex64": 120, "float64": 1000, "complex128": 1000}
-"""Types whose subnormal numbers CPU instructions flush to zero, and their safe spread."""
+from bijax.transform.rows.control import scan_operands
+from bijax.transform.rules.registry import is_program
 
 _OF_ARRAYS: Final = 50.0
 """Spread of constant arrays; one that exceeds it is hidden."""
 
-_OF_INTEGERS: Final = 64.0
-_MANTISSA: Final = 53
 _READ: Final = frozenset(["bfloat16", "float16", "float32", "float64"])  # element types of inspected constants
 
-_MOVES: Final = frozenset({"select_n", *names_of(MOVES)})
-_UNCHANGED: Final = frozenset(["abs", "clamp", "copysign", "imag", "max", "min", "neg", "real", "sign"])
 _SUMS: Final = frozenset(["add", "sub"] if jax.__version_info__ < (0, 12) else [])
 """Sums of whose constants XLA adds those of two first."""
-_COMPARISONS: Final = frozenset(["eq", "ge", "gt", "is_finite", "le", "lt", "ne"])
 
 
 class Constant(NamedTuple):
@@ -80,8 +73,10 @@ def with_hidden_constants(jaxpr: Any, is_meant: Callable[[Any], bool]) -> Any:
         jaxpr: The program.
         is_meant: Whether an equation should be made invariant.
     """
+    if not any(_concerns(eqn, is_meant) for eqn in jaxpr.eqns):
+        return jaxpr
     found = _look(jaxpr, [None] * len(jaxpr.invars), is_meant)
-    arrays = {v: Var(v.aval) for v in jaxpr.constvars if v in found.used and _limit(v.aval)}
+    arrays = {v: Var(v.aval) for v in jaxpr.constvars if v in found.used and limit(v.aval)}
     if not found.hidden and not arrays:
         return jaxpr
     equations = []
@@ -98,6 +93,14 @@ def with_hidden_constants(jaxpr: Any, is_meant: Callable[[Any], bool]) -> Any:
     return jaxpr.replace(eqns=equations)
 
 
+def _concerns(eqn: Any, is_meant: Callable[[Any], bool]) -> bool:
+    """Returns whether an equation should be made invariant, or holds one that should."""
+    if is_meant(eqn):
+        return True
+    programs = (getattr(program, "jaxpr", program) for program, _ in _programs(eqn))
+    return is_program(eqn.primitive.name) and any(_concerns(e, is_meant) for p in programs for e in p.eqns)
+
+
 def _hiding(primitive: Primitive, eqn: Any, constant: Any, hidden: Var) -> Any:
     return eqn.replace(primitive=primitive, invars=[constant], outvars=[hidden], params={}, effects=frozenset())
 
@@ -108,7 +111,7 @@ def _look(jaxpr: Any, arguments: Sequence[Known], is_meant: Callable[[Any], bool
         v: None if known is None else Constant(known.spread, frozenset([i]))
         for i, (v, known) in enumerate(zip(jaxpr.invars, arguments, strict=True))
     }
-    values |= {v: Constant(_OF_ARRAYS if _limit(v.aval) else _OF_INTEGERS, frozenset([v])) for v in jaxpr.constvars}
+    values |= {v: Constant(_OF_ARRAYS if limit(v.aval) else OF_INTEGERS, frozenset([v])) for v in jaxpr.constvars}
     found = _Found([], {}, set(), set())
 
     def known(atom: Any) -> Known:
@@ -127,23 +130,25 @@ def _look(jaxpr: Any, arguments: Sequence[Known], is_meant: Callable[[Any], bool
     for number, eqn in enumerate(jaxpr.eqns):
         operands = [known(x) for x in eqn.invars]
         results: list[Known] = [None] * len(eqn.outvars)
-        if any(x is not None for x in operands) and is_meant(eqn):
+        if any(x is not None for x in operands) or eqn.primitive.name == "iota":
+            meant = is_meant(eqn)
             if is_program(eqn.primitive.name):
-                places, used, results = _call(eqn, operands)
+                places, used, inside = _call(eqn, operands, (lambda _: True) if meant else is_meant)
+                results = inside if meant else results
                 found.used.update(*(x.arguments for x in (operands[i] for i in used) if x is not None))
                 hide(number, places)
-            elif all(x is not None for x in _that_matter(eqn, operands)):
+            elif meant and all(x is not None for x in _that_matter(eqn, operands)):
                 constants = [x for x in operands if x is not None]
                 of = frozenset().union(*(x.arguments for x in constants))
-                if eqn.primitive.name not in _MOVES:
+                if eqn.primitive.name not in MOVING:
                     found.used.update(of)
-                spread = _spread(eqn, [x.spread for x in constants])
+                spread = spreads.spread(eqn, [x.spread for x in constants])
                 if spread is None:
-                    hide(number, _floats(eqn)[:1])
+                    hide(number, floats(eqn)[:1] or [0])
                 else:
                     results = [Constant(spread, of)] * len(eqn.outvars)
-            elif eqn.primitive.name in _SUMS:
-                hide(number, [i for i in _floats(eqn) if not isinstance(eqn.invars[i], Literal)])
+            elif meant and eqn.primitive.name in _SUMS:
+                hide(number, [i for i in floats(eqn) if not isinstance(eqn.invars[i], Literal)])
         values |= dict(zip(eqn.outvars, results, strict=True))
     found.results.extend(known(x) for x in jaxpr.outvars)
     return found
@@ -154,30 +159,51 @@ def _that_matter(eqn: Any, operands: list[Known]) -> list[Known]:
 
     It may see that a selection or its indices do not matter, for example if all numbers are equal.
     """
-    floats = _floats(eqn) if eqn.primitive.name in _MOVES else []
-    return [operands[i] for i in floats] if floats else operands
+    places = floats(eqn) if eqn.primitive.name in MOVING else []
+    return [operands[i] for i in places] if places else operands
 
 
-def _call(eqn: Any, operands: list[Known]) -> tuple[list[int], list[int], list[Known]]:
+def _call(eqn: Any, operands: list[Known], is_meant: Callable[[Any], bool]) -> tuple[list[int], list[int], list[Known]]:
     """Returns the operands of an equation with programs that are to be hidden, those used, and its results."""
     hidden: set[int] = set()
     used: set[int] = set()
-    of_branches: list[list[Known]] = []
+    of_programs: list[tuple[list[Known], list[int]]] = []
     for program, places in _programs(eqn):
         inner = getattr(program, "jaxpr", program)
         if len(inner.invars) != len(places):
-            floats = [i for i, x in enumerate(operands) if x is not None and _limit(eqn.invars[i].aval)]
-            return floats, floats, [None] * len(eqn.outvars)
-        found = _look(inner, [operands[i] for i in places], lambda _: True)
+            given = [i for i, x in enumerate(operands) if x is not None and limit(eqn.invars[i].aval)]
+            return given, given, [None] * len(eqn.outvars)
+        found = _look(inner, [operands[i] for i in places], is_meant)
         hidden |= {places[i] for i in found.arguments}
         used |= {places[i] for i in found.used if isinstance(i, int)}
-        of_branches.append([_outside(x, operands, places) for x in found.results])
+        of_programs.append((found.results, places))
     nothing: list[Known] = [None] * len(eqn.outvars)
-    if eqn.primitive.name in ("scan", "while") or (eqn.primitive.name == "cond" and operands[0] is None):
+    is_loop = eqn.primitive.name in ("scan", "while")
+    bodies = [
+        [_outside(x, operands, places, hidden) for x in results]
+        for results, places in (of_programs[-1:] if is_loop else of_programs)
+        if len(results) == len(nothing)
+    ]
+    if not bodies or (eqn.primitive.name == "cond" and operands[0] is None):
         return sorted(hidden), sorted(used), nothing
-    if hidden or not of_branches or any(len(x) != len(nothing) for x in of_branches):
-        return sorted(hidden), sorted(used), nothing
-    return [], sorted(used), [_either(results) for results in zip(*of_branches, strict=True)]
+    found_results = _of_loop(eqn, operands, bodies[0]) if is_loop else list(map(_either, zip(*bodies, strict=True)))
+    return sorted(hidden), sorted(used), found_results
+
+
+def _of_loop(eqn: Any, operands: list[Known], results: list[Known]) -> list[Known]:
+    """Returns the results of a loop. XLA removes one that runs once, for example over a batch of one row.
+
+    Args:
+        eqn: The equation.
+        operands: Its operands.
+        results: The results of its body.
+    """
+    if eqn.primitive.name == "scan" and eqn.params["length"] > 1:
+        return [None] * len(results)
+    before = operands[-len(results) :] if eqn.primitive.name == "while" else scan_operands(eqn, operands)[1]
+    values = [*map(_either, zip(before, results, strict=False)), *results[len(before) :]]
+    # A loop that runs more often may have results of any magnitude.
+    return [None if x is None else Constant(math.inf, x.arguments) for x in values]
 
 
 def _programs(eqn: Any) -> list[tuple[Any, list[int]]]:
@@ -195,9 +221,9 @@ def _programs(eqn: Any) -> list[tuple[Any, list[int]]]:
     return [(parameters[name], every) for name in ("jaxpr", "call_jaxpr") if name in parameters]
 
 
-def _outside(known: Known, operands: list[Known], places: list[int]) -> Known:
-    """Translates a result of a program to its caller."""
-    if known is None:
+def _outside(known: Known, operands: list[Known], places: list[int], hidden: set[int]) -> Known:
+    """Translates a result of a program to its caller; it is unknown if one of the hidden operands enters it."""
+    if known is None or any(isinstance(i, int) and places[i] in hidden for i in known.arguments):
         return None
     given = [operands[places[i]] for i in known.arguments if isinstance(i, int)]
     return Constant(known.spread, frozenset().union(*(x.arguments for x in given if x is not None)))
@@ -210,51 +236,9 @@ def _either(values: Sequence[Known]) -> Known:
     return Constant(max(x.spread for x in constants), frozenset().union(*(x.arguments for x in constants)))
 
 
-def _spread(eqn: Any, spreads: list[float]) -> float | None:
-    """Returns the spread of an equation's results, None if subnormal numbers are possible or nothing is known."""
-    name, most = eqn.primitive.name, max(spreads, default=0.0)
-    floats = [x.aval for x in (*eqn.invars, *eqn.outvars) if _limit(x.aval)]
-    if not floats or name in _MOVES:
-        return most if floats else _OF_INTEGERS
-    if not _floats(eqn):  # integers, or types that are computed in float32
-        return {"convert_element_type": max(most, _OF_INTEGERS)}.get(name, math.inf)
-    if name in _COMPARISONS:
-        found = _OF_INTEGERS
-    elif name in _UNCHANGED or (
-        name == "convert_element_type" and eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype
-    ):
-        found = most
-    else:
-        found = {
-            "add": most + _MANTISSA,
-            "add_any": most + _MANTISSA,
-            "ceil": most,
-            "convert_element_type": most + 1,
-            "div": sum(spreads) + 1,
-            "floor": most,
-            "integer_pow": abs(eqn.params.get("y", 1)) * (most + 1),
-            "mul": sum(spreads) + 1,
-            "round": most,
-            "rsqrt": most,
-            "sqrt": most,
-            "square": 2 * most + 1,
-            "sub": most + _MANTISSA,
-        }.get(name, math.inf)
-    largest = max(most, found)
-    return found if all(largest <= (_limit(aval) or 0) for aval in floats) else None
-
-
-def _floats(eqn: Any) -> list[int]:
-    return [i for i, x in enumerate(eqn.invars) if _limit(x.aval)]
-
-
-def _limit(aval: Any) -> int | None:
-    return _FLUSHED.get(str(getattr(aval, "dtype", "")))
-
-
 def _of_literal(literal: Any) -> Constant:
-    if not _limit(literal.aval):
-        return Constant(_OF_INTEGERS)
+    if not limit(literal.aval):
+        return Constant(OF_INTEGERS)
     return Constant(_spread_of(np.asarray(literal.val)))
 
 
