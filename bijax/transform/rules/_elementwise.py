@@ -174,7 +174,7 @@ def _narrows_to_bfloat16(dtypes: Dtypes) -> bool:
 
 def _tests_for_zero(dtypes: Dtypes) -> bool:
     """Returns whether a conversion compares floating numbers that may be subnormal with zero."""
-    return dtypes[-1] == bool and has_subnormal_zeros(dtypes[:1])
+    return str(dtypes[-1]) == "bool" and has_subnormal_zeros(dtypes[:1])
 
 
 def _narrows_integers(dtypes: Dtypes) -> bool:
