@@ -123,3 +123,37 @@ def test_usual_constants_are_left_to_xla() -> None:
     x = jax.ShapeDtypeStruct((3, WIDTH), jnp.float32)
     fences = [jax.jit(bijax.invariant(f)).lower(x).as_text().count("stablehlo.or ") for f in (program, small)]
     assert fences == [1, 2]  # one is that of the product
+
+
+ZERO: Final = on_device(np.zeros(4, np.float32))
+ADDED: Final[dict[str, Program]] = {
+    "number": lambda x: x + 0.0,
+    "array": lambda x: ZERO + x,
+    "part of an array": lambda x: x + jnp.arange(8.0)[:1],
+    "mask": lambda x: x + jnp.where(jnp.arange(4) > 9, -1e9, 0.0),
+    "in bfloat16": lambda x: (x.astype(jnp.bfloat16) + 0).astype(jnp.float32),
+    "complex": lambda x: jnp.imag(lax.complex(x, x) + 0),
+    "carried by a loop": lambda x: lax.scan(lambda c, _: (c + x, None), jnp.zeros_like(x), None, length=1)[0],
+    "in a function": lambda x: jax.jit(lambda x, y: x + y)(x, jnp.zeros(4)),
+}
+
+
+@pytest.mark.tier("fault")
+@pytest.mark.parametrize("name", ADDED)
+def test_a_zero_is_added(name: str) -> None:
+    """-0 + 0 is 0, also where the second zero is a constant, and where a loop over rows or time runs once."""
+    program = bijax.invariant(ADDED[name])
+    x = on_device(np.float32([[-0.0, 0.0, 1.5, -2.0]] * 3))
+    expected = np.float32([[0.0, 0.0, 1.5, -2.0]] * 3)
+    assert_bits_equal(jax.jit(program)(x), expected)
+    assert_bits_equal(program(x), expected, err_msg="operation by operation")
+    assert_bits_equal(jax.jit(program)(x[:1]), expected[:1], err_msg="one row")
+    assert_bits_equal(jax.jit(lambda x: lax.map(program, x))(x), expected, err_msg="in a loop of plain JAX")
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="of XLA:CPU")
+def test_xla_leaves_out_the_addition_of_a_constant_zero() -> None:
+    """The control."""
+    x = on_device(np.float32([-0.0]))
+    assert np.signbit(jax.jit(lambda x: x + ZERO[:1])(x)).all()
+    assert not np.signbit(jax.jit(lambda x, y: x + y)(x, ZERO[:1])).any()

@@ -5,6 +5,9 @@ Whether it does so may depend on the batch: a constant that is repeated for one 
 repeated for many is not. So an operand is hidden from XLA, unless neither it nor the result can be subnormal: for that,
 the magnitudes of constants are followed through the program, and through the programs that it calls.
 
+XLA leaves out the addition of a constant zero, with which -0 becomes +0 and subnormal numbers zeros. A zero that a loop
+adds to in its first iteration is constant if there is no second one. So zeros that are added are hidden.
+
 Up to JAX 0.11, XLA also makes x + (a + b) of (x + a) + b for constants a and b, and again sees constants only where
 they are repeated for one row. There constants that are added are hidden too.
 """
@@ -13,7 +16,6 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal, Primitive, Var
@@ -21,33 +23,26 @@ from jax.interpreters import mlir
 from jax.interpreters.mlir import ir
 
 from bijax.transform.cpu import fences, spreads
-from bijax.transform.cpu.spreads import MOVING, OF_INTEGERS, floats, limit
+from bijax.transform.cpu.spreads import (
+    MOVING,
+    OF_INTEGERS,
+    SUMS,
+    Constant,
+    Known,
+    added,
+    floats,
+    limit,
+    of_literal,
+    spread_of,
+)
 from bijax.transform.hook._jax_private import lower_per_platform
 from bijax.transform.rows.control import scan_operands
 from bijax.transform.rules.registry import is_program
 
 _OF_ARRAYS: Final = 50.0
-"""Spread of constant arrays; one that exceeds it is hidden."""
+"""Spread of constant arrays; one that exceeds it is hidden, and one that is zero."""
 
 _READ: Final = frozenset(["bfloat16", "float16", "float32", "float64"])  # element types of inspected constants
-
-_SUMS: Final = frozenset(["add", "sub"] if jax.__version_info__ < (0, 12) else [])
-"""Sums of whose constants XLA adds those of two first."""
-
-
-class Constant(NamedTuple):
-    """A value computed only from constants.
-
-    Attributes:
-        spread: All its nonzero numbers are between 2 ** -spread and 2 ** spread.
-        arguments: Arguments and constant arrays of the program that it is computed from.
-    """
-
-    spread: float
-    arguments: frozenset[Any] = frozenset()
-
-
-Known = Constant | None
 
 
 class _Found(NamedTuple):
@@ -108,14 +103,16 @@ def _hiding(primitive: Primitive, eqn: Any, constant: Any, hidden: Var) -> Any:
 def _look(jaxpr: Any, arguments: Sequence[Known], is_meant: Callable[[Any], bool]) -> _Found:
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
     values: dict[Any, Known] = {
-        v: None if known is None else Constant(known.spread, frozenset([i]))
+        v: None if known is None else known._replace(arguments=frozenset([i]))
         for i, (v, known) in enumerate(zip(jaxpr.invars, arguments, strict=True))
     }
-    values |= {v: Constant(_OF_ARRAYS if limit(v.aval) else OF_INTEGERS, frozenset([v])) for v in jaxpr.constvars}
+    values |= {
+        v: Constant(_OF_ARRAYS if limit(v.aval) else OF_INTEGERS, frozenset([v]), spreads.SOME) for v in jaxpr.constvars
+    }
     found = _Found([], {}, set(), set())
 
     def known(atom: Any) -> Known:
-        return _of_literal(atom) if isinstance(atom, Literal) else values.get(atom)
+        return of_literal(atom) if isinstance(atom, Literal) else values.get(atom)
 
     def hide(number: int, places: Iterable[int]) -> None:
         for place in places:
@@ -143,12 +140,15 @@ def _look(jaxpr: Any, arguments: Sequence[Known], is_meant: Callable[[Any], bool
                 if eqn.primitive.name not in MOVING:
                     found.used.update(of)
                 spread = spreads.spread(eqn, [x.spread for x in constants])
-                if spread is None:
-                    hide(number, floats(eqn)[:1] or [0])
+                hidden = added(eqn, operands) if eqn.primitive.name in SUMS else []
+                if spread is None or hidden:
+                    hide(number, {*hidden, *(floats(eqn)[:1] or [0])})
                 else:
-                    results = [Constant(spread, of)] * len(eqn.outvars)
-            elif meant and eqn.primitive.name in _SUMS:
-                hide(number, [i for i in floats(eqn) if not isinstance(eqn.invars[i], Literal)])
+                    zeros = spreads.zeros(eqn, [x.zeros for x in constants])
+                    results = [Constant(spread, of, zeros)] * len(eqn.outvars)
+            elif meant and eqn.primitive.name in SUMS:
+                found.used.update(*(x.arguments for x in operands if x is not None))
+                hide(number, added(eqn, operands))
         values |= dict(zip(eqn.outvars, results, strict=True))
     found.results.extend(known(x) for x in jaxpr.outvars)
     return found
@@ -226,37 +226,24 @@ def _outside(known: Known, operands: list[Known], places: list[int], hidden: set
     if known is None or any(isinstance(i, int) and places[i] in hidden for i in known.arguments):
         return None
     given = [operands[places[i]] for i in known.arguments if isinstance(i, int)]
-    return Constant(known.spread, frozenset().union(*(x.arguments for x in given if x is not None)))
+    return known._replace(arguments=frozenset().union(*(x.arguments for x in given if x is not None)))
 
 
 def _either(values: Sequence[Known]) -> Known:
     constants = [x for x in values if x is not None]
     if len(constants) < len(values):
         return None
-    return Constant(max(x.spread for x in constants), frozenset().union(*(x.arguments for x in constants)))
-
-
-def _of_literal(literal: Any) -> Constant:
-    if not limit(literal.aval):
-        return Constant(OF_INTEGERS)
-    return Constant(_spread_of(np.asarray(literal.val)))
-
-
-def _spread_of(numbers: np.ndarray) -> float:
-    if np.iscomplexobj(numbers):
-        numbers = np.stack([numbers.real, numbers.imag])
-    sizes = np.abs(numbers.astype(np.float64))
-    sizes = sizes[(sizes > 0) & (sizes < np.inf)]
-    return float(np.abs(np.log2([sizes.min(), sizes.max()])).max()) if sizes.size else 0.0
+    arguments = frozenset().union(*(x.arguments for x in constants))
+    return Constant(max(x.spread for x in constants), arguments, max(x.zeros for x in constants))
 
 
 def _hold(ctx: Any, constant: Any) -> Sequence[Any]:
-    """Hides a constant array, unless all its numbers have normal magnitudes."""
+    """Hides a constant array, unless all its numbers have normal magnitudes, and not all are zero."""
     # The owner of a program's argument is not an operation.
     if getattr(constant.owner, "name", "") != "stablehlo.constant":
         return [constant]
     numbers = _numbers(constant.owner.attributes, ctx.avals_in[0])
-    is_normal = numbers is not None and _spread_of(numbers) <= _OF_ARRAYS
+    is_normal = numbers is not None and spread_of(numbers) <= _OF_ARRAYS and bool(numbers.any())
     return [constant if is_normal else fences.hide_constant(constant)]
 
 
@@ -279,5 +266,10 @@ def _primitive(name: str, rule: Callable[..., Sequence[Any]]) -> Primitive:
     return primitive
 
 
-_HIDDEN: Final = _primitive("bijax_hidden_constant", lambda _, constant: [fences.hide_constant(constant)])
+def _hide(ctx: Any, constant: Any) -> Sequence[Any]:
+    is_known = all(isinstance(n, int) for n in ctx.avals_in[0].shape)  # not a symbolic size
+    return [fences.hide_constant(constant) if is_known else constant]
+
+
+_HIDDEN: Final = _primitive("bijax_hidden_constant", _hide)
 _HELD: Final = _primitive("bijax_held_constant", _hold)
