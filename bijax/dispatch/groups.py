@@ -41,7 +41,7 @@ def _portable_weight_gradient(x: jax.Array, g: jax.Array, sizes: jax.Array, *, p
             return _in_float64(x.T, g, replace(one, transpose_w=False))
         return weight_gradient_kernel(x, g, product=one)[0]
 
-    contract = ChunkContract(dtype=_WIDE) if is_wide else chunk_contract()
+    contract = ChunkContract(accumulator=_WIDE) if is_wide else chunk_contract()
     y = run(sum_groups, x, g, sizes, product=sum_of_rows, contract=contract)
     return (y.astype(product.out_dtype),)
 

@@ -14,7 +14,7 @@ class ChunkContract(Contract):
     """Summation order over the rows of a batch (a weight gradient).
 
     Rows are split into chunks at 0, rows, 2*rows, ...; every chunk is summed by the same fixed-shape program, with the
-    last chunk zero-padded, and the chunk sums are added in ascending order in `dtype`, from 0 or a previous sum. Within
+    last chunk zero-padded, and the chunk sums are added in ascending order in float32, from 0 or a previous sum. Within
     a chunk
 
     - products of two operands (the gradient of a matrix) are one chain of fused multiply-adds, in ascending order;
@@ -24,16 +24,17 @@ class ChunkContract(Contract):
 
     Attributes:
         rows: Rows per chunk.
-        dtype: "float32", or "float64" for groups of rows (`pallas_kernels.ragged_dot`) of that dtype.
+        accumulator: "float32", or "float64" for groups of rows (`pallas_kernels.ragged_dot`) of that dtype, whose chunk
+            sums are added in it.
     """
 
     rows: int = ROW_CHUNK
-    dtype: str = "float32"
+    accumulator: str = "float32"
 
     @property
     def id(self) -> str:
         """Contract identifier, stable across runs and machines."""
-        return f"chunks/v{self.version}/f{self.dtype[5:]}-rows{self.rows}-fold"
+        return f"chunks/v{self.version}/f{self.accumulator[5:]}-rows{self.rows}-fold"
 
     def __post_init__(self) -> None:
         if self.rows < 1:
