@@ -122,7 +122,9 @@ def test_usual_constants_are_left_to_xla() -> None:
 
     x = jax.ShapeDtypeStruct((3, WIDTH), jnp.float32)
     fences = [jax.jit(bijax.invariant(f)).lower(x).as_text().count("stablehlo.or ") for f in (program, small)]
-    assert fences == [1, 2]  # one is that of the product
+    # One is that of the product; one more hides constants that are added with JAX 0.11.
+    more = jax.__version_info__ < (0, 12)
+    assert fences == [1 + more, 2 + more]
 
 
 ZERO: Final = on_device(np.zeros(4, np.float32))
