@@ -150,6 +150,7 @@ def test_a_zero_is_added(name: str) -> None:
     assert_bits_equal(jax.jit(program)(x), expected)
     assert_bits_equal(program(x), expected, err_msg="operation by operation")
     assert_bits_equal(jax.jit(program)(x[:1]), expected[:1], err_msg="one row")
+    assert_bits_equal(jax.jit(lambda: program(x))(), expected, err_msg="constant rows")
     assert_bits_equal(jax.jit(lambda x: lax.map(program, x))(x), expected, err_msg="in a loop of plain JAX")
 
 

@@ -135,7 +135,7 @@ def added(eqn: Any, operands: Sequence[Known]) -> list[int]:
         places = []
     else:
         places = [
-            i for i, (a, b) in enumerate(((x, y), (y, x))) if a and a.zeros == ALL and (b is None or b.zeros == ALL)
+            i for i, (a, b) in enumerate(((x, y), (y, x))) if a and a.zeros == ALL and (b is None or b.zeros != NONE)
         ]
     if _ADDS_CONSTANTS_FIRST and None in (x, y):
         places += [i for i in floats(eqn) if not isinstance(eqn.invars[i], Literal)]

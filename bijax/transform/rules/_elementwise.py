@@ -206,11 +206,11 @@ register(
 )
 register(
     _CONVERSION,
-    Rule(Kind.REPLACE, TESTED, lower=_flushed, platform="cpu", dtypes=_tests_for_zero, looks_back=True, symbolic=True),
+    Rule(Kind.REPLACE, TESTED, lower=_flushed, platform="cpu", dtypes=_tests_for_zero, looks_back=True),
 )
 register(
     _CONVERSION,
-    Rule(Kind.REPLACE, TWICE_ROUNDED, lower=_twice_rounded, platform="cpu", dtypes=_narrows_integers),
+    Rule(Kind.REPLACE, TWICE_ROUNDED, lower=_twice_rounded, platform="cpu", dtypes=_narrows_integers, symbolic=True),
 )
 for _name, _function in CHOOSING.items():
     register(_name, Rule(Kind.KEEP, ORDER_FREE if _name.startswith("cum") else EXACT))
