@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from bijax.core.contracts import run
 from bijax.core.primitive import Arrays, define_kernel
 from bijax.dispatch.kernels import run_if_served
-from bijax.dispatch.matmul import Product, matmul_kernel, weight_gradient_kernel
+from bijax.dispatch.matmul import Product, matmul_kernel, stacked_matmul_kernel, weight_gradient_kernel
 from bijax.dispatch.routing import pick_kernel
-from pallas_kernels.contract import chunk_contract
+from pallas_kernels.contract import ChunkContract, chunk_contract
 from pallas_kernels.ragged_dot.portable import multiply_groups, sum_groups
 from pallas_kernels.target import Target
 
@@ -24,21 +24,32 @@ _WIDE: Final = "float64"
 
 def _portable_matmul(x: jax.Array, w: jax.Array, sizes: jax.Array, *, product: Product) -> Arrays:
     one = replace(product, out_dtype=_sums(x, w, product))
-    y = multiply_groups(x, w, sizes, product=lambda x, w: matmul_kernel(x, w, product=one)[0])
+
+    def rows_of_a_group(x: jax.Array, w: jax.Array) -> jax.Array:
+        return _in_float64(x, w, one) if one.out_dtype == _WIDE else matmul_kernel(x, w, product=one)[0]
+
+    y = multiply_groups(x, w, sizes, product=rows_of_a_group)
     return (y.astype(product.out_dtype),)
 
 
 def _portable_weight_gradient(x: jax.Array, g: jax.Array, sizes: jax.Array, *, product: Product) -> Arrays:
     one = replace(product, out_dtype=_sums(x, g, product))
-    y = run(
-        sum_groups,
-        x,
-        g,
-        sizes,
-        product=lambda x, g: weight_gradient_kernel(x, g, product=one)[0],
-        contract=chunk_contract(),
-    )
+    is_wide = one.out_dtype == _WIDE
+
+    def sum_of_rows(x: jax.Array, g: jax.Array) -> jax.Array:
+        if is_wide:
+            return _in_float64(x.T, g, replace(one, transpose_w=False))
+        return weight_gradient_kernel(x, g, product=one)[0]
+
+    contract = ChunkContract(accumulator=_WIDE) if is_wide else chunk_contract()
+    y = run(sum_groups, x, g, sizes, product=sum_of_rows, contract=contract)
     return (y.astype(product.out_dtype),)
+
+
+def _in_float64(x: jax.Array, w: jax.Array, product: Product) -> jax.Array:
+    """Multiplies two matrices as a stack, the only kernel for float64, which `bijax.lax.dot_general` calls too."""
+    (stack,) = stacked_matmul_kernel(*(a[None].astype(jnp.float64) for a in (x, w)), product=product)
+    return stack[0]
 
 
 def _sums(a: jax.Array, b: jax.Array, product: Product) -> str:

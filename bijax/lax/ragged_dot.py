@@ -36,7 +36,7 @@ def ragged_dot_general(
     """Multiplies the rows of `lhs` by the weights of their groups, or sums their outer products by group.
 
     Args:
-        lhs: Array of float32, bfloat16 or float16; one of its dimensions is ragged.
+        lhs: Array of float32, bfloat16, float16 or float64; one of its dimensions is ragged.
         rhs: Array of the same dtypes.
         group_sizes: Integers; the last axis holds the lengths of the groups along the ragged dimension.
         ragged_dot_dimension_numbers: As in `jax.lax.ragged_dot_general`, like the following ones.

@@ -115,6 +115,8 @@ BAD: list[tuple[type[Exception], str, Any]] = [
     (TypeError, r"pair of ints.*got \(1, 2, 3\)", lambda: attend(Q, K, K, local_window_size=(1, 2, 3))),
     (TypeError, "pair of ints.*got 1.5", lambda: attend(Q, K, K, local_window_size=1.5)),
     (ValueError, "must not be negative", lambda: attend(Q, K, K, local_window_size=(-1, 2))),
+    (TypeError, "lengths must hold the number of keys of each sequence, got None",
+     lambda: paged(Q, PAGES, PAGES, TABLE, None)),
     (TypeError, r"query_seq_lengths must hold integers, got float32\[2\]",
      lambda: attend(Q, K, K, query_seq_lengths=jnp.ones(2))),
     (ValueError, r"shape \(2,\).*got int32\[3\]", lambda: attend(Q, K, K, query_seq_lengths=jnp.ones(3, jnp.int32))),

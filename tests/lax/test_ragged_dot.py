@@ -54,6 +54,19 @@ def test_rows_have_the_bits_of_a_plain_product() -> None:
     assert_bits_equal(y, jnp.concatenate([*expected, jnp.zeros((2, N))]))
 
 
+def test_float64() -> None:
+    """Products and sums of outer products have the accuracy of float64, and rows the bits of a plain product."""
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        x, w, g = (rng.standard_normal(shape) for shape in ((40, K), (G, K, N), (40, N)))
+        y, dx, dw = RUN(x, w, g, jnp.array([0, 40, 0, 0, 0]))
+        for found, exact in ((y, x @ w[1]), (dx, g @ w[1].T), (np.asarray(dw)[1], x.T @ g)):
+            np.testing.assert_allclose(found, exact, rtol=0, atol=1e-12)
+        assert_bits_equal(y, dot_general(x, w[1], dimension_numbers=(((1,), (0,)), ((), ()))))
+        alone = RUN(x[7:8], w, g[7:8], jnp.array([0, 1, 0, 0, 0]))
+        assert_bits_equal((np.asarray(alone[0]), np.asarray(alone[1])), (np.asarray(y)[7:8], np.asarray(dx)[7:8]))
+
+
 def test_stock_rows_do_not() -> None:
     """The control: stock multiplies all rows by all weights, so that a nan in one expert reaches the others."""
     x, w, g = normal(5, 12, K), normal(6, G, K, N), normal(7, 12, N)

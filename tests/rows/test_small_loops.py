@@ -27,6 +27,13 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
     "layer norm": (lambda x: bijax.layer_norm(x, W, W), (X,)),
     "gradient": (bijax.invariant(jax.grad(loss_of_norms)), (X, Y)),
     "product and sum": (bijax.invariant(lambda x, y: bijax.rms_norm(x, W) + y), (X, Y)),
+    "product of a row and sum": (bijax.invariant(lambda x, y: x.prod(-1, keepdims=True) + y), (X[:, :2], Y[:, :1])),
+    "product of prefixes and sum": (bijax.invariant(lambda x, y: jnp.cumprod(x, -1) + y), (X[:, :2], Y[:, :2])),
+    "scattered product and sum": (
+        bijax.invariant(lambda x, y: x.at[..., -1].multiply(y[..., 0]) + y),
+        (X[:, :1], Y[:, :1]),
+    ),
+    "scattered number and sum": (bijax.invariant(lambda x, y: x.at[..., -1].multiply(W[0]) + y), (X[:, :1], Y[:, :1])),
     "softmax and sum": (bijax.invariant(lambda x, y: bijax.softmax(x) + y), (X, Y)),
 }
 
@@ -40,6 +47,13 @@ def in_both(f: Callable[..., Any], arrays: tuple[np.ndarray, ...]) -> tuple[jax.
 @pytest.mark.parametrize("name", CASES)
 def test_a_row_in_a_loop(name: str) -> None:
     assert_bits_equal(*in_both(*CASES[name]))
+
+
+@pytest.mark.parametrize("name", ["product of a row and sum", "scattered product and sum", "scattered number and sum"])
+def test_a_row_in_a_loop_in_float64(name: str) -> None:
+    f, arrays = CASES[name]
+    with jax.enable_x64(True):
+        assert_bits_equal(*in_both(f, tuple(x.astype(np.float64) / 3 for x in arrays)))
 
 
 def test_a_row_alone_in_a_scan() -> None:

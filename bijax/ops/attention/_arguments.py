@@ -198,9 +198,11 @@ def paged_numbers(
         capacity: Largest number of keys.
 
     Raises:
-        TypeError: If the numbers are not integers.
+        TypeError: If the numbers are not integers, or `lengths` is None: pages hold more than a sequence's keys.
         ValueError: If a shape is wrong, or a known number is out of range.
     """
+    if lengths is None:
+        raise TypeError(f"{op}: lengths must hold the number of {what} of each sequence, got None.")
     key_lengths, valid = per_sequence(op, "lengths", lengths, batch, capacity, f"the {what} that the page table holds")
     query_lengths, valid_queries = per_sequence(
         op, "query_seq_lengths", query_seq_lengths, batch, queries, "the queries given, T"

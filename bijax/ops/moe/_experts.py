@@ -121,10 +121,10 @@ def expert_range(op: str, first: Any, end: Any) -> tuple[int, int]:
         ValueError: If the range is invalid.
     """
     start, stop = integer(op, "expert_start_idx", first), integer(op, "expert_end_idx", end)
-    if not 0 <= start <= stop:
+    if not 0 <= start <= stop < 2**31:
         raise ValueError(
-            f"{op}: expert_start_idx and expert_end_idx must hold 0 <= expert_start_idx <= expert_end_idx, got {start}"
-            f" and {stop}."
+            f"{op}: expert_start_idx and expert_end_idx must hold 0 <= expert_start_idx <= expert_end_idx < 2**31, got"
+            f" {start} and {stop}."
         )
     return start, stop
 

@@ -217,8 +217,8 @@ def _allocated(op: str, allocated_tokens: Any, selected: Any) -> int:
     if allocated_tokens is None:
         return int(np.prod(selected.shape))
     number = integer(op, "allocated_tokens", allocated_tokens)
-    if number < 0:
-        raise ValueError(f"{op}: allocated_tokens must be at least 0, got {number}.")
+    if not 0 <= number < 2**31:
+        raise ValueError(f"{op}: allocated_tokens must be at least 0 and below 2**31, got {number}.")
     return number
 
 

@@ -5,6 +5,9 @@ Whether it does so may depend on the batch: a constant that is repeated for one 
 repeated for many is not. So an operand is hidden from XLA, unless neither it nor the result can be subnormal: for that,
 the magnitudes of constants are followed through the program, and through the programs that it calls.
 
+XLA leaves out the addition of a constant zero, with which -0 becomes +0 and subnormal numbers zeros. A zero that a loop
+adds to in its first iteration is constant if there is no second one. So zeros that are added are hidden.
+
 Up to JAX 0.11, XLA also makes x + (a + b) of (x + a) + b for constants a and b, and again sees constants only where
 they are repeated for one row. There constants that are added are hidden too.
 """
@@ -13,48 +16,33 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal, Primitive, Var
 from jax.interpreters import mlir
 from jax.interpreters.mlir import ir
 
-from bijax.transform.cpu import fences
+from bijax.transform.cpu import fences, spreads
+from bijax.transform.cpu.spreads import (
+    MOVING,
+    OF_INTEGERS,
+    SUMS,
+    Constant,
+    Known,
+    added,
+    floats,
+    limit,
+    of_literal,
+    spread_of,
+)
 from bijax.transform.hook._jax_private import lower_per_platform
-from bijax.transform.rules._kept import MOVES
-from bijax.transform.rules.registry import is_program, names_of
-
-_FLUSHED: Final = {"bfloat16": 120, "float32": 120, "complex64": 120, "float64": 1000, "complex128": 1000}
-"""Types whose subnormal numbers CPU instructions flush to zero, and their safe spread."""
+from bijax.transform.rows.control import scan_operands
+from bijax.transform.rules.registry import is_program
 
 _OF_ARRAYS: Final = 50.0
-"""Spread of constant arrays; one that exceeds it is hidden."""
+"""Spread of constant arrays; one that exceeds it is hidden, and one that is zero."""
 
-_OF_INTEGERS: Final = 64.0
-_MANTISSA: Final = 53
 _READ: Final = frozenset(["bfloat16", "float16", "float32", "float64"])  # element types of inspected constants
-
-_MOVES: Final = frozenset({"select_n", *names_of(MOVES)})
-_UNCHANGED: Final = frozenset(["abs", "clamp", "copysign", "imag", "max", "min", "neg", "real", "sign"])
-_SUMS: Final = frozenset(["add", "sub"] if jax.__version_info__ < (0, 12) else [])
-"""Sums of whose constants XLA adds those of two first."""
-_COMPARISONS: Final = frozenset(["eq", "ge", "gt", "is_finite", "le", "lt", "ne"])
-
-
-class Constant(NamedTuple):
-    """A value computed only from constants.
-
-    Attributes:
-        spread: All its nonzero numbers are between 2 ** -spread and 2 ** spread.
-        arguments: Arguments and constant arrays of the program that it is computed from.
-    """
-
-    spread: float
-    arguments: frozenset[Any] = frozenset()
-
-
-Known = Constant | None
 
 
 class _Found(NamedTuple):
@@ -80,8 +68,10 @@ def with_hidden_constants(jaxpr: Any, is_meant: Callable[[Any], bool]) -> Any:
         jaxpr: The program.
         is_meant: Whether an equation should be made invariant.
     """
+    if not any(_concerns(eqn, is_meant) for eqn in jaxpr.eqns):
+        return jaxpr
     found = _look(jaxpr, [None] * len(jaxpr.invars), is_meant)
-    arrays = {v: Var(v.aval) for v in jaxpr.constvars if v in found.used and _limit(v.aval)}
+    arrays = {v: Var(v.aval) for v in jaxpr.constvars if v in found.used and limit(v.aval)}
     if not found.hidden and not arrays:
         return jaxpr
     equations = []
@@ -98,6 +88,14 @@ def with_hidden_constants(jaxpr: Any, is_meant: Callable[[Any], bool]) -> Any:
     return jaxpr.replace(eqns=equations)
 
 
+def _concerns(eqn: Any, is_meant: Callable[[Any], bool]) -> bool:
+    """Returns whether an equation should be made invariant, or holds one that should."""
+    if is_meant(eqn):
+        return True
+    programs = (getattr(program, "jaxpr", program) for program, _ in _programs(eqn))
+    return is_program(eqn.primitive.name) and any(_concerns(e, is_meant) for p in programs for e in p.eqns)
+
+
 def _hiding(primitive: Primitive, eqn: Any, constant: Any, hidden: Var) -> Any:
     return eqn.replace(primitive=primitive, invars=[constant], outvars=[hidden], params={}, effects=frozenset())
 
@@ -105,14 +103,16 @@ def _hiding(primitive: Primitive, eqn: Any, constant: Any, hidden: Var) -> Any:
 def _look(jaxpr: Any, arguments: Sequence[Known], is_meant: Callable[[Any], bool]) -> _Found:
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
     values: dict[Any, Known] = {
-        v: None if known is None else Constant(known.spread, frozenset([i]))
+        v: None if known is None else known._replace(arguments=frozenset([i]))
         for i, (v, known) in enumerate(zip(jaxpr.invars, arguments, strict=True))
     }
-    values |= {v: Constant(_OF_ARRAYS if _limit(v.aval) else _OF_INTEGERS, frozenset([v])) for v in jaxpr.constvars}
+    values |= {
+        v: Constant(_OF_ARRAYS if limit(v.aval) else OF_INTEGERS, frozenset([v]), spreads.SOME) for v in jaxpr.constvars
+    }
     found = _Found([], {}, set(), set())
 
     def known(atom: Any) -> Known:
-        return _of_literal(atom) if isinstance(atom, Literal) else values.get(atom)
+        return of_literal(atom) if isinstance(atom, Literal) else values.get(atom)
 
     def hide(number: int, places: Iterable[int]) -> None:
         for place in places:
@@ -127,23 +127,28 @@ def _look(jaxpr: Any, arguments: Sequence[Known], is_meant: Callable[[Any], bool
     for number, eqn in enumerate(jaxpr.eqns):
         operands = [known(x) for x in eqn.invars]
         results: list[Known] = [None] * len(eqn.outvars)
-        if any(x is not None for x in operands) and is_meant(eqn):
+        if any(x is not None for x in operands) or eqn.primitive.name == "iota":
+            meant = is_meant(eqn)
             if is_program(eqn.primitive.name):
-                places, used, results = _call(eqn, operands)
+                places, used, inside = _call(eqn, operands, (lambda _: True) if meant else is_meant)
+                results = inside if meant else results
                 found.used.update(*(x.arguments for x in (operands[i] for i in used) if x is not None))
                 hide(number, places)
-            elif all(x is not None for x in _that_matter(eqn, operands)):
+            elif meant and all(x is not None for x in _that_matter(eqn, operands)):
                 constants = [x for x in operands if x is not None]
                 of = frozenset().union(*(x.arguments for x in constants))
-                if eqn.primitive.name not in _MOVES:
+                if eqn.primitive.name not in MOVING:
                     found.used.update(of)
-                spread = _spread(eqn, [x.spread for x in constants])
-                if spread is None:
-                    hide(number, _floats(eqn)[:1])
+                spread = spreads.spread(eqn, [x.spread for x in constants])
+                hidden = added(eqn, operands) if eqn.primitive.name in SUMS else []
+                if spread is None or hidden:
+                    hide(number, {*hidden, *(floats(eqn)[:1] or [0])})
                 else:
-                    results = [Constant(spread, of)] * len(eqn.outvars)
-            elif eqn.primitive.name in _SUMS:
-                hide(number, [i for i in _floats(eqn) if not isinstance(eqn.invars[i], Literal)])
+                    zeros = spreads.zeros(eqn, [x.zeros for x in constants])
+                    results = [Constant(spread, of, zeros)] * len(eqn.outvars)
+            elif meant and eqn.primitive.name in SUMS:
+                found.used.update(*(x.arguments for x in operands if x is not None))
+                hide(number, added(eqn, operands))
         values |= dict(zip(eqn.outvars, results, strict=True))
     found.results.extend(known(x) for x in jaxpr.outvars)
     return found
@@ -154,30 +159,51 @@ def _that_matter(eqn: Any, operands: list[Known]) -> list[Known]:
 
     It may see that a selection or its indices do not matter, for example if all numbers are equal.
     """
-    floats = _floats(eqn) if eqn.primitive.name in _MOVES else []
-    return [operands[i] for i in floats] if floats else operands
+    places = floats(eqn) if eqn.primitive.name in MOVING else []
+    return [operands[i] for i in places] if places else operands
 
 
-def _call(eqn: Any, operands: list[Known]) -> tuple[list[int], list[int], list[Known]]:
+def _call(eqn: Any, operands: list[Known], is_meant: Callable[[Any], bool]) -> tuple[list[int], list[int], list[Known]]:
     """Returns the operands of an equation with programs that are to be hidden, those used, and its results."""
     hidden: set[int] = set()
     used: set[int] = set()
-    of_branches: list[list[Known]] = []
+    of_programs: list[tuple[list[Known], list[int]]] = []
     for program, places in _programs(eqn):
         inner = getattr(program, "jaxpr", program)
         if len(inner.invars) != len(places):
-            floats = [i for i, x in enumerate(operands) if x is not None and _limit(eqn.invars[i].aval)]
-            return floats, floats, [None] * len(eqn.outvars)
-        found = _look(inner, [operands[i] for i in places], lambda _: True)
+            given = [i for i, x in enumerate(operands) if x is not None and limit(eqn.invars[i].aval)]
+            return given, given, [None] * len(eqn.outvars)
+        found = _look(inner, [operands[i] for i in places], is_meant)
         hidden |= {places[i] for i in found.arguments}
         used |= {places[i] for i in found.used if isinstance(i, int)}
-        of_branches.append([_outside(x, operands, places) for x in found.results])
+        of_programs.append((found.results, places))
     nothing: list[Known] = [None] * len(eqn.outvars)
-    if eqn.primitive.name in ("scan", "while") or (eqn.primitive.name == "cond" and operands[0] is None):
+    is_loop = eqn.primitive.name in ("scan", "while")
+    bodies = [
+        [_outside(x, operands, places, hidden) for x in results]
+        for results, places in (of_programs[-1:] if is_loop else of_programs)
+        if len(results) == len(nothing)
+    ]
+    if not bodies or (eqn.primitive.name == "cond" and operands[0] is None):
         return sorted(hidden), sorted(used), nothing
-    if hidden or not of_branches or any(len(x) != len(nothing) for x in of_branches):
-        return sorted(hidden), sorted(used), nothing
-    return [], sorted(used), [_either(results) for results in zip(*of_branches, strict=True)]
+    found_results = _of_loop(eqn, operands, bodies[0]) if is_loop else list(map(_either, zip(*bodies, strict=True)))
+    return sorted(hidden), sorted(used), found_results
+
+
+def _of_loop(eqn: Any, operands: list[Known], results: list[Known]) -> list[Known]:
+    """Returns the results of a loop. XLA removes one that runs once, for example over a batch of one row.
+
+    Args:
+        eqn: The equation.
+        operands: Its operands.
+        results: The results of its body.
+    """
+    if eqn.primitive.name == "scan" and eqn.params["length"] > 1:
+        return [None] * len(results)
+    before = operands[-len(results) :] if eqn.primitive.name == "while" else scan_operands(eqn, operands)[1]
+    values = [*map(_either, zip(before, results, strict=False)), *results[len(before) :]]
+    # A loop that runs more often may have results of any magnitude.
+    return [None if x is None else Constant(math.inf, x.arguments) for x in values]
 
 
 def _programs(eqn: Any) -> list[tuple[Any, list[int]]]:
@@ -195,84 +221,29 @@ def _programs(eqn: Any) -> list[tuple[Any, list[int]]]:
     return [(parameters[name], every) for name in ("jaxpr", "call_jaxpr") if name in parameters]
 
 
-def _outside(known: Known, operands: list[Known], places: list[int]) -> Known:
-    """Translates a result of a program to its caller."""
-    if known is None:
+def _outside(known: Known, operands: list[Known], places: list[int], hidden: set[int]) -> Known:
+    """Translates a result of a program to its caller; it is unknown if one of the hidden operands enters it."""
+    if known is None or any(isinstance(i, int) and places[i] in hidden for i in known.arguments):
         return None
     given = [operands[places[i]] for i in known.arguments if isinstance(i, int)]
-    return Constant(known.spread, frozenset().union(*(x.arguments for x in given if x is not None)))
+    return known._replace(arguments=frozenset().union(*(x.arguments for x in given if x is not None)))
 
 
 def _either(values: Sequence[Known]) -> Known:
     constants = [x for x in values if x is not None]
     if len(constants) < len(values):
         return None
-    return Constant(max(x.spread for x in constants), frozenset().union(*(x.arguments for x in constants)))
-
-
-def _spread(eqn: Any, spreads: list[float]) -> float | None:
-    """Returns the spread of an equation's results, None if subnormal numbers are possible or nothing is known."""
-    name, most = eqn.primitive.name, max(spreads, default=0.0)
-    floats = [x.aval for x in (*eqn.invars, *eqn.outvars) if _limit(x.aval)]
-    if not floats or name in _MOVES:
-        return most if floats else _OF_INTEGERS
-    if not _floats(eqn):  # integers, or types that are computed in float32
-        return {"convert_element_type": max(most, _OF_INTEGERS)}.get(name, math.inf)
-    if name in _COMPARISONS:
-        found = _OF_INTEGERS
-    elif name in _UNCHANGED or (
-        name == "convert_element_type" and eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype
-    ):
-        found = most
-    else:
-        found = {
-            "add": most + _MANTISSA,
-            "add_any": most + _MANTISSA,
-            "ceil": most,
-            "convert_element_type": most + 1,
-            "div": sum(spreads) + 1,
-            "floor": most,
-            "integer_pow": abs(eqn.params.get("y", 1)) * (most + 1),
-            "mul": sum(spreads) + 1,
-            "round": most,
-            "rsqrt": most,
-            "sqrt": most,
-            "square": 2 * most + 1,
-            "sub": most + _MANTISSA,
-        }.get(name, math.inf)
-    largest = max(most, found)
-    return found if all(largest <= (_limit(aval) or 0) for aval in floats) else None
-
-
-def _floats(eqn: Any) -> list[int]:
-    return [i for i, x in enumerate(eqn.invars) if _limit(x.aval)]
-
-
-def _limit(aval: Any) -> int | None:
-    return _FLUSHED.get(str(getattr(aval, "dtype", "")))
-
-
-def _of_literal(literal: Any) -> Constant:
-    if not _limit(literal.aval):
-        return Constant(_OF_INTEGERS)
-    return Constant(_spread_of(np.asarray(literal.val)))
-
-
-def _spread_of(numbers: np.ndarray) -> float:
-    if np.iscomplexobj(numbers):
-        numbers = np.stack([numbers.real, numbers.imag])
-    sizes = np.abs(numbers.astype(np.float64))
-    sizes = sizes[(sizes > 0) & (sizes < np.inf)]
-    return float(np.abs(np.log2([sizes.min(), sizes.max()])).max()) if sizes.size else 0.0
+    arguments = frozenset().union(*(x.arguments for x in constants))
+    return Constant(max(x.spread for x in constants), arguments, max(x.zeros for x in constants))
 
 
 def _hold(ctx: Any, constant: Any) -> Sequence[Any]:
-    """Hides a constant array, unless all its numbers have normal magnitudes."""
+    """Hides a constant array, unless all its numbers have normal magnitudes, and not all are zero."""
     # The owner of a program's argument is not an operation.
     if getattr(constant.owner, "name", "") != "stablehlo.constant":
         return [constant]
     numbers = _numbers(constant.owner.attributes, ctx.avals_in[0])
-    is_normal = numbers is not None and _spread_of(numbers) <= _OF_ARRAYS
+    is_normal = numbers is not None and spread_of(numbers) <= _OF_ARRAYS and bool(numbers.any())
     return [constant if is_normal else fences.hide_constant(constant)]
 
 
@@ -295,5 +266,10 @@ def _primitive(name: str, rule: Callable[..., Sequence[Any]]) -> Primitive:
     return primitive
 
 
-_HIDDEN: Final = _primitive("bijax_hidden_constant", lambda _, constant: [fences.hide_constant(constant)])
+def _hide(ctx: Any, constant: Any) -> Sequence[Any]:
+    is_known = all(isinstance(n, int) for n in ctx.avals_in[0].shape)  # not a symbolic size
+    return [fences.hide_constant(constant) if is_known else constant]
+
+
+_HIDDEN: Final = _primitive("bijax_hidden_constant", _hide)
 _HELD: Final = _primitive("bijax_held_constant", _hold)

@@ -71,7 +71,7 @@ def _lower(ctx: Any, jaxpr: Any, lower: Callable[[Any], Any]) -> Any:
         jaxpr = with_whole_values(jaxpr, is_meant, refused(ctx))
     elif has_typed_values(jaxpr):
         jaxpr = with_whole_values(jaxpr, is_meant)
-    if "cpu" in ctx.platforms and any(is_meant(eqn) for eqn in jaxpr.eqns):
+    if "cpu" in ctx.platforms:
         jaxpr = with_hidden_constants(jaxpr, is_meant)
     equations = [_requested(ctx, eqn, request.enabled) for eqn in jaxpr.eqns]
     equations = with_arrangements(jaxpr, equations)

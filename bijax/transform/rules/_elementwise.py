@@ -15,12 +15,13 @@ from bijax.transform.cpu import fences
 from bijax.transform.gpu import fences as gpu_fences
 from bijax.transform.hook._jax_private import Context
 from bijax.transform.hook._jax_private import Rule as Stock
-from bijax.transform.rules._kept import EXACT, INTEGER, ORDER_FREE
+from bijax.transform.rules._kept import EXACT, INTEGER, ORDER_FREE, has_subnormal_zeros
 from bijax.transform.rules.call import Call, traced
 from bijax.transform.rules.registry import FLOATS, Dtypes, Kind, Rule, is_exact, is_in_floats, is_real, register
 from bijax.transform.rules.uses import fixed
 from bijax.transform.rules.values import repeated
 from pallas_kernels.contract import XLA_FUNCTIONS
+from pallas_kernels.parts.xla.opaque import apart_from_sums
 
 HELD: Final = (
     "a fence after it keeps XLA:GPU from contracting it, from dropping its rounding and from using another code"
@@ -61,6 +62,12 @@ WIDENED: Final = "hidden from the conversion back: XLA would remove both, and su
 NARROWED: Final = (
     "subnormal numbers are flushed to zero first: one instruction for the conversion does so, other code does not"
 )
+
+TESTED: Final = (
+    "subnormal numbers are flushed to zero first: where LLVM sees how a number is made, it compares its bits with zero"
+)
+
+TWICE_ROUNDED: Final = "rounded to float32 first, as XLA:CPU does at run time: at compile time it rounds constants once"
 
 CHOOSING: Final[dict[str, Callable[..., jax.Array]]] = {
     "clamp": clamp,
@@ -126,8 +133,16 @@ def _vectors(call: Call) -> Sequence[Any]:
     return call.traced(functools.partial(on_vectors, call.primitive))
 
 
-def _narrowed(call: Call) -> Sequence[Any]:
+def _flushed(call: Call) -> Sequence[Any]:
     return call.stock(call.ctx, fences.without_subnormal_numbers(call.operands[0]), **call.parameters)
+
+
+def _twice_rounded(call: Call) -> Sequence[Any]:
+    return call.traced(_through_float32)
+
+
+def _through_float32(x: jax.Array, *, new_dtype: Any, **_: Any) -> jax.Array:
+    return apart_from_sums(x.astype(jnp.float32)).astype(new_dtype)
 
 
 def _log2(x: jax.Array, **_: Any) -> jax.Array:
@@ -157,6 +172,16 @@ def _narrows_to_bfloat16(dtypes: Dtypes) -> bool:
     return str(dtypes[-1]) == "bfloat16" and str(dtypes[0]) in ("float32", "float64")
 
 
+def _tests_for_zero(dtypes: Dtypes) -> bool:
+    """Returns whether a conversion compares floating numbers that may be subnormal with zero."""
+    return str(dtypes[-1]) == "bool" and has_subnormal_zeros(dtypes[:1])
+
+
+def _narrows_integers(dtypes: Dtypes) -> bool:
+    """Returns whether a conversion rounds integers that float32 may not hold to bfloat16."""
+    return str(dtypes[-1]) == "bfloat16" and is_exact(dtypes[:1]) and dtypes[0].itemsize > 2
+
+
 _FUNCTION: Final = fixed(XLA_FUNCTIONS)
 
 for _name, _why in FENCED.items():
@@ -177,7 +202,15 @@ register(
 register(_CONVERSION, Rule(Kind.REPLACE, WIDENED, lower=_product, platform="cpu", dtypes=_widens_to_float64))
 register(
     _CONVERSION,
-    Rule(Kind.REPLACE, NARROWED, lower=_narrowed, platform="cpu", dtypes=_narrows_to_bfloat16, looks_back=True),
+    Rule(Kind.REPLACE, NARROWED, lower=_flushed, platform="cpu", dtypes=_narrows_to_bfloat16, looks_back=True),
+)
+register(
+    _CONVERSION,
+    Rule(Kind.REPLACE, TESTED, lower=_flushed, platform="cpu", dtypes=_tests_for_zero, looks_back=True),
+)
+register(
+    _CONVERSION,
+    Rule(Kind.REPLACE, TWICE_ROUNDED, lower=_twice_rounded, platform="cpu", dtypes=_narrows_integers, symbolic=True),
 )
 for _name, _function in CHOOSING.items():
     register(_name, Rule(Kind.KEEP, ORDER_FREE if _name.startswith("cum") else EXACT))

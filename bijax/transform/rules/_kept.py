@@ -61,7 +61,7 @@ COMPARISONS: Final = "eq ge gt le lt ne"
 """Comparisons, which on the CPU compare floating numbers as arithmetic sees them."""
 
 
-def _has_subnormal_zeros(dtypes: Dtypes) -> bool:
+def has_subnormal_zeros(dtypes: Dtypes) -> bool:
     """Returns whether the values are floating numbers whose subnormal values XLA:CPU treats as zeros."""
     return not is_complex(dtypes) and any(str(d) in ("bfloat16", "float32", "float64") for d in dtypes)
 
@@ -121,7 +121,7 @@ for _name in (*COUNTERS.split(), "random_bits of one number", "random_split in t
     _why_not = _follows_no_shape if _name in ("random_bits", "random_split") else _follows_the_key_alone
     register([_name], Rule(Kind.KEEP, COUNTER, unless=_why_not))
 register(["io_callback without results"], Rule(Kind.KEEP, EFFECT))
-register(COMPARISONS, Rule(Kind.REPLACE, COMPARED, lower=_compared, platform="cpu", dtypes=_has_subnormal_zeros))
+register(COMPARISONS, Rule(Kind.REPLACE, COMPARED, lower=_compared, platform="cpu", dtypes=has_subnormal_zeros))
 register("neg", Rule(Kind.REPLACE, NEGATED, lower=_negated, platform="cpu", dtypes=_is_bfloat16, symbolic=True))
 register("gather", Rule(Kind.REPLACE, APART, lower=_apart, platform="cpu", symbolic=True))
 register("concatenate", Rule(Kind.KEEP, MOVES))

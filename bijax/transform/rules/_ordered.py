@@ -50,6 +50,7 @@ from bijax.transform.rules.registry import (
 from bijax.transform.rules.results import ARRANGEMENT
 from bijax.transform.rules.uses import by_tracing, fixed
 from pallas_kernels.contract import FoldContract, PairContract, TreeContract
+from pallas_kernels.parts.xla.opaque import apart_in_loops
 from pallas_kernels.parts.xla.total_order import has_order
 
 Replacement = Callable[..., Any]
@@ -124,10 +125,24 @@ _WITH_PROGRAMS: Final[dict[str, Replacement]] = {
 """Replacements for the operations of `TAKEN_OUT`; each takes the function as the argument `program`."""
 
 
+def _apart(function: Replacement) -> Replacement:
+    """Returns a function whose product at the end no sum after it is contracted with in a loop on a CPU."""
+
+    @functools.wraps(function)
+    def product(*operands: jax.Array, **parameters: Any) -> jax.Array:
+        return apart_in_loops([function(*operands, **parameters)])[0]
+
+    return product
+
+
+_ON_CPU: Final = {name: _apart(ORDERED[name][0]) for name in ("cumprod", "reduce_prod", "scatter-mul")}
+"""Those that end with a product."""
+
+
 def replacement(name: str, platform: str) -> Replacement:
     """Returns the function that replaces a primitive of `ORDERED` or `RACING` on a platform."""
     function = {**ORDERED, **RACING}[name][0]
-    return function if platform == "cpu" else _ON_GPU.get(name, function)
+    return (_ON_CPU if platform == "cpu" else _ON_GPU).get(name, function)
 
 
 def _replaced(call: Call) -> Sequence[Any]:

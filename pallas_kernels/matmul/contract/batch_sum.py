@@ -24,10 +24,17 @@ class ChunkContract(Contract):
 
     Attributes:
         rows: Rows per chunk.
+        accumulator: "float32", or "float64" for groups of rows (`pallas_kernels.ragged_dot`) of that dtype, whose chunk
+            sums are added in it.
     """
 
-    ID = "chunks/v{version}/f32-rows{rows}-fold"
     rows: int = ROW_CHUNK
+    accumulator: str = "float32"
+
+    @property
+    def id(self) -> str:
+        """Contract identifier, stable across runs and machines."""
+        return f"chunks/v{self.version}/f{self.accumulator[5:]}-rows{self.rows}-fold"
 
     def __post_init__(self) -> None:
         if self.rows < 1:

@@ -24,6 +24,9 @@ _ZERO: Final = tuple(
     f"stablehlo.{name}" for name in ("replica_id", "optimization_barrier", "constant", "shift_right_logical")
 )
 
+_BITS: Final = {"float32": jnp.uint32, "float64": jnp.uint64}
+"""Types of products that could be contracted with sums, and of their bits."""
+
 _UNROLLED: Final = 2**12
 """More elements than LLVM unrolls a loop over; where it does not, products go through memory."""
 
@@ -43,9 +46,14 @@ def opaque_zero() -> jax.Array:
 
 
 def apart_from_sums(product: jax.Array) -> jax.Array:
-    """Returns a float32 product that no compiler contracts with a sum: its bits pass through an unknown zero."""
-    bits = lax.bitcast_convert_type(product, jnp.uint32) | opaque_zero()
-    return lax.bitcast_convert_type(bits, jnp.float32)
+    """Returns a product that no compiler contracts with a sum: its bits pass through an unknown zero.
+
+    Args:
+        product: float32 or float64.
+    """
+    integer = _BITS[product.dtype.name]
+    bits = lax.bitcast_convert_type(product, integer) | opaque_zero().astype(integer)
+    return lax.bitcast_convert_type(bits, product.dtype)
 
 
 def apart_in_loops(results: Iterable[jax.Array]) -> tuple[jax.Array, ...]:
@@ -57,7 +65,7 @@ def apart_in_loops(results: Iterable[jax.Array]) -> tuple[jax.Array, ...]:
     Args:
         results: Arrays of any dtypes; those of 16 bits were rounded, which nothing is contracted with.
     """
-    return tuple(apart_from_sums(x) if x.dtype == jnp.float32 and x.size <= _UNROLLED else x for x in results)
+    return tuple(apart_from_sums(x) if x.dtype.name in _BITS and x.size <= _UNROLLED else x for x in results)
 
 
 def emit_opaque_zero() -> Value:
