@@ -207,6 +207,7 @@ CASES: Final[tuple[Case, ...]] = (
     Case("select_experts", "", lambda logits: select_experts(logits, 8), ((8, 256),), ("float32",)),
     Case("moe_scatter_dynamic_quant", "", _scattered, (_X, (8, 2, _LABELS))),
     Case("moe_swiglu_dynamic_quant", "", _swiglu_quantised, (_X, (4, _LABELS))),
+    Case("moe_gather", "", ops.moe_gather, ((16, 1024), (16, _LABELS), (8, 2))),
     Case("rotary_embedding", "", _rotated, ((1, 8, 4, 64), (8, 64))),
     Case("rotary_embedding", "with a cache", _stored, ((1, 8, 4, 64), (1, 8, 32, "float32"), (1, 9, 1, 64))),
     Case(
