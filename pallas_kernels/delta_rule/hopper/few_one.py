@@ -154,14 +154,14 @@ class OneToken(Program):
                 at = 16 * step + i
                 upper = at < CHUNK // 2
                 place = bases[not upper].at(at % (CHUNK // 2) * self.row_of_inverse(upper=upper))
-                known, beside = at < filled, diagonal < at
+                known, right = at < filled, diagonal < at
                 if self.form.in_slots:
                     next_column = place.at(-1 if upper else 1)
                     low = ops.load(place, 1, known & (diagonal <= at), floats=True)
-                    rows.append(low + ops.load(next_column, 1, known & beside, floats=True))
+                    rows.append(low + ops.load(next_column, 1, known & right, floats=True))
                 else:
                     one, other = ops.load(place, 2, known & (diagonal <= at), floats=True)
-                    rows.append([one, ops.select(beside, other, 0.0)])
+                    rows.append([one, ops.select(right, other, 0.0)])
             for tile in range(TILES):
                 a, b, c, d = (row[tile] for row in rows)
                 found[tile].append([ops.pack(a, b), ops.pack(c, d)])
