@@ -27,7 +27,8 @@ def draw(folder: Path) -> None:
         "tree": _tree,
         "chunks": _chunks,
         "overlap": _overlap,
-        "gpu": gpu_chart.chart,
+        "gpu": gpu_chart.ratios,
+        "gpu-shares": gpu_chart.limits,
     }
     style = {"svg.hashsalt": "bijax", "font.family": "DejaVu Sans", "font.size": 10, "svg.fonttype": "path"}
     with matplotlib.rc_context(style):

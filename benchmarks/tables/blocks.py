@@ -17,6 +17,7 @@ from benchmarks.tables import (
     programs,
     reliability,
     serving,
+    shares,
 )
 
 ROOT: Final = Path(__file__).parents[2]
@@ -35,6 +36,7 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "cost": gpu.short,
     "cost on a CPU": cpu.readme,
     "GPU": gpu.whole,
+    "shares of the limits": shares.limits,
     "compiling on a GPU": gpu.compiling,
     "matmul on a CPU": cpu.matmul,
     "models on a CPU": cpu.models,
