@@ -119,14 +119,14 @@ def dot_general(
     left = _Operand.of(lhs, lhs_batch, [p[0] for p in pairs])
     right = _Operand.of(rhs, rhs_batch, [p[1] for p in pairs])
     product = Product(out.dtype.name, precision=precision_name(precision), as_columns=as_columns)
+    if not wide and _is_sum_over_one_row(left, right) and _needs_kernel_for_one_row(left, right, product, on_gpu):
+        return _gradient(left, right, product).reshape(out.shape)
     if arrangement is not None and not wide:
         if not on_gpu and arrangement is Arrangement.OF_LHS and _is_gradient_of_a_matrix(left, right):
             return _gradient(right, left, product)[0].T
         length = left.size(left.contracting)
         if on_gpu and storage_is_free(target_for("cuda"), (lhs.dtype, rhs.dtype), length, product):
             return _arranged_product(left, right, product, arrangement).reshape(out.shape)
-    if not wide and _is_sum_over_one_row(left, right) and _needs_kernel_for_one_row(left, right, product, on_gpu):
-        return _gradient(left, right, product).reshape(out.shape)
     return (_wide_product if wide else _product)(left, right, product).reshape(out.shape)
 
 

@@ -22,6 +22,14 @@ def shaped(*shape: int, dtype: str) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
+def to_real(x: jax.Array) -> Any:
+    return x.astype(jnp.float32), x.astype(jnp.int32), jnp.mean(x.astype(jnp.float16), -1)
+
+
+def real_product(x: jax.Array) -> jax.Array:
+    return lax.dot_general(x, x, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+
+
 def like(x: jax.Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
@@ -130,3 +138,15 @@ def test_products_of_dtypes_that_jax_does_not_promote(dtypes: tuple[str, str]) -
     assert result.dtype == expected.dtype
     assert_bits_equal(jnp.real(result), jnp.real(exact))
     assert_bits_equal(jnp.imag(result), jnp.imag(exact))
+
+
+@pytest.mark.parametrize("function", [to_real, real_product])
+def test_the_real_part_of_complex_numbers(function: Callable[..., Any]) -> None:
+    """A conversion to a dtype without imaginary parts, and a product with such a result, have that of plain JAX."""
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.integers(-9, 9, (3, 8)) + 1j * rng.integers(-9, 9, (3, 8)), jnp.complex64)
+    for target in TARGETS:
+        assert lowered(lambda x: function(x), like(x), target=target)
+    found, expected = (jax.tree.leaves(jax.jit(f)(x)) for f in (bijax.invariant(function), function))
+    for a, b in zip(found, expected, strict=True):
+        assert_bits_equal(a, b)
