@@ -51,12 +51,12 @@ class Product:
     as_columns: bool = False
     splits: int = 1
 
-    def spec(self, x: jax.Array, w: jax.Array, activation: str | None = None) -> ProductSpec:
+    def spec(self, x: Any, w: Any, activation: str | None = None) -> ProductSpec:
         """Returns the properties that choose the contract of the product of rows and weights."""
         along_k, dtypes = self.transpose_w and not self.as_columns, (x.dtype.name, w.dtype.name)
         return ProductSpec(dtypes, self.out_dtype, x.shape[-1], along_k, self.precision, self.splits, activation)
 
-    def gradient_spec(self, x: jax.Array, g: jax.Array) -> ProductSpec:
+    def gradient_spec(self, x: Any, g: Any) -> ProductSpec:
         """Returns the properties that choose the contract of the weight gradient."""
         return ProductSpec((x.dtype.name, g.dtype.name), self.out_dtype, precision=self.precision)
 
@@ -88,9 +88,12 @@ def sum_products(
 
 def _promoted(a: jax.Array, b: jax.Array, product: Product) -> Arrays:
     """Promotes operands that no kernel takes to a dtype that holds their values and the sum."""
-    wide = product.out_dtype == "float64"
-    dtype = jnp.dtype(jnp.float64) if wide else jnp.promote_types(a.dtype, b.dtype)
+    dtype = _promoted_dtype(a, b, product)
     return a.astype(dtype), b.astype(dtype)
+
+
+def _promoted_dtype(a: Any, b: Any, product: Product) -> Any:
+    return jnp.dtype(jnp.float64) if product.out_dtype == "float64" else jnp.promote_types(a.dtype, b.dtype)
 
 
 def _in_splits(target: Target, x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product) -> jax.Array:
@@ -119,13 +122,32 @@ def _in_splits(target: Target, x: jax.Array, w: jax.Array, bias: jax.Array | Non
     return (total if bias is None else total + bias.astype(jnp.float32)).astype(product.out_dtype)
 
 
-def storage_is_free(target: Target, x: jax.Array, w: jax.Array, product: Product) -> bool:
-    """Returns whether products of two operands have the same order of summation whatever their storage and position."""
-    spec = product.spec(x, w)
-    if not serves("matmul", target, spec, x, w):
-        x, w = _promoted(x, w, product)
+def storage_is_free(target: Target, dtypes: tuple[Any, Any], length: int, product: Product) -> bool:
+    """Returns whether products of two operands have the same order of summation whatever their storage and position.
+
+    Args:
+        target: The target that the program is lowered for.
+        dtypes: Dtypes of the operands, whose dimensions do not count: a vector has the order of a matrix.
+        length: Length of the sum.
+        product: The product.
+    """
+    x, w = (jax.ShapeDtypeStruct(s, d) for s, d in zip(((1, length), (length, 1)), dtypes, strict=True))
+    if not serves("matmul", target, product.spec(x, w), x, w):
+        dtype = _promoted_dtype(x, w, product)
+        x, w = jax.ShapeDtypeStruct(x.shape, dtype), jax.ShapeDtypeStruct(w.shape, dtype)
     contract = find("matmul", target, product.spec(x, w), x, w).contracts["contract"]
     return isinstance(contract, (MmaContract, WgmmaContract, PartsContract, RoundedMatmulContract))
+
+
+def contract_of_sum(target: Target, dtypes: tuple[Any, Any], product: Product) -> Any:
+    """Returns the contract of `sum_products` for operands of two dtypes."""
+    x, g = (jax.ShapeDtypeStruct((1, 1), dtype) for dtype in dtypes)
+    if not serves("weight_gradient", target, product.gradient_spec(x, g), x, g, out_dtype=product.out_dtype):
+        dtype = _promoted_dtype(x, g, product)
+        x, g = jax.ShapeDtypeStruct(x.shape, dtype), jax.ShapeDtypeStruct(g.shape, dtype)
+    return find("weight_gradient", target, product.gradient_spec(x, g), x, g, out_dtype=product.out_dtype).contracts[
+        "contract"
+    ]
 
 
 def products_like(

@@ -31,8 +31,10 @@ from jax import lax
 
 from bijax.core.architecture import target_for
 from bijax.core.checks import FLOATS, describe
+from bijax.core.contracts import note
 from bijax.dispatch.matmul import (
     Product,
+    contract_of_sum,
     matmul_kernel,
     stacked_matmul_kernel,
     stacked_weight_gradient_kernel,
@@ -40,7 +42,7 @@ from bijax.dispatch.matmul import (
     weight_gradient_kernel,
 )
 from bijax.dispatch.precision import precision_name
-from pallas_kernels.contract import IN_TF32, matmul_contract
+from pallas_kernels.contract import IN_TF32, PartsChunkContract, SplitChunkContract, matmul_contract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.parts.xla.row_major import row_major
 from pallas_kernels.parts.xla.tiles import isolate
@@ -117,10 +119,13 @@ def dot_general(
     left = _Operand.of(lhs, lhs_batch, [p[0] for p in pairs])
     right = _Operand.of(rhs, rhs_batch, [p[1] for p in pairs])
     product = Product(out.dtype.name, precision=precision_name(precision), as_columns=as_columns)
+    if not wide and _is_sum_over_one_row(left, right) and _needs_kernel_for_one_row(left, right, product, on_gpu):
+        return _gradient(left, right, product).reshape(out.shape)
     if arrangement is not None and not wide:
         if not on_gpu and arrangement is Arrangement.OF_LHS and _is_gradient_of_a_matrix(left, right):
             return _gradient(right, left, product)[0].T
-        if on_gpu and storage_is_free(target_for("cuda"), lhs, rhs, product):
+        length = left.size(left.contracting)
+        if on_gpu and storage_is_free(target_for("cuda"), (lhs.dtype, rhs.dtype), length, product):
             return _arranged_product(left, right, product, arrangement).reshape(out.shape)
     return (_wide_product if wide else _product)(left, right, product).reshape(out.shape)
 
@@ -232,6 +237,24 @@ def _outer(left: _Operand, right: _Operand, dtype: Any) -> jax.Array:
     y = right.arranged(right.batch, right.contracting, right.free).astype(dtype)
     # Without the barriers the product would be fused with an addition that follows.
     return isolate(x * y)[0] + isolate(jnp.zeros((), dtype))[0]
+
+
+def _is_sum_over_one_row(left: _Operand, right: _Operand) -> bool:
+    """Returns whether it is a sum as the gradient of weights, over a batch of one row."""
+    return bool(left.contracting) and left.size(left.contracting) == 1 and not left.by_rows and not right.by_rows
+
+
+def _needs_kernel_for_one_row(left: _Operand, right: _Operand, product: Product, on_gpu: bool) -> bool:
+    """Returns whether the sum over one row is not the rounded product: the contract sums products of limbs.
+
+    Otherwise `_outer` honours the contract, which is recorded as that of more rows.
+    """
+    target = target_for("cuda" if on_gpu else "cpu")
+    if on_gpu and not target.architecture:  # called for this CPU, not by the rule of a program for a GPU
+        return False
+    contract = contract_of_sum(target, (left.array.dtype, right.array.dtype), product)
+    note(_outer, contract, arrays=(left.array, right.array))
+    return isinstance(contract, SplitChunkContract | PartsChunkContract)
 
 
 def _is_gradient_of_a_matrix(left: _Operand, right: _Operand) -> bool:

@@ -6,8 +6,11 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 
-from bijax.dispatch.rows import define_row_kernel
+from bijax.core.contracts import recorded_as
+from bijax.core.primitive import Arrays
+from bijax.dispatch.rows import define_row_kernel, row_backend
 from pallas_kernels.contract import QuantizeContract
+from pallas_kernels.target import Target
 
 FORMATS: Final = ("int8", "float8_e4m3fn")
 """Names of the dtypes of 8 bits that rows are quantised to."""
@@ -28,9 +31,17 @@ def format_of(op: str, dtype: Any) -> QuantizeContract:
     return QuantizeContract(name)
 
 
+def _pick_and_quantize(target: Target, *arrays: jax.Array, names: tuple[str, ...], **parameters: Any) -> Arrays:
+    """Quantises picked rows, recorded as rows that are quantised before they are picked: both are schedules of one."""
+    given = [array.dtype.name for array, name in zip(arrays, names, strict=True) if name in ("x", "smooth")]
+    with recorded_as(f"{','.join(given)} -> {parameters['contract'].format},float32"):
+        return _QUANTIZE(target, *arrays, names=names, **parameters)
+
+
+_QUANTIZE: Final = row_backend("quantize")
 _kernel = define_row_kernel("quantize")
 # Rows picked by index keep their place: a mapped axis cannot be merged into them.
-_picked_kernel = define_row_kernel("quantize_picked", "quantize", folds=False)
+_picked_kernel = define_row_kernel("quantize_picked", folds=False, backend=_pick_and_quantize)
 _swiglu_kernel = define_row_kernel("quantize_swiglu", folds=False)
 _norm_kernel = define_row_kernel("quantize_norm")
 

@@ -41,7 +41,9 @@ def subtract(x: jax.Array, y: jax.Array, **_: Any) -> jax.Array:
 
 
 def convert(x: jax.Array, *, new_dtype: Any, **_: Any) -> jax.Array:
-    """The conversion to another complex dtype, by parts."""
+    """The conversion to another complex dtype, by parts, or of the real part to a dtype without an imaginary one."""
+    if not jnp.issubdtype(new_dtype, jnp.complexfloating):
+        return lax.convert_element_type(lax.real(x), new_dtype)
     part = np.finfo(new_dtype).dtype
     a, b = _parts(x)
     return lax.complex(lax.convert_element_type(a, part), lax.convert_element_type(b, part))
@@ -276,6 +278,7 @@ def _bilinear(primitive: Any) -> Callable[..., jax.Array]:
     """Returns a product of two arrays as real products of their parts."""
 
     def run(x: jax.Array, y: jax.Array, *, preferred_element_type: Any = None, **parameters: Any) -> jax.Array:
+        real = preferred_element_type is not None and not jnp.issubdtype(preferred_element_type, jnp.complexfloating)
         if preferred_element_type is not None:
             preferred_element_type = np.finfo(preferred_element_type).dtype
 
@@ -283,7 +286,8 @@ def _bilinear(primitive: Any) -> Callable[..., jax.Array]:
             return primitive.bind(u, v, preferred_element_type=preferred_element_type, **parameters)
 
         (a, b), (c, d) = _parts(x), _parts(y)
-        return lax.complex(product(a, c) - product(b, d), product(a, d) + product(b, c))
+        real_part = product(a, c) - product(b, d)
+        return real_part if real else lax.complex(real_part, product(a, d) + product(b, c))
 
     return run
 
