@@ -183,19 +183,24 @@ def add_expert_rows_on_gpu(
     return _added(lambda program, *arrays: program(*arrays), rows, row, weights, dtype)
 
 
+def weighted(x: jax.Array, weight: jax.Array, used: jax.Array) -> jax.Array:
+    """Returns rows times their weights in float32; zeros where a row is not used."""
+    return jnp.where(used, x.astype(jnp.float32) * weight.astype(jnp.float32), jnp.float32(0))
+
+
+def total(*terms: jax.Array, dtype: Any) -> jax.Array:
+    """Returns the sum of float32 terms in their order, rounded once; +0 rather than -0."""
+    added = functools.reduce(lambda a, b: a + b, terms)
+    # The sign of a zero would tell which experts are on other ranks.
+    return jnp.where(added == 0, jnp.float32(0), added).astype(dtype)
+
+
 def _added(run: Callable[..., Arrays], rows: jax.Array, row: jax.Array, weights: jax.Array, dtype: str) -> jax.Array:
-    def weighted(x: jax.Array, weight: jax.Array, used: jax.Array) -> Arrays:
-        return (jnp.where(used, x.astype(jnp.float32) * weight.astype(jnp.float32), jnp.float32(0)),)
-
-    def add(*terms: jax.Array) -> Arrays:
-        total = functools.reduce(lambda a, b: a + b, terms)
-        # The sign of a zero would tell which experts are on other ranks.
-        return (jnp.where(total == 0, jnp.float32(0), total).astype(dtype),)
-
     picked = jnp.take(rows, row, axis=0, mode="clip")
     wide = [jnp.broadcast_to(a[..., None], picked.shape) for a in (weights, row >= 0)]
-    (parts,) = run(weighted, picked, *wide)  # products and sums are two steps, or a compiler could contract them
-    (y,) = run(add, *(parts[:, i] for i in range(row.shape[1])))
+    # Products and sums are two steps, or a compiler could contract them.
+    (parts,) = run(lambda *arrays: (weighted(*arrays),), picked, *wide)
+    (y,) = run(lambda *terms: (total(*terms, dtype=dtype),), *(parts[:, i] for i in range(row.shape[1])))
     wrong: Any = jnp.any(row == WRONG, axis=1, keepdims=True)
     return jnp.where(wrong, jnp.asarray(jnp.nan, y.dtype), y)
 

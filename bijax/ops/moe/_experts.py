@@ -15,6 +15,7 @@ from bijax.dispatch.routing import rows_by_count_kernel, rows_of_tokens_kernel, 
 from bijax.ops._engine_arguments import check_known, check_shape, is_known, narrowed
 from bijax.ops.elementwise.call import elementwise
 from bijax.ops.moe._pick import pick_rows
+from pallas_kernels.expert_rows.portable import total, weighted
 from pallas_kernels.parts.no_row import NO_ROW, WRONG
 
 
@@ -220,19 +221,12 @@ def rows_of_tokens(offset: jax.Array, tokens: int, topk: int) -> jax.Array:
 
 
 # Products and sums are two steps, or a compiler could contract them.
-_weighted: Any = elementwise(
-    lambda row, weight, used: jnp.where(used, row.astype(jnp.float32) * weight.astype(jnp.float32), jnp.float32(0))
-)
+_weighted: Any = elementwise(weighted)
 
 
 @functools.cache
 def _total(dtype: Any) -> Any:
-    def add(*terms: jax.Array) -> jax.Array:
-        total = functools.reduce(lambda a, b: a + b, terms)
-        # The sign of a zero would tell which experts are on other ranks.
-        return jnp.where(total == 0, jnp.float32(0), total).astype(dtype)
-
-    return elementwise(add)
+    return elementwise(functools.partial(total, dtype=dtype))
 
 
 def rows_or_any(rows: jax.Array, row: jax.Array) -> jax.Array:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 from pallas_kernels.schedule.hopper.ahead import rows_ahead
 from pallas_kernels.schedule.hopper.tiles import SMS
@@ -113,6 +113,27 @@ def row_vector(lanes: int, itemsizes: Sequence[int]) -> int:
     return 1 if lanes == GROUP else 4 if max(itemsizes) > 2 else 8
 
 
+class _Program(NamedTuple):
+    """What a schedule is chosen by; see `row_schedule`."""
+
+    rows: int
+    columns: int
+    lanes: int
+    itemsizes: tuple[int, ...]
+    result_sizes: tuple[int, ...]
+    vectors: int
+    passes: int
+    picked: bool
+    plain: bool
+    sums: int
+
+    @property
+    def is_one_sum(self) -> bool:
+        """Whether it only adds rows, so short that few strips hold them."""
+        reads_once = self.passes == 1 and len(self.itemsizes) == 1 and not self.result_sizes
+        return self.rows > SMS and reads_once and self.columns <= self.lanes + GROUP
+
+
 def row_schedule(
     rows: int,
     columns: int,
@@ -151,75 +172,38 @@ def row_schedule(
         >>> found.spread, found.ahead
         (True, 264)
     """
-    found = _without_prefetch(
-        rows,
-        columns,
-        lanes,
-        tuple(itemsizes),
-        tuple(result_sizes),
-        vectors,
-        passes,
-        picked=picked,
-        plain=plain,
-        sums=sums,
+    sizes, results = tuple(itemsizes), tuple(result_sizes)
+    program = _Program(
+        *(rows, columns, lanes, sizes, results), vectors=vectors, passes=passes, picked=picked, plain=plain, sums=sums
     )
+    found = _without_prefetch(program)
     if not sums or not vectors or not result_sizes or picked or found.blocks != rows:
         return found  # only norms were measured
     # Measured: long float32 rows that are held in registers are read more slowly with it.
-    near = max(itemsizes) > 2 and found.hold and columns > MOST_LANES
-    return found if near else replace(found, ahead=rows_ahead(rows, columns, itemsizes))
+    near = max(sizes) > 2 and found.hold and columns > MOST_LANES
+    return found if near else replace(found, ahead=rows_ahead(rows, columns, sizes))
 
 
-def _without_prefetch(
-    rows: int,
-    columns: int,
-    lanes: int,
-    sizes: tuple[int, ...],
-    result_sizes: tuple[int, ...],
-    vectors: int,
-    passes: int,
-    *,
-    picked: bool,
-    plain: bool,
-    sums: int,
-) -> RowSchedule:
+def _without_prefetch(p: _Program) -> RowSchedule:
     """Returns the schedule for rows that are read when they are needed."""
-    how: dict[str, Any] = {"picked": picked, "plain": plain, "sums": sums}
-    found = _neighbouring(rows, columns, lanes, sizes, result_sizes, vectors, passes, **how)
-    held = found.hold or (found.stages == 1 and found.stage == columns)
-    strips = found.strips(lanes, row_vector(lanes, (*sizes, *result_sizes)))
-    if not sums or not held or found.cluster > 1 or found.rows_per_warp or strips < 2:
+    found = _neighbouring(p)
+    held = found.hold or (found.stages == 1 and found.stage == p.columns)
+    strips = found.strips(p.lanes, row_vector(p.lanes, (*p.itemsizes, *p.result_sizes)))
+    if not p.sums or not held or found.cluster > 1 or found.rows_per_warp or strips < 2:
         return found
     # A thread of many spread strips reads and writes parts of 32 bytes; two sums pay for larger parts.
-    few, shared = rows <= SMS and len(sizes) == 1, not found.hold
-    if not picked and _is_one_sum(rows, columns, lanes, sizes, len(result_sizes), passes):
-        team = min(TEAMS[-1], max(1, lanes // _LANES_OF_SUM))
-        return RowSchedule(team, rows, hold=True, spread=True)
-    return replace(found, spread=few or shared or (sums > 1 and strips <= _SPREAD_STRIPS))
+    few, shared = p.rows <= SMS and len(p.itemsizes) == 1, not found.hold
+    if not p.picked and p.is_one_sum:
+        team = min(TEAMS[-1], max(1, p.lanes // _LANES_OF_SUM))
+        return RowSchedule(team, p.rows, hold=True, spread=True)
+    return replace(found, spread=few or shared or (p.sums > 1 and strips <= _SPREAD_STRIPS))
 
 
-def _is_one_sum(rows: int, columns: int, lanes: int, itemsizes: tuple[int, ...], results: int, passes: int) -> bool:
-    """Whether a program only adds rows, so short that few strips hold them."""
-    return rows > SMS and passes == 1 and len(itemsizes) == 1 and not results and columns <= lanes + GROUP
-
-
-def _neighbouring(
-    rows: int,
-    columns: int,
-    lanes: int,
-    itemsizes: tuple[int, ...],
-    result_sizes: tuple[int, ...],
-    vectors: int,
-    passes: int,
-    *,
-    picked: bool,
-    plain: bool,
-    sums: int,
-) -> RowSchedule:
+def _neighbouring(p: _Program) -> RowSchedule:
     """Returns the schedule for strips of neighbouring columns."""
+    rows, columns, lanes, itemsizes, result_sizes, vectors, passes, picked, plain, sums = p
     if picked:
-        how: dict[str, Any] = {"picked": False, "plain": False, "sums": 0}
-        found = _neighbouring(rows, columns, lanes, itemsizes, result_sizes, vectors, passes, **how)
+        found = _neighbouring(p._replace(picked=False, plain=False, sums=0))
         return replace(found, blocks=rows if found.stages else found.blocks, stage=0, stages=0, preload=False)
     widest = max(*itemsizes, *result_sizes, 0)
     one_by_one = sums and sums == passes - bool(result_sizes) and (vectors or not result_sizes)
